@@ -1,0 +1,200 @@
+// Vector arithmetic that one kernel source shares across instruction sets. A `*.cpu.cc` file is
+// compiled once for each set, inside its own namespace KV_ISA (baseline, avx2, avx512), with that
+// set's flags; `Vec` is as wide as the set allows.
+//
+// Kernel sources use no standard-library templates: an inline function compiled with AVX-512 must
+// not be the copy that the linker keeps for everyone.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "runtime/dtype.h"
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#ifndef KV_ISA
+#error "compile kernel sources with -DKV_ISA=baseline|avx2|avx512"
+#endif
+
+namespace kv {
+namespace KV_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+// The masked forms of intrinsics: GCC 12 warns that the plain ones read an uninitialised register.
+constexpr __mmask16 kAllLanes = 0xffff;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t VecInt __attribute__((vector_size(kLanes * 4)));
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+inline Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+inline float half_to_float(uint16_t bits) {
+#if defined(__F16C__)
+  return _cvtsh_ss(bits);
+#else
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  uint32_t magnitude = bits & 0x7fffu;
+  float value;
+  if (magnitude >= 0x7c00u) {
+    const uint32_t word = sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13);
+    std::memcpy(&value, &word, 4);
+    return value;
+  }
+  // 2^112 moves the half exponent (subnormals too) onto the float's.
+  uint32_t word = magnitude << 13;
+  std::memcpy(&value, &word, 4);
+  value *= 0x1p112f;
+  std::memcpy(&word, &value, 4);
+  word |= sign;
+  std::memcpy(&value, &word, 4);
+  return value;
+#endif
+}
+
+// Rounds to nearest even, as all conversions here do.
+inline uint16_t float_to_half(float value) {
+#if defined(__F16C__)
+  return _cvtss_sh(value, 0);
+#else
+  uint32_t word;
+  std::memcpy(&word, &value, 4);
+  const uint32_t sign = (word >> 16) & 0x8000u;
+  word &= 0x7fffffffu;
+  if (word > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((word >> 13) & 0x3ffu));
+  if (word >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (word < 0x38800000u) {
+    // Adding 0.5 aligns a half subnormal's last bit with the float's.
+    float magnitude;
+    std::memcpy(&magnitude, &word, 4);
+    magnitude += 0.5f;
+    std::memcpy(&word, &magnitude, 4);
+    return static_cast<uint16_t>(sign | (word - 0x3f000000u));
+  }
+  word += 0xc8000fffu + ((word >> 13) & 1u);
+  return static_cast<uint16_t>(sign | (word >> 13));
+#endif
+}
+
+inline float bfloat_to_float(uint16_t bits) {
+  const uint32_t word = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+
+inline uint16_t float_to_bfloat(float value) {
+  uint32_t word;
+  std::memcpy(&word, &value, 4);
+  if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((word >> 16) | 0x40u);
+  word += 0x7fffu + ((word >> 16) & 1u);
+  return static_cast<uint16_t>(word >> 16);
+}
+
+// Storage types as C++ types: `Half` and `Bfloat` are the raw 16 bits.
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+
+inline float to_float(float x) { return x; }
+inline float to_float(Half x) { return half_to_float(x.bits); }
+inline float to_float(Bfloat x) { return bfloat_to_float(x.bits); }
+inline void from_float(float* p, float x) { *p = x; }
+inline void from_float(Half* p, float x) { p->bits = float_to_half(x); }
+inline void from_float(Bfloat* p, float x) { p->bits = float_to_bfloat(x); }
+
+inline Vec load(const Half* p) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtph_ps(kAllLanes, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__) && defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
+  return v;
+#endif
+}
+
+inline Vec load(const Bfloat* p) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_maskz_cvtepu16_epi32(kAllLanes, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, wide, 16));
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
+  return v;
+#endif
+}
+
+inline void store(Half* p, Vec v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(kAllLanes, v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__) && defined(__F16C__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) from_float(p + i, v[i]);
+#endif
+}
+
+inline void store(Bfloat* p, Vec v) {
+  for (int i = 0; i < kLanes; ++i) from_float(p + i, v[i]);
+}
+
+inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float horizontal_sum(Vec v) {
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+inline float horizontal_maximum(Vec v) {
+  float best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+// e^x for x <= 88, to about 1 ulp; 0 below -87.3, so that exponential(-infinity) is 0.
+inline Vec exponential(Vec x) {
+  const Vec lowest = splat(-87.3f);
+  const VecInt live = x > lowest;
+  const Vec safe = maximum(x, lowest);
+  // e^x = 2^n e^r with |r| <= ln(2)/2; the magic constant rounds to an integer in the low bits.
+  const Vec magic = splat(12582912.0f);
+  const Vec shifted = safe * 1.44269504088896341f + magic;
+  const Vec n = shifted - magic;
+  const Vec r = (safe - n * 0.693145751953125f) - n * 1.42860682030941723212e-6f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const VecInt exponent = (reinterpret_cast<VecInt>(shifted) << 23);
+  return reinterpret_cast<Vec>((reinterpret_cast<VecInt>(p) + exponent) & live);
+}
+
+}  // namespace KV_ISA
+}  // namespace kv

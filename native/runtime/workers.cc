@@ -1,0 +1,125 @@
+#include "runtime/workers.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace kv {
+namespace {
+
+// Long enough to span the gap between two operations of a decode step, short enough that an idle
+// pool gives its core back at once.
+constexpr auto kSpin = std::chrono::microseconds(60);
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+constexpr uint64_t kInside = 0xffffff;
+constexpr uint64_t kOpen = uint64_t{1} << 24;
+constexpr uint64_t kNumber = uint64_t{1} << 25;
+
+template <class Ready>
+bool spin_until(Ready ready) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return ready();
+}
+
+}  // namespace
+
+Workers::Workers(int threads) : arenas_(static_cast<size_t>(threads) + 1) {
+  for (int worker = 1; worker < threads; ++worker) threads_.emplace_back(&Workers::thread_main, this, worker);
+}
+
+Workers::~Workers() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_.store(true);
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  for (Arena& arena : arenas_) std::free(arena.data);
+}
+
+void Workers::run(size_t count, Body body, void* context) {
+  if (count == 0) return;
+  body_ = body;
+  context_ = context;
+  count_ = count;
+  next_.store(0, std::memory_order_relaxed);
+  if (count > 1 && !threads_.empty()) {
+    gate_.store((gate_.load(std::memory_order_relaxed) & ~(kNumber - 1)) + kNumber + kOpen);
+    if (sleeping_.load() > 0) {
+      { std::lock_guard<std::mutex> lock(mutex_); }
+      wake_.notify_all();
+    }
+    work(0);
+    gate_.fetch_and(~kOpen);
+    const auto all_left = [&] { return (gate_.load() & kInside) == 0; };
+    while (!spin_until(all_left)) std::this_thread::yield();
+  } else {
+    work(0);
+  }
+  if (failure_) {
+    std::exception_ptr failure = std::exchange(failure_, nullptr);
+    std::rethrow_exception(failure);
+  }
+}
+
+void Workers::work(int worker) {
+  for (size_t index = next_.fetch_add(1, std::memory_order_relaxed); index < count_;
+       index = next_.fetch_add(1, std::memory_order_relaxed)) {
+    try {
+      body_(context_, index, worker);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      failure_ = std::current_exception();
+      next_.store(count_, std::memory_order_relaxed);
+    }
+  }
+}
+
+void Workers::thread_main(int worker) {
+  uint64_t seen = 0;
+  while (true) {
+    const auto called = [&] { return stop_.load() || (gate_.load() & ~(kNumber - 1)) != seen; };
+    if (!spin_until(called)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleeping_.fetch_add(1);
+      wake_.wait(lock, called);
+      sleeping_.fetch_sub(1);
+    }
+    if (stop_.load()) return;
+    uint64_t gate = gate_.load();
+    seen = gate & ~(kNumber - 1);
+    while ((gate & kOpen) != 0 && !gate_.compare_exchange_weak(gate, gate + 1)) {
+    }
+    if ((gate & kOpen) == 0) continue;
+    seen = gate & ~(kNumber - 1);
+    work(worker);
+    gate_.fetch_sub(1);
+  }
+}
+
+void* Workers::arena(size_t slot, size_t bytes) {
+  Arena& arena = arenas_[slot];
+  if (arena.bytes >= bytes) return arena.data;
+  const size_t rounded = (bytes + 4095) / 4096 * 4096;
+  void* data = std::aligned_alloc(64, rounded);
+  if (data == nullptr) throw std::bad_alloc();
+  std::free(arena.data);
+  scratch_bytes_.fetch_add(rounded - arena.bytes, std::memory_order_relaxed);
+  arena = {data, rounded};
+  return data;
+}
+
+}  // namespace kv
