@@ -161,6 +161,19 @@ inline void store(Bfloat* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) from_float(p + i, v[i]);
 }
 
+// Calls body with a value of the C++ type that stores `dtype`, which is one of the three float types.
+template <class Body>
+inline void with_float_type(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::f16:
+      return body(Half{});
+    case DType::bf16:
+      return body(Bfloat{});
+    default:
+      return body(0.0f);
+  }
+}
+
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 
 inline float horizontal_sum(Vec v) {

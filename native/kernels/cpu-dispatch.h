@@ -1,0 +1,36 @@
+// Declares the builds of one CPU kernel and picks among them.
+#pragma once
+
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+#if defined(__x86_64__)
+#define KV_CPU_KERNEL(name, Arguments)                                     \
+  namespace baseline {                                                     \
+  void name(const Arguments&, Workers&);                                   \
+  }                                                                        \
+  namespace avx2 {                                                         \
+  void name(const Arguments&, Workers&);                                   \
+  }                                                                        \
+  namespace avx512 {                                                       \
+  void name(const Arguments&, Workers&);                                   \
+  }                                                                        \
+  static void name##_cpu(const Arguments& arguments, ExecutionContext& context) { \
+    switch (context.isa) {                                                 \
+      case Isa::avx512:                                                    \
+        return avx512::name(arguments, context.workers);                   \
+      case Isa::avx2:                                                      \
+        return avx2::name(arguments, context.workers);                     \
+      default:                                                             \
+        return baseline::name(arguments, context.workers);                 \
+    }                                                                      \
+  }
+#else
+#define KV_CPU_KERNEL(name, Arguments)                                     \
+  namespace baseline {                                                     \
+  void name(const Arguments&, Workers&);                                   \
+  }                                                                        \
+  static void name##_cpu(const Arguments& arguments, ExecutionContext& context) { \
+    baseline::name(arguments, context.workers);                            \
+  }
+#endif

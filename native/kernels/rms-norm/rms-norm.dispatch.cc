@@ -1,0 +1,13 @@
+#include "kernels/cpu-dispatch.h"
+#include "kernels/rms-norm/rms-norm.h"
+
+namespace kv {
+
+KV_CPU_KERNEL(rms_norm, RmsNormArguments)
+
+Status rms_norm(const RmsNormArguments& arguments, ExecutionContext& context) {
+  rms_norm_cpu(arguments, context);
+  return Status::success();
+}
+
+}  // namespace kv

@@ -1,0 +1,18 @@
+// What an operation finds when its turn in a stream comes.
+#pragma once
+
+#include "runtime/isa.h"
+#include "runtime/workers.h"
+
+namespace kv {
+
+enum class DeviceKind { cpu, cuda };
+
+struct ExecutionContext {
+  Workers& workers;
+  Isa isa = Isa::baseline;
+  DeviceKind device = DeviceKind::cpu;
+  void* cuda_stream = nullptr;  // cudaStream_t, when device is cuda
+};
+
+}  // namespace kv
