@@ -1,0 +1,51 @@
+import js from '@eslint/js';
+import nx from '@nx/eslint-plugin';
+import { defineConfig, globalIgnores } from 'eslint/config';
+import tseslint from 'typescript-eslint';
+
+/** What a package of each floor may import: the floors below it, never a neighbour. */
+const floors = {
+  'sparse-core': [],
+  method: ['sparse-core'],
+  model: ['sparse-core'],
+  scheduler: ['sparse-core'],
+  application: ['sparse-core', 'method', 'model', 'scheduler'],
+  cli: ['sparse-core', 'method', 'model', 'scheduler', 'application'],
+};
+
+export default defineConfig(
+  globalIgnores(['**/dist', '**/out-tsc', '**/build', '**/coverage', '**/.nx']),
+  js.configs.recommended,
+  tseslint.configs.strictTypeChecked,
+  tseslint.configs.stylisticTypeChecked,
+  {
+    languageOptions: { parserOptions: { projectService: true, tsconfigRootDir: import.meta.dirname } },
+    rules: {
+      'max-lines': ['error', 500],
+      // Numbers read well in messages as they are.
+      '@typescript-eslint/restrict-template-expressions': ['error', { allowNumber: true }],
+    },
+  },
+  {
+    files: ['packages/*/src/**/*.ts'],
+    plugins: { '@nx': nx },
+    rules: {
+      '@nx/enforce-module-boundaries': [
+        'error',
+        {
+          depConstraints: Object.entries(floors).map(([floor, below]) => ({
+            sourceTag: `floor:${floor}`,
+            onlyDependOnLibsWithTags: below.map((tag) => `floor:${tag}`),
+          })),
+        },
+      ],
+    },
+  },
+  {
+    files: ['**/*.mjs', '**/*.config.ts', '*.shared.ts'],
+    extends: [tseslint.configs.disableTypeChecked],
+    languageOptions: {
+      globals: { console: 'readonly', process: 'readonly', URL: 'readonly', performance: 'readonly' },
+    },
+  },
+);

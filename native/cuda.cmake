@@ -1,0 +1,35 @@
+# The CUDA device. A kernel's file name says what it is compiled for: *.sm90a.cu for Hopper,
+# *.sm80.cu for Ampere and Ada, any other *.cu for all three.
+set(CMAKE_CUDA_ARCHITECTURES 80-real)
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS runtime/*.cu kernels/*/*.cu)
+set(cuda_hopper ${cuda_sources})
+set(cuda_ampere ${cuda_sources})
+list(FILTER cuda_hopper INCLUDE REGEX "\\.sm90a\\.cu$")
+list(FILTER cuda_ampere INCLUDE REGEX "\\.sm80\\.cu$")
+set(cuda_every ${cuda_sources})
+list(FILTER cuda_every EXCLUDE REGEX "\\.(sm90a|sm80)\\.cu$")
+
+function(add_cuda_kernels name architectures)
+  if(NOT ARGN)
+    return()
+  endif()
+  add_library(${name} OBJECT ${ARGN})
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}"
+                                           CUDA_RUNTIME_LIBRARY Static)
+  target_compile_options(${name} PRIVATE -lineinfo --expt-relaxed-constexpr -Xfatbin=-compress-all
+                                         -Xcompiler=-Wall,-Wextra,-Wno-psabi)
+  target_sources(kv_core PRIVATE $<TARGET_OBJECTS:${name}>)
+endfunction()
+
+add_cuda_kernels(cuda_hopper "90a-real" ${cuda_hopper})
+add_cuda_kernels(cuda_ampere "80-real;89-real" ${cuda_ampere})
+add_cuda_kernels(cuda_every "80-real;89-real;90a-real" ${cuda_every})
+
+target_compile_definitions(kv_core PUBLIC KV_HAVE_CUDA=1)
+target_link_libraries(kv_core PUBLIC CUDA::cudart_static)

@@ -1,0 +1,107 @@
+// Everything between a fresh clone and running code: installs the dependencies, builds the native addon,
+// builds the packages. A step whose inputs have not changed since it last succeeded is skipped.
+import { spawnSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { join, relative } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { buildNative, cudaChoice } from './build-native.mjs';
+
+const root = fileURLToPath(new URL('..', import.meta.url));
+const stamps = join(root, 'build/stamps');
+const oldestNode = [20, 19];
+const generated = new Set(['node_modules', 'dist', 'out-tsc', 'build', 'coverage']);
+
+function filesUnder(path) {
+  if (!existsSync(path)) return [];
+  if (!statSync(path).isDirectory()) return [path];
+  return readdirSync(path, { withFileTypes: true })
+    .filter((entry) => !generated.has(entry.name) && !entry.name.startsWith('build-'))
+    .flatMap((entry) => (entry.isDirectory() ? filesUnder(join(path, entry.name)) : [join(path, entry.name)]));
+}
+
+/** A digest of the files that `keep` accepts under `paths`, and of `facts`. */
+function digest(paths, keep, facts = []) {
+  const hash = createHash('sha256').update(JSON.stringify(facts));
+  for (const file of paths.flatMap((path) => filesUnder(join(root, path))).filter(keep).sort()) {
+    hash.update(`\0${relative(root, file)}\0`).update(readFileSync(file));
+  }
+  return hash.digest('hex');
+}
+
+function run(command, args) {
+  const { status, error } = spawnSync(command, args, { cwd: root, stdio: 'inherit' });
+  if (error) throw new Error(`${command} could not be started: ${error.message}`);
+  if (status !== 0) throw new Error(`${command} ${args.join(' ')} failed; its output above says why.`);
+}
+
+function step({ name, state, outputs, work }) {
+  const stamp = join(stamps, name);
+  const wanted = state();
+  const upToDate = existsSync(stamp) && readFileSync(stamp, 'utf8') === wanted;
+  if (upToDate && outputs().every((output) => existsSync(join(root, output)))) return;
+  console.log(`setup: ${name} …`);
+  const started = performance.now();
+  rmSync(stamp, { force: true });
+  work();
+  mkdirSync(stamps, { recursive: true });
+  writeFileSync(stamp, wanted);
+  console.log(`setup: ${name} done in ${((performance.now() - started) / 1000).toFixed(1)} s`);
+}
+
+function packagesToBuild() {
+  return readdirSync(join(root, 'packages')).filter((name) =>
+    existsSync(join(root, 'packages', name, 'tsup.config.ts')),
+  );
+}
+
+function checkTools() {
+  const [major, minor] = process.versions.node.split('.').map(Number);
+  if (major < oldestNode[0] || (major === oldestNode[0] && minor < oldestNode[1])) {
+    throw new Error(`Node ${process.versions.node} is too old; install Node ${oldestNode.join('.')} or newer.`);
+  }
+  if (spawnSync('cmake', ['--version'], { stdio: 'ignore' }).status !== 0) {
+    throw new Error('CMake was not found; install CMake 3.20 or newer and a C++17 compiler (Debian: apt install cmake g++).');
+  }
+}
+
+const supportedPlatform = process.platform === 'linux' && process.arch === 'x64';
+const steps = [
+  {
+    name: 'dependencies',
+    state: () => digest(['package-lock.json'], () => true, [process.platform, process.arch]),
+    outputs: () => ['node_modules/.package-lock.json', 'node_modules/nx/package.json'],
+    // No dependency needs its install script. --force: the platform package of another platform is a workspace.
+    work: () => run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund', ...(supportedPlatform ? [] : ['--force'])]),
+  },
+  {
+    name: 'native addon',
+    state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cudaChoice()]),
+    outputs: () => ['native/build/Release/kv.node'],
+    work: () => {
+      checkTools();
+      const { cuda, why } = cudaChoice();
+      console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why})`);
+      buildNative({ quiet: true });
+    },
+  },
+  {
+    name: 'packages',
+    state: () =>
+      digest(
+        ['packages', 'package-lock.json', 'tsconfig.base.json', 'tsup.shared.ts', 'nx.json'],
+        (file) => !/\.test\.ts$|\.md$|\.node$/.test(file),
+      ),
+    outputs: () => packagesToBuild().map((name) => `packages/${name}/dist/index.js`),
+    work: () => run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']),
+  },
+];
+
+try {
+  process.env.NX_DAEMON = 'false';
+  process.env.NX_NO_CLOUD = 'true';
+  for (const each of steps) step(each);
+} catch (error) {
+  console.error(`setup: ${error.message}`);
+  process.exitCode = 1;
+}

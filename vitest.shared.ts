@@ -1,0 +1,23 @@
+import { fileURLToPath } from 'node:url';
+import type { ViteUserConfig } from 'vitest/config';
+
+const conditions = ['@kv/source', 'node', 'import', 'default'];
+
+/** How every package is tested: against the sources of its neighbours, with no build of them. */
+export function packageTests(packageName: string): ViteUserConfig {
+  const report = fileURLToPath(new URL(`build/test-reports/${packageName}.json`, import.meta.url));
+  return {
+    resolve: { conditions },
+    ssr: { resolve: { conditions } },
+    test: {
+      passWithNoTests: true,
+      include: ['src/**/*.test.ts'],
+      environment: 'node',
+      // A crash of native code then fails one file and not the run.
+      pool: 'forks',
+      testTimeout: 120_000,
+      server: { deps: { inline: [/^@kv\//] } },
+      reporters: ['default', ['json', { outputFile: report }]],
+    },
+  };
+}
