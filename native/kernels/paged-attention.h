@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "runtime/dtype.h"
+#include "runtime/status.h"
 
 namespace kv {
 
@@ -50,5 +51,11 @@ struct PagedAttentionArguments {
   // A query that sees no key gives zeros and a log-sum-exp of minus infinity.
   bool causal = true;
 };
+
+// Whether sizes and dtypes make sense together. Reads no memory that the arguments point to.
+Status validate_shape(const PagedAttentionArguments& arguments);
+
+// Whether every key count fits its table. For devices whose memory the host reads.
+Status validate_counts(const PagedAttentionArguments& arguments);
 
 }  // namespace kv

@@ -1,0 +1,16 @@
+#include "kernels/cpu-dispatch.h"
+#include "kernels/prefill-attention/prefill-attention.h"
+
+namespace kv {
+
+KV_CPU_KERNEL(prefill_attention, PagedAttentionArguments)
+
+Status prefill_attention(const PagedAttentionArguments& arguments, ExecutionContext& context) {
+  Status status = validate_shape(arguments);
+  if (status.ok()) status = validate_counts(arguments);
+  if (!status.ok()) return status;
+  prefill_attention_cpu(arguments, context);
+  return Status::success();
+}
+
+}  // namespace kv

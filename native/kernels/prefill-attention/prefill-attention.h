@@ -1,0 +1,16 @@
+// Dense attention of a prompt, or of a chunk of one with the earlier chunks' keys in the cache
+// (FlashAttention-2, Dao 2023, algorithm 1; grouped queries as in Ainslie et al. 2023):
+//   output[i, h] = sum_j softmax_j(scale * query[i, h] . key[j]) value[j],  j over the visible keys,
+//   log_sum_exp[i, h] = log sum_j exp(scale * query[i, h] . key[j]).
+#pragma once
+
+#include "kernels/paged-attention.h"
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+// Refuses shapes, dtypes and key counts that contradict each other (invalid_value, capability).
+Status prefill_attention(const PagedAttentionArguments& arguments, ExecutionContext& context);
+
+}  // namespace kv
