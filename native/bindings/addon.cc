@@ -1,9 +1,45 @@
+// The list of what JavaScript sees.
 #include <napi.h>
+
+#include "bindings/device-object.h"
+#include "bindings/environment.h"
+#include "bindings/stream-object.h"
+#include "bindings/tensor-object.h"
+#include "runtime/isa.h"
+
+// One line an operation: the name in JavaScript, the function of its `*.binding.cc`.
+#define KV_OPERATIONS(OPERATION) \
+  OPERATION(copy, copy)          \
+  OPERATION(mapFile, map_file)   \
+  OPERATION(read, read)          \
+  OPERATION(rmsNorm, rms_norm)   \
+  OPERATION(write, write)
+
+namespace kv {
+
+#define DECLARE(name, function) Napi::Value function(const Napi::CallbackInfo& info);
+KV_OPERATIONS(DECLARE)
+#undef DECLARE
 
 namespace {
 
-Napi::Object Init(Napi::Env, Napi::Object exports) { return exports; }
+Napi::Object initialise(Napi::Env env, Napi::Object exports) {
+  std::shared_ptr<Environment> environment = Environment::create(env);
+  environment->tensor_constructor = Napi::Persistent(TensorObject::define(env));
+  environment->stream_constructor = Napi::Persistent(StreamObject::define(env));
+  environment->device_constructor = Napi::Persistent(DeviceObject::define(env));
+  exports.Set("NativeDevice", environment->device_constructor.Value());
+  exports.Set("instructionSet", isa_name(best_isa()));
+  exports.Set("physicalMemory", static_cast<double>(physical_memory()));
+  exports.Set("cuda", false);
+#define EXPORT(name, function) exports.Set(#name, Napi::Function::New(env, function, #name));
+  KV_OPERATIONS(EXPORT)
+#undef EXPORT
+  return exports;
+}
 
 }  // namespace
+}  // namespace kv
 
-NODE_API_MODULE(kv, Init)
+static Napi::Object initialise_addon(Napi::Env env, Napi::Object exports) { return kv::initialise(env, exports); }
+NODE_API_MODULE(kv, initialise_addon)

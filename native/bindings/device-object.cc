@@ -1,0 +1,81 @@
+#include "bindings/device-object.h"
+
+#include <string>
+#include <utility>
+
+#include "bindings/environment.h"
+#include "bindings/errors.h"
+#include "bindings/stream-object.h"
+#include "bindings/tensor-object.h"
+
+namespace kv {
+namespace {
+
+Isa isa_argument(const Napi::Value& value) {
+  const Isa best = best_isa();
+  if (!value.IsString()) return best;
+  const std::string name = value.As<Napi::String>();
+  for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
+    if (name == isa_name(isa) && isa <= best) return isa;
+  }
+  throw make_error(value.Env(), "KV_CAPABILITY",
+                   "instruction set '" + name + "' was asked for; this processor runs up to '" + isa_name(best) + "'");
+}
+
+}  // namespace
+
+Napi::Function DeviceObject::define(Napi::Env env) {
+  return DefineClass(
+      env, "NativeDevice",
+      {InstanceMethod<&DeviceObject::allocate>("allocate"), InstanceMethod<&DeviceObject::wrap>("wrap"),
+       InstanceMethod<&DeviceObject::create_stream>("createStream"), InstanceMethod<&DeviceObject::memory>("memory"),
+       InstanceMethod<&DeviceObject::instruction_set>("instructionSet")});
+}
+
+DeviceObject::DeviceObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<DeviceObject>(info) {
+  const int threads = info[0].As<Napi::Number>().Int32Value();
+  const auto limit = static_cast<size_t>(info[2].As<Napi::Number>().DoubleValue());
+  device_ = std::make_shared<Device>(threads, isa_argument(info[1]), limit);
+}
+
+// allocate(dtype, shape, strides, 0, bytes)
+Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {
+  const double bytes = info[4].As<Napi::Number>().DoubleValue();
+  std::shared_ptr<Storage> storage =
+      bytes < 0x1p62 ? Storage::allocate(device_, static_cast<size_t>(bytes)) : nullptr;
+  if (!storage) throw make_error(info.Env(), "KV_OUT_OF_MEMORY", "the memory does not fit");
+  return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));
+}
+
+// wrap(dtype, shape, strides, 0, memory: TypedArray): no copy; the array is kept alive as long as it is used.
+Napi::Value DeviceObject::wrap(const Napi::CallbackInfo& info) {
+  const auto memory = info[4].As<Napi::TypedArray>();
+  auto keep = std::make_shared<Napi::Reference<Napi::Value>>(Napi::Reference<Napi::Value>::New(memory, 1));
+  keep->SuppressDestruct();
+  std::shared_ptr<Environment> environment = Environment::of(info.Env());
+  auto storage = std::make_shared<Storage>(
+      device_, static_cast<char*>(memory.ArrayBuffer().Data()) + memory.ByteOffset(), memory.ByteLength(),
+      [environment, keep] { environment->post([keep](Napi::Env) { keep->Reset(); }); });
+  return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));
+}
+
+Napi::Value DeviceObject::create_stream(const Napi::CallbackInfo& info) {
+  return StreamObject::create(info.Env(), device_);
+}
+
+Napi::Value DeviceObject::memory(const Napi::CallbackInfo& info) {
+  const MemoryReport report = device_->memory();
+  Napi::Object object = Napi::Object::New(info.Env());
+  object.Set("live", static_cast<double>(report.live));
+  object.Set("peak", static_cast<double>(report.peak));
+  object.Set("scratch", static_cast<double>(report.scratch));
+  object.Set("limit", static_cast<double>(report.limit));
+  object.Set("finalized", static_cast<double>(report.finalized));
+  return object;
+}
+
+Napi::Value DeviceObject::instruction_set(const Napi::CallbackInfo& info) {
+  return Napi::String::New(info.Env(), isa_name(device_->isa()));
+}
+
+}  // namespace kv

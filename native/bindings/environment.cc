@@ -1,0 +1,43 @@
+#include "bindings/environment.h"
+
+#include <utility>
+
+namespace kv {
+namespace {
+
+void run_job(napi_env env, napi_value, void*, void* data) {
+  std::unique_ptr<Environment::Job> job(static_cast<Environment::Job*>(data));
+  if (env == nullptr) return;
+  Napi::HandleScope scope(env);
+  (*job)(Napi::Env(env));
+}
+
+}  // namespace
+
+std::shared_ptr<Environment> Environment::create(Napi::Env env) {
+  auto environment = std::make_shared<Environment>();
+  napi_create_threadsafe_function(env, nullptr, nullptr, Napi::String::New(env, "kv"), 0, 1, nullptr, nullptr,
+                                  nullptr, run_job, &environment->queue_);
+  napi_unref_threadsafe_function(env, environment->queue_);
+  env.SetInstanceData(new std::shared_ptr<Environment>(environment));
+  return environment;
+}
+
+std::shared_ptr<Environment> Environment::of(Napi::Env env) {
+  return *env.GetInstanceData<std::shared_ptr<Environment>>();
+}
+
+void Environment::post(Job job) {
+  auto owned = std::make_unique<Job>(std::move(job));
+  if (napi_call_threadsafe_function(queue_, owned.get(), napi_tsfn_nonblocking) == napi_ok) owned.release();
+}
+
+void Environment::begin_pending(Napi::Env env) {
+  if (pending_++ == 0) napi_ref_threadsafe_function(env, queue_);
+}
+
+void Environment::end_pending(Napi::Env env) {
+  if (--pending_ == 0) napi_unref_threadsafe_function(env, queue_);
+}
+
+}  // namespace kv

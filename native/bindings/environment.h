@@ -1,0 +1,34 @@
+// What the addon keeps for each JavaScript environment (the main thread and every worker thread has one).
+#pragma once
+
+#include <napi.h>
+
+#include <functional>
+#include <memory>
+
+namespace kv {
+
+class Environment {
+ public:
+  using Job = std::function<void(Napi::Env)>;
+
+  static std::shared_ptr<Environment> create(Napi::Env env);
+  static std::shared_ptr<Environment> of(Napi::Env env);
+
+  // Runs `job` on the JavaScript thread soon; from any thread. Dropped when the environment is closing.
+  void post(Job job);
+
+  // A pending promise keeps the process alive: begin and end on the JavaScript thread.
+  void begin_pending(Napi::Env env);
+  void end_pending(Napi::Env env);
+
+  Napi::FunctionReference tensor_constructor;
+  Napi::FunctionReference stream_constructor;
+  Napi::FunctionReference device_constructor;
+
+ private:
+  napi_threadsafe_function queue_ = nullptr;
+  size_t pending_ = 0;
+};
+
+}  // namespace kv

@@ -1,0 +1,80 @@
+// Maps a file into memory, read-only: weights are read from the page cache and never copied.
+#include <fcntl.h>
+#include <napi.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "bindings/device-object.h"
+#include "bindings/errors.h"
+#include "bindings/tensor-object.h"
+
+namespace kv {
+namespace {
+
+class MapFile : public Napi::AsyncWorker {
+ public:
+  MapFile(Napi::Env env, std::shared_ptr<Device> device, std::string path)
+      : Napi::AsyncWorker(env), device_(std::move(device)), path_(std::move(path)), deferred_(env) {}
+
+  Napi::Promise promise() const { return deferred_.Promise(); }
+
+ protected:
+  void Execute() override {
+    const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) return SetError(std::strerror(errno));
+    struct stat facts {};
+    if (fstat(file, &facts) != 0) {
+      SetError(std::strerror(errno));
+    } else if (!S_ISREG(facts.st_mode) || facts.st_size == 0) {
+      SetError("it is empty or not a regular file");
+    } else {
+      bytes_ = static_cast<size_t>(facts.st_size);
+      data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0);
+      if (data_ == MAP_FAILED) SetError(std::strerror(errno));
+    }
+    close(file);
+  }
+
+  void OnOK() override {
+    Layout layout;
+    layout.dtype = DType::u8;
+    layout.rank = 1;
+    layout.shape[0] = static_cast<int64_t>(bytes_);
+    layout.strides[0] = 1;
+    void* data = data_;
+    const size_t bytes = bytes_;
+    auto storage = std::make_shared<Storage>(device_, data, bytes, [data, bytes] { munmap(data, bytes); });
+    Napi::Object mapped = Napi::Object::New(Env());
+    mapped.Set("tensor", TensorObject::create(Env(), std::move(storage), layout));
+    mapped.Set("byteLength", static_cast<double>(bytes_));
+    deferred_.Resolve(mapped);
+  }
+
+  void OnError(const Napi::Error& error) override {
+    deferred_.Reject(make_error(Env(), "KV_MODEL_FORMAT", path_ + " could not be mapped: " + error.Message()).Value());
+  }
+
+ private:
+  std::shared_ptr<Device> device_;
+  std::string path_;
+  Napi::Promise::Deferred deferred_;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace
+
+// mapFile(device, path): a promise of { tensor: u8 over the file's bytes, byteLength }.
+Napi::Value map_file(const Napi::CallbackInfo& info) {
+  auto* worker = new MapFile(info.Env(), DeviceObject::from(info[0]).device(), info[1].As<Napi::String>());
+  Napi::Promise promise = worker->promise();
+  worker->Queue();
+  return promise;
+}
+
+}  // namespace kv

@@ -1,0 +1,84 @@
+#include "bindings/stream-object.h"
+
+#include <thread>
+#include <utility>
+
+#include "bindings/environment.h"
+#include "bindings/errors.h"
+
+namespace kv {
+namespace {
+
+struct Settlement {
+  Settlement(Napi::Env env, Napi::Value result)
+      : environment(Environment::of(env)),
+        deferred(Napi::Promise::Deferred::New(env)),
+        value(Napi::Reference<Napi::Value>::New(Napi::Array::New(env, 1), 1)) {
+    value.Value().As<Napi::Array>().Set(uint32_t{0}, result);
+    value.SuppressDestruct();
+    environment->begin_pending(env);
+  }
+
+  void finish(Napi::Env env, const Status& status) {
+    environment->end_pending(env);
+    if (status.ok()) {
+      deferred.Resolve(value.Value().As<Napi::Array>().Get(uint32_t{0}));
+    } else {
+      deferred.Reject(make_error(env, status).Value());
+    }
+    value.Reset();
+  }
+
+  std::shared_ptr<Environment> environment;
+  Napi::Promise::Deferred deferred;
+  Napi::Reference<Napi::Value> value;  // a reference cannot hold `undefined`, so the result sits in an array
+};
+
+}  // namespace
+
+Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value) {
+  auto settlement = std::make_shared<Settlement>(env, value);
+  Napi::Promise promise = settlement->deferred.Promise();
+  stream.notify([settlement](const Status& status) {
+    settlement->environment->post([settlement, status](Napi::Env env) { settlement->finish(env, status); });
+  });
+  return promise;
+}
+
+Napi::Function StreamObject::define(Napi::Env env) {
+  return DefineClass(env, "NativeStream",
+                     {InstanceMethod<&StreamObject::synchronize>("synchronize"),
+                      InstanceMethod<&StreamObject::wait_for>("waitFor"), InstanceMethod<&StreamObject::close>("close")});
+}
+
+Napi::Object StreamObject::create(Napi::Env env, std::shared_ptr<Device> device) {
+  Napi::Object object = Environment::of(env)->stream_constructor.New({});
+  Unwrap(object)->stream_ = std::make_shared<Stream>(std::move(device));
+  return object;
+}
+
+Stream& StreamObject::stream(Napi::Env env) const {
+  if (!stream_) throw make_error(env, "KV_DISPOSED", "the stream was disposed; create another on the device");
+  return *stream_;
+}
+
+Napi::Value StreamObject::synchronize(const Napi::CallbackInfo& info) {
+  return settle_in_order(stream(info.Env()), info.Env(), info.Env().Undefined());
+}
+
+Napi::Value StreamObject::wait_for(const Napi::CallbackInfo& info) {
+  stream(info.Env()).wait_for(from(info[0]).stream(info.Env()));
+  return info.Env().Undefined();
+}
+
+Napi::Value StreamObject::close(const Napi::CallbackInfo& info) {
+  close_in_background();
+  return info.Env().Undefined();
+}
+
+// Closing waits for the operation in progress, which the JavaScript thread must not.
+void StreamObject::close_in_background() {
+  if (stream_) std::thread([stream = std::move(stream_)]() mutable { stream.reset(); }).detach();
+}
+
+}  // namespace kv

@@ -1,0 +1,36 @@
+// The native half of a stream: synchronising, moving bytes, closing.
+#pragma once
+
+#include <napi.h>
+
+#include <memory>
+
+#include "runtime/stream.h"
+
+namespace kv {
+
+class StreamObject : public Napi::ObjectWrap<StreamObject> {
+ public:
+  static Napi::Function define(Napi::Env env);
+  static Napi::Object create(Napi::Env env, std::shared_ptr<Device> device);
+  static StreamObject& from(const Napi::Value& value) { return *Unwrap(value.As<Napi::Object>()); }
+
+  explicit StreamObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<StreamObject>(info) {}
+  ~StreamObject() override { close_in_background(); }
+
+  // Throws a JavaScript error when the stream was closed.
+  Stream& stream(Napi::Env env) const;
+
+ private:
+  Napi::Value synchronize(const Napi::CallbackInfo& info);
+  Napi::Value wait_for(const Napi::CallbackInfo& info);
+  Napi::Value close(const Napi::CallbackInfo& info);
+  void close_in_background();
+
+  std::shared_ptr<Stream> stream_;
+};
+
+// A promise that settles to `value` when everything enqueued on `stream` so far is done.
+Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value);
+
+}  // namespace kv

@@ -1,0 +1,52 @@
+// The native half of a tensor handle: where the elements are and how they are laid out.
+#pragma once
+
+#include <napi.h>
+
+#include <memory>
+
+#include "runtime/dtype.h"
+#include "runtime/storage.h"
+
+namespace kv {
+
+constexpr int kMaxRank = 6;
+
+struct Layout {
+  DType dtype = DType::f32;
+  int rank = 0;
+  int64_t shape[kMaxRank] = {};
+  int64_t strides[kMaxRank] = {};  // in elements
+  int64_t byte_offset = 0;
+
+  int64_t elements() const;
+  bool contiguous() const;
+};
+
+// Reads (dtype, shape, strides, byteOffset) from four consecutive arguments.
+Layout layout_argument(const Napi::CallbackInfo& info, size_t first);
+
+class TensorObject : public Napi::ObjectWrap<TensorObject> {
+ public:
+  static Napi::Function define(Napi::Env env);
+  static Napi::Object create(Napi::Env env, std::shared_ptr<Storage> storage, const Layout& layout);
+  static TensorObject& from(const Napi::Value& value) { return *Unwrap(value.As<Napi::Object>()); }
+
+  explicit TensorObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<TensorObject>(info) {}
+  ~TensorObject() override;
+
+  const Layout& layout() const { return layout_; }
+  // Throws a JavaScript error when the tensor was released.
+  std::shared_ptr<Storage> storage(Napi::Env env) const;
+
+ private:
+  Napi::Value view(const Napi::CallbackInfo& info);
+  Napi::Value release(const Napi::CallbackInfo& info);
+
+  // A tensor owns its storage and a view of it does not: releasing the tensor returns the memory.
+  std::shared_ptr<Storage> owned_;
+  std::weak_ptr<Storage> storage_;
+  Layout layout_;
+};
+
+}  // namespace kv

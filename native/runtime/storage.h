@@ -1,0 +1,44 @@
+// The memory behind a tensor. Every tensor and every enqueued operation that uses it shares ownership,
+// so memory goes back exactly when the last of them is done.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "runtime/device.h"
+
+namespace kv {
+
+class Storage {
+ public:
+  // Null when the memory does not fit.
+  static std::shared_ptr<Storage> allocate(std::shared_ptr<Device> device, size_t bytes) {
+    void* data = device->allocate(bytes);
+    if (data == nullptr) return nullptr;
+    Device* owner = device.get();
+    return std::make_shared<Storage>(std::move(device), data, bytes,
+                                     [owner, data, bytes] { owner->release(data, bytes); });
+  }
+
+  // Wraps memory that belongs to someone else; `release` runs when nothing uses it any more.
+  Storage(std::shared_ptr<Device> device, void* data, size_t bytes, std::function<void()> release)
+      : device_(std::move(device)), data_(data), bytes_(bytes), release_(std::move(release)) {}
+  ~Storage() {
+    if (release_) release_();
+  }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  Device& device() const { return *device_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+  void* data_;
+  size_t bytes_;
+  std::function<void()> release_;
+};
+
+}  // namespace kv

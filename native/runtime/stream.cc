@@ -1,0 +1,73 @@
+#include "runtime/stream.h"
+
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace kv {
+
+Stream::Stream(std::shared_ptr<Device> device) : device_(std::move(device)), thread_(&Stream::thread_main, this) {}
+
+Stream::~Stream() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Stream::enqueue(const char* name, Holds holds, Operation operation) {
+  push({name, std::move(holds), std::move(operation), nullptr, {}});
+}
+
+void Stream::notify(Notification notification) { push({nullptr, {}, nullptr, std::move(notification), {}}); }
+
+void Stream::wait_for(Stream& other) {
+  auto reached = std::make_shared<std::promise<Status>>();
+  push({"waitFor", {}, nullptr, nullptr, reached->get_future()});
+  other.notify([reached](const Status& status) { reached->set_value(status); });
+}
+
+void Stream::push(Entry entry) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(entry));
+  }
+  wake_.notify_one();
+}
+
+Status Stream::run(Entry& entry) {
+  if (entry.reached.valid()) return entry.reached.get();
+  std::lock_guard<std::mutex> turn(device_->turn());
+  ExecutionContext context{device_->workers(), device_->isa()};
+  try {
+    return entry.operation(context);
+  } catch (const std::bad_alloc&) {
+    return Status::failure(StatusCode::out_of_memory, "its working memory could not be allocated");
+  } catch (const std::exception& error) {
+    return Status::failure(StatusCode::device_fault, error.what());
+  }
+}
+
+void Stream::thread_main() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    Entry entry = std::move(queue_.front());
+    queue_.pop_front();
+    if (stop_ && failure_.ok()) failure_ = Status::failure(StatusCode::device_fault, "the stream was closed");
+    lock.unlock();
+    if (entry.notification) {
+      entry.notification(failure_);
+    } else if (failure_.ok()) {
+      Status status = run(entry);
+      if (!status.ok()) failure_ = Status::failure(status.code, std::string(entry.name) + ": " + status.message);
+    }
+    entry = {};
+    lock.lock();
+  }
+}
+
+}  // namespace kv

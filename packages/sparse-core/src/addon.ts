@@ -1,0 +1,73 @@
+import type { ElementArray } from './dtype.js';
+
+/** The native half of a tensor handle. A view does not own its memory. */
+export interface NativeTensor {
+  view(dtype: number, shape: readonly number[], strides: readonly number[], byteOffset: number): NativeTensor;
+  release(): void;
+}
+
+export interface NativeStream {
+  synchronize(): Promise<void>;
+  waitFor(other: NativeStream): void;
+  close(): void;
+}
+
+/** Bytes, as `device.memory()` reports them. */
+export interface MemoryReport {
+  /** Held by tensors now. */
+  readonly live: number;
+  /** The most that `live` has been. */
+  readonly peak: number;
+  /** Working memory of kernels. */
+  readonly scratch: number;
+  /** Allocations past this are refused. */
+  readonly limit: number;
+  /** A count, not bytes: tensors that the garbage collector had to release because nobody disposed them. */
+  readonly finalized: number;
+}
+
+export interface NativeDevice {
+  allocate(
+    dtype: number,
+    shape: readonly number[],
+    strides: readonly number[],
+    byteOffset: 0,
+    bytes: number,
+  ): NativeTensor;
+  wrap(
+    dtype: number,
+    shape: readonly number[],
+    strides: readonly number[],
+    byteOffset: 0,
+    memory: ElementArray,
+  ): NativeTensor;
+  createStream(): NativeStream;
+  memory(): MemoryReport;
+  instructionSet(): InstructionSet;
+}
+
+/** The builds of the CPU kernels, narrowest first. */
+export type InstructionSet = 'baseline' | 'avx2' | 'avx512';
+
+/** What `native/bindings/addon.cc` exports. */
+export interface Addon {
+  readonly NativeDevice: new (
+    threads: number,
+    instructionSet: InstructionSet | undefined,
+    memoryLimit: number,
+  ) => NativeDevice;
+  readonly instructionSet: InstructionSet;
+  readonly physicalMemory: number;
+  readonly cuda: boolean;
+  copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
+  mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
+  read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;
+  rmsNorm(
+    stream: NativeStream,
+    input: NativeTensor,
+    weight: NativeTensor,
+    output: NativeTensor,
+    epsilon: number,
+  ): void;
+  write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;
+}

@@ -1,0 +1,188 @@
+import { availableParallelism } from 'node:os';
+import type { InstructionSet, MemoryReport, NativeDevice } from './addon.js';
+import { byteSize, type DType, dtypes, elementArrayName, type ElementArray, isElementArray } from './dtype.js';
+import { CapabilityError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from './errors.js';
+import { loadAddon } from './load-addon.js';
+import { MappedFile } from './mapped-file.js';
+import { fromNative } from './native-error.js';
+import { Stream } from './stream.js';
+import { type Axes, elementCount, type Extents, rowMajorStrides, Tensor } from './tensor.js';
+
+export type DeviceKind = 'cpu';
+
+export interface DeviceOptions {
+  readonly kind?: DeviceKind;
+  /** Threads that compute, the stream's own included. Default: one for each available core. */
+  readonly threads?: number;
+  /** Which build of the CPU kernels to use. Default: the widest that the processor runs. */
+  readonly instructionSet?: InstructionSet;
+  /** Bytes of tensors past which allocations are refused. Default: the physical memory. */
+  readonly memoryLimit?: number;
+}
+
+/** A place where tensors live and operations run. */
+export class Device {
+  readonly kind: DeviceKind;
+  readonly name: string;
+  readonly threads: number;
+  readonly native: NativeDevice;
+  #defaultStream: Stream | undefined;
+
+  constructor(kind: DeviceKind, threads: number, native: NativeDevice) {
+    this.kind = kind;
+    this.threads = threads;
+    this.native = native;
+    this.name = kind;
+  }
+
+  get instructionSet(): InstructionSet {
+    return this.native.instructionSet();
+  }
+
+  /** The stream of work that names none. */
+  get defaultStream(): Stream {
+    this.#defaultStream ??= this.createStream();
+    return this.#defaultStream;
+  }
+
+  createStream(): Stream {
+    return new Stream(this, this.native.createStream());
+  }
+
+  /**
+   * A new contiguous tensor. Without `data` its contents are unspecified.
+   * @throws ShapeError when the shape is malformed or does not fit `data`
+   * @throws OutOfMemoryError when it does not fit the device's memory limit
+   */
+  tensor<D extends DType, const A extends Axes>(
+    dtype: D,
+    axes: A,
+    shape: Extents<A>,
+    data?: ElementArray<D>,
+  ): Tensor<D, A> {
+    const strides = this.#stridesOf(dtype, axes, shape);
+    const bytes = elementCount(shape) * byteSize(dtype);
+    try {
+      const native = this.native.allocate(dtypes.indexOf(dtype), shape, strides, 0, bytes);
+      const tensor = new Tensor({ device: this, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined });
+      if (data !== undefined) this.defaultStream.write(tensor as unknown as Tensor<D>, data);
+      return tensor;
+    } catch (error) {
+      if ((error as { code?: string }).code !== 'KV_OUT_OF_MEMORY') throw error;
+      const { live, limit } = this.memory();
+      throw new OutOfMemoryError(
+        `${String(bytes)} bytes were asked for on ${this.name}, where ${String(live)} of ${String(limit)} are in use. ` +
+          'Dispose tensors, use a smaller batch or context, or raise memoryLimit.',
+        { subject: 'tensor', given: bytes, wanted: limit - live, cause: error },
+      );
+    }
+  }
+
+  /**
+   * A tensor over memory that JavaScript owns (an array over an ArrayBuffer or SharedArrayBuffer), without a
+   * copy. Do not transfer or resize the buffer while the tensor or enqueued work uses it.
+   * @throws ShapeError, DTypeError when the array does not fit
+   */
+  wrap<D extends DType, const A extends Axes>(
+    dtype: D,
+    axes: A,
+    shape: Extents<A>,
+    memory: ElementArray<D>,
+  ): Tensor<D, A> {
+    const strides = this.#stridesOf(dtype, axes, shape);
+    if (!isElementArray(dtype, memory)) {
+      throw new DTypeError(`wrap: ${dtype} elements are wrapped from a ${elementArrayName(dtype)}.`, {
+        subject: 'wrap',
+        given: (memory as object).constructor.name,
+        wanted: elementArrayName(dtype),
+      });
+    }
+    if (memory.length !== elementCount(shape)) {
+      throw new ShapeError(
+        `wrap: an array of ${String(memory.length)} elements was given for the shape [${shape.join(', ')}], ` +
+          `which has ${String(elementCount(shape))}.`,
+        { subject: 'wrap', given: memory.length, wanted: elementCount(shape) },
+      );
+    }
+    const native = this.native.wrap(dtypes.indexOf(dtype), shape, strides, 0, memory);
+    return new Tensor({ device: this, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined });
+  }
+
+  /**
+   * Maps a file into memory, read-only, without reading it. The file must not shrink while it is mapped.
+   * @throws ModelFormatError when it cannot be opened or is empty
+   */
+  async mapFile(path: string): Promise<MappedFile> {
+    try {
+      const { tensor, byteLength } = await loadAddon().mapFile(this.native, path);
+      return new MappedFile(this, path, tensor, byteLength);
+    } catch (error) {
+      throw fromNative(error, { subject: path });
+    }
+  }
+
+  memory(): MemoryReport {
+    return this.native.memory();
+  }
+
+  #stridesOf<A extends Axes>(dtype: DType, axes: A, shape: Extents<A>): Extents<A> {
+    if (!dtypes.includes(dtype)) {
+      throw new DTypeError(`'${String(dtype)}' is not a dtype; use one of ${dtypes.join(', ')}.`, {
+        subject: 'tensor',
+        given: dtype,
+        wanted: dtypes,
+      });
+    }
+    const valid = shape.every((extent) => Number.isSafeInteger(extent) && extent >= 0);
+    if (axes.length !== shape.length || axes.length > maxRank || !valid) {
+      throw new ShapeError(
+        `A tensor of axes [${axes.join(', ')}] and shape [${shape.join(', ')}] was asked for; give one ` +
+          `non-negative integer for each axis, and at most ${String(maxRank)} axes.`,
+        { subject: 'tensor', given: shape, wanted: axes },
+      );
+    }
+    return rowMajorStrides(shape);
+  }
+}
+
+const maxRank = 6;
+const maxThreads = 1024;
+
+/**
+ * Opens a device.
+ * @throws InvalidValueError when an option is out of its domain
+ * @throws CapabilityError when this build or machine does not have what was asked for
+ */
+export function createDevice(options: DeviceOptions = {}): Device {
+  const { kind = 'cpu', threads = availableParallelism(), instructionSet, memoryLimit = 0 } = options;
+  if ((kind as string) !== 'cpu') {
+    throw new CapabilityError(`A device of kind '${kind}' was asked for; this build has 'cpu'.`, {
+      subject: 'kind',
+      given: kind,
+      wanted: ['cpu'],
+    });
+  }
+  if (!Number.isInteger(threads) || threads < 1 || threads > maxThreads) {
+    throw new InvalidValueError(
+      `threads is ${String(threads)}; it must be a whole number from 1 to ${String(maxThreads)}.`,
+      { subject: 'threads', given: threads, wanted: [1, maxThreads] },
+    );
+  }
+  if (!Number.isSafeInteger(memoryLimit) || memoryLimit < 0) {
+    throw new InvalidValueError(`memoryLimit is ${String(memoryLimit)}; it must be a whole number of bytes.`, {
+      subject: 'memoryLimit',
+      given: memoryLimit,
+    });
+  }
+  const addon = loadAddon();
+  try {
+    return new Device(kind, threads, new addon.NativeDevice(threads, instructionSet, memoryLimit));
+  } catch (error) {
+    throw fromNative(error, { subject: 'instructionSet', given: instructionSet });
+  }
+}
+
+/** The kinds of device that this build and machine can open. */
+export function devices(): readonly DeviceKind[] {
+  return ['cpu'];
+}

@@ -1,0 +1,65 @@
+import type { NativeTensor } from './addon.js';
+import type { Device } from './device.js';
+import { byteSize, type DType } from './dtype.js';
+import { ShapeError } from './errors.js';
+import { type Axes, elementCount, type Extents, rowMajorStrides, Tensor } from './tensor.js';
+
+/** A file mapped into memory, read-only. Tensors over it cost no memory until they are read. */
+export class MappedFile {
+  readonly path: string;
+  readonly byteLength: number;
+  readonly #bytes: Tensor<'u8', ['byte']>;
+
+  constructor(device: Device, path: string, native: NativeTensor, byteLength: number) {
+    this.path = path;
+    this.byteLength = byteLength;
+    this.#bytes = new Tensor({
+      device,
+      native,
+      dtype: 'u8',
+      axes: ['byte'],
+      shape: [byteLength],
+      strides: [1],
+      byteOffset: 0,
+      base: undefined,
+    });
+  }
+
+  /**
+   * A tensor over part of the file. An offset that is not a multiple of the element size costs a copy.
+   * @throws ShapeError when it reaches past the end of the file
+   */
+  tensor<D extends DType, const A extends Axes>(
+    dtype: D,
+    axes: A,
+    shape: Extents<A>,
+    byteOffset: number,
+  ): Tensor<D, A> {
+    const bytes = elementCount(shape) * byteSize(dtype);
+    if (!Number.isSafeInteger(byteOffset) || byteOffset < 0 || byteOffset + bytes > this.byteLength) {
+      throw new ShapeError(
+        `${this.path}: ${String(bytes)} bytes at offset ${String(byteOffset)} were asked for; ` +
+          `the file has ${String(this.byteLength)}.`,
+        { subject: this.path, given: [byteOffset, bytes], wanted: this.byteLength },
+      );
+    }
+    if (byteOffset % byteSize(dtype) === 0) {
+      return this.#bytes.derive(dtype, axes, shape, rowMajorStrides(shape), byteOffset);
+    }
+    const { device } = this.#bytes;
+    const copy = device.tensor(dtype, axes, shape);
+    const source = this.#bytes.slice('byte', byteOffset, byteOffset + bytes);
+    device.defaultStream.copy(source, copy.derive('u8', ['byte'], [bytes], [1], 0));
+    copy.writtenBy(device.defaultStream);
+    return copy;
+  }
+
+  /** Unmaps the file once enqueued work is done. Tensors over it become unusable. */
+  dispose(): void {
+    this.#bytes.dispose();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+}

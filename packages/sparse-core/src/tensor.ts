@@ -1,0 +1,187 @@
+import type { NativeTensor } from './addon.js';
+import type { Device } from './device.js';
+import { byteSize, createElementArray, type DType, dtypes, type ElementArray } from './dtype.js';
+import { DisposedError, ShapeError } from './errors.js';
+import { loadAddon } from './load-addon.js';
+import { fromNative } from './native-error.js';
+import type { Stream } from './stream.js';
+
+/** Names of a tensor's axes, outermost first. */
+export type Axes = readonly string[];
+
+/** One extent (or stride) for each axis. */
+export type Extents<A extends Axes> = { readonly [Index in keyof A]: number };
+
+/**
+ * A typed view of memory on a device. The axes are part of the type, so that a `[token, kvHead, dim]`
+ * tensor does not compile where `[kvHead, token, dim]` is wanted.
+ */
+export interface TensorHandle<D extends DType = DType, A extends Axes = Axes> {
+  readonly dtype: D;
+  readonly axes: A;
+  readonly shape: Extents<A>;
+  /** Distance of neighbours along each axis, in elements. */
+  readonly strides: Extents<A>;
+  readonly device: Device;
+  /** Bytes of the elements that the shape spans (not of gaps between them). */
+  readonly byteLength: number;
+  readonly disposed: boolean;
+  /**
+   * Copies the elements to JavaScript, in row-major order, when everything enqueued on `stream` so far is
+   * done. Without an argument: the stream that last wrote to the tensor.
+   * @throws DisposedError when the tensor was disposed
+   */
+  read(stream?: Stream): Promise<ElementArray<D>>;
+  /** The part `start <= index < end` of one axis, without a copy. @throws ShapeError when out of range */
+  slice(axis: A[number], start: number, end: number): TensorHandle<D, A>;
+  /** The same contiguous elements under other axes. @throws ShapeError when the counts differ */
+  view<const B extends Axes>(axes: B, shape: Extents<B>): TensorHandle<D, B>;
+  /** Returns the memory once the work that is already enqueued is done. Views of it become unusable. */
+  dispose(): void;
+  [Symbol.dispose](): void;
+}
+
+/** What sparse-core itself knows of a tensor. */
+export interface TensorParts<D extends DType, A extends Axes> {
+  readonly device: Device;
+  readonly native: NativeTensor;
+  readonly dtype: D;
+  readonly axes: A;
+  readonly shape: Extents<A>;
+  readonly strides: Extents<A>;
+  readonly byteOffset: number;
+  readonly base: Tensor | undefined;
+}
+
+export class Tensor<D extends DType = DType, A extends Axes = Axes> implements TensorHandle<D, A> {
+  readonly device: Device;
+  readonly dtype: D;
+  readonly axes: A;
+  readonly shape: Extents<A>;
+  readonly strides: Extents<A>;
+  readonly byteLength: number;
+  readonly native: NativeTensor;
+  readonly #byteOffset: number;
+  readonly #base: Tensor | undefined;
+  #disposed = false;
+  #writer: Stream | undefined;
+
+  constructor(parts: TensorParts<D, A>) {
+    this.device = parts.device;
+    this.native = parts.native;
+    this.dtype = parts.dtype;
+    this.axes = parts.axes;
+    this.shape = parts.shape;
+    this.strides = parts.strides;
+    this.byteLength = elementCount(parts.shape) * byteSize(parts.dtype);
+    this.#byteOffset = parts.byteOffset;
+    this.#base = parts.base;
+  }
+
+  get disposed(): boolean {
+    return this.#disposed || this.#base?.disposed === true;
+  }
+
+  get contiguous(): boolean {
+    const expected = rowMajorStrides(this.shape);
+    return this.shape.every((extent, axis) => extent === 1 || this.strides[axis] === expected[axis]);
+  }
+
+  /** Remembers which stream writes to the tensor, for `read()`. */
+  writtenBy(stream: Stream): void {
+    if (this.#base === undefined) this.#writer = stream;
+    else this.#base.writtenBy(stream);
+  }
+
+  get writer(): Stream {
+    return this.#base === undefined ? (this.#writer ?? this.device.defaultStream) : this.#base.writer;
+  }
+
+  async read(stream: Stream = this.writer): Promise<ElementArray<D>> {
+    this.assertUsable();
+    const destination = createElementArray(this.dtype, elementCount(this.shape));
+    try {
+      return await loadAddon().read(stream.native, this.native, destination);
+    } catch (error) {
+      throw fromNative(error, { subject: 'read' });
+    }
+  }
+
+  slice(axis: A[number], start: number, end: number): Tensor<D, A> {
+    const index = this.axes.indexOf(axis);
+    const extent = this.shape[index];
+    if (extent === undefined || !Number.isInteger(start) || !Number.isInteger(end) || start < 0 || end < start || end > extent) {
+      throw new ShapeError(
+        `slice: the range ${String(start)}..${String(end)} of axis '${axis}' does not lie in ${describe(this)}.`,
+        { subject: 'slice', given: { axis, start, end }, wanted: { axes: this.axes, shape: this.shape } },
+      );
+    }
+    const shape = this.shape.with(index, end - start) as unknown as Extents<A>;
+    const offset = this.#byteOffset + start * (this.strides[index] ?? 0) * byteSize(this.dtype);
+    return this.derive(this.dtype, this.axes, shape, this.strides, offset);
+  }
+
+  view<const B extends Axes>(axes: B, shape: Extents<B>): Tensor<D, B> {
+    if (!this.contiguous || elementCount(shape) !== elementCount(this.shape) || axes.length !== shape.length) {
+      throw new ShapeError(
+        `view: ${describe(this)} was given and [${axes.join(', ')}] of [${shape.join(', ')}] was asked for; ` +
+          'a view needs a contiguous tensor with as many elements.',
+        { subject: 'view', given: this.shape, wanted: shape },
+      );
+    }
+    return this.derive(this.dtype, axes, shape, rowMajorStrides(shape), this.#byteOffset);
+  }
+
+  /** A view of the same memory under another type; the caller has checked the bounds. */
+  derive<E extends DType, B extends Axes>(
+    dtype: E,
+    axes: B,
+    shape: Extents<B>,
+    strides: Extents<B>,
+    byteOffset: number,
+  ): Tensor<E, B> {
+    this.assertUsable();
+    const native = this.native.view(dtypes.indexOf(dtype), shape, strides, byteOffset);
+    const base = this.#base ?? (this as unknown as Tensor);
+    return new Tensor({ device: this.device, native, dtype, axes, shape, strides, byteOffset, base });
+  }
+
+  dispose(): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    if (this.#base === undefined) this.native.release();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+
+  assertUsable(): void {
+    if (this.disposed) {
+      throw new DisposedError(`${describe(this)} was disposed; keep it until its last use is enqueued.`, {
+        subject: 'tensor',
+      });
+    }
+  }
+}
+
+export function elementCount(shape: readonly number[]): number {
+  return shape.reduce((count, extent) => count * extent, 1);
+}
+
+export function rowMajorStrides<A extends Axes>(shape: Extents<A>): Extents<A> {
+  const extents = shape as readonly number[];
+  const strides = new Array<number>(extents.length);
+  let stride = 1;
+  for (let axis = extents.length - 1; axis >= 0; axis--) {
+    strides[axis] = stride;
+    stride *= extents[axis] ?? 1;
+  }
+  return strides as unknown as Extents<A>;
+}
+
+/** For messages: `f32 [token=3, hidden=8]`. */
+export function describe(tensor: Pick<TensorHandle, 'dtype' | 'axes' | 'shape'>): string {
+  const extents = tensor.axes.map((axis, index) => `${axis}=${String(tensor.shape[index])}`);
+  return `${tensor.dtype} [${extents.join(', ')}]`;
+}

@@ -1,0 +1,69 @@
+import type { DType } from './dtype.js';
+import { DeviceError, DTypeError, ShapeError } from './errors.js';
+import type { Stream } from './stream.js';
+import { describe, Tensor, type TensorHandle } from './tensor.js';
+
+/**
+ * The one boundary check of a tensor argument: made by this package, alive, on the stream's device.
+ * @throws DeviceError, DisposedError
+ */
+export function nativeOf(operation: string, name: string, tensor: TensorHandle, stream: Stream): Tensor {
+  if (!(tensor instanceof Tensor)) {
+    throw new DeviceError(
+      `${operation}: ${name} is not a tensor of this package; wrap foreign memory with device.wrap().`,
+      { subject: name },
+    );
+  }
+  tensor.assertUsable();
+  if (tensor.device !== stream.device) {
+    throw new DeviceError(
+      `${operation}: ${name} lives on ${tensor.device.name} and the stream is of ${stream.device.name}; ` +
+        'copy it to that device first.',
+      { subject: name, given: tensor.device.name, wanted: stream.device.name },
+    );
+  }
+  return tensor;
+}
+
+/** @throws DTypeError unless the tensor's dtype is among `wanted` */
+export function expectDType(operation: string, name: string, tensor: TensorHandle, wanted: readonly DType[]): void {
+  if (!wanted.includes(tensor.dtype)) {
+    throw new DTypeError(`${operation}: ${name} is ${describe(tensor)}; its dtype must be ${wanted.join(', ')}.`, {
+      subject: name,
+      given: tensor.dtype,
+      wanted,
+    });
+  }
+}
+
+/** @throws ShapeError unless the tensor has exactly this shape; `undefined` accepts any extent */
+export function expectShape(
+  operation: string,
+  name: string,
+  tensor: TensorHandle,
+  wanted: readonly (number | undefined)[],
+): void {
+  const fits =
+    tensor.shape.length === wanted.length &&
+    wanted.every((extent, axis) => extent === undefined || tensor.shape[axis] === extent);
+  if (!fits) {
+    const extents = wanted.map((extent) => (extent === undefined ? 'any' : String(extent)));
+    throw new ShapeError(`${operation}: ${name} is ${describe(tensor)}; its shape must be [${extents.join(', ')}].`, {
+      subject: name,
+      given: tensor.shape,
+      wanted,
+    });
+  }
+}
+
+/** @throws ShapeError unless the elements of the last axis lie next to each other */
+export function expectContiguousRows(operation: string, name: string, tensor: TensorHandle): void {
+  const last = tensor.shape.length - 1;
+  if ((tensor.shape[last] ?? 0) > 1 && tensor.strides[last] !== 1) {
+    throw new ShapeError(
+      `${operation}: ${name} is ${describe(tensor)} with strides [${tensor.strides.join(', ')}]; ` +
+        'its last axis must be contiguous. Copy it first.',
+      { subject: name, given: tensor.strides, wanted: 1 },
+    );
+  }
+}
