@@ -23,6 +23,7 @@ export default defineConfig(
     rules: {
       'max-lines': ['error', 500],
       // Numbers read well in messages as they are.
+      '@typescript-eslint/no-confusing-void-expression': ['error', { ignoreArrowShorthand: true }],
       '@typescript-eslint/restrict-template-expressions': ['error', { allowNumber: true }],
     },
   },

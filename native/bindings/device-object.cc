@@ -1,5 +1,6 @@
 #include "bindings/device-object.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "bindings/errors.h"
 #include "bindings/stream-object.h"
 #include "bindings/tensor-object.h"
+#include "bindings/typed-array.h"
 
 namespace kv {
 namespace {
@@ -38,12 +40,17 @@ DeviceObject::DeviceObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<De
   device_ = std::make_shared<Device>(threads, isa_argument(info[1]), limit);
 }
 
-// allocate(dtype, shape, strides, 0, bytes)
+// allocate(dtype, shape, strides, 0, bytes, contents: TypedArray or undefined)
 Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {
   const double bytes = info[4].As<Napi::Number>().DoubleValue();
   std::shared_ptr<Storage> storage =
       bytes < 0x1p62 ? Storage::allocate(device_, static_cast<size_t>(bytes)) : nullptr;
   if (!storage) throw make_error(info.Env(), "KV_OUT_OF_MEMORY", "the memory does not fit");
+  if (info[5].IsTypedArray()) {
+    const auto contents = info[5].As<Napi::TypedArray>();
+    const char* source = bytes_of(contents);
+    std::copy(source, source + contents.ByteLength(), static_cast<char*>(storage->data()));
+  }
   return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));
 }
 
@@ -54,7 +61,7 @@ Napi::Value DeviceObject::wrap(const Napi::CallbackInfo& info) {
   keep->SuppressDestruct();
   std::shared_ptr<Environment> environment = Environment::of(info.Env());
   auto storage = std::make_shared<Storage>(
-      device_, static_cast<char*>(memory.ArrayBuffer().Data()) + memory.ByteOffset(), memory.ByteLength(),
+      device_, bytes_of(memory), memory.ByteLength(),
       [environment, keep] { environment->post([keep](Napi::Env) { keep->Reset(); }); });
   return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));
 }

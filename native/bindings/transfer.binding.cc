@@ -3,13 +3,10 @@
 #include <vector>
 
 #include "bindings/operation-call.h"
+#include "bindings/typed-array.h"
 
 namespace kv {
 namespace {
-
-char* bytes_of(const Napi::TypedArray& array) {
-  return static_cast<char*>(array.ArrayBuffer().Data()) + array.ByteOffset();
-}
 
 // Copies a strided tensor to row-major order.
 char* gather(const Layout& layout, const char* source, char* destination, int axis) {

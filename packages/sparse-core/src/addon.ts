@@ -33,6 +33,7 @@ export interface NativeDevice {
     strides: readonly number[],
     byteOffset: 0,
     bytes: number,
+    contents: ElementArray | undefined,
   ): NativeTensor;
   wrap(
     dtype: number,

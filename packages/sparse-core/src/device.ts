@@ -61,17 +61,16 @@ export class Device {
     data?: ElementArray<D>,
   ): Tensor<D, A> {
     const strides = this.#stridesOf(dtype, axes, shape);
+    if (data !== undefined) expectElements('tensor', dtype, shape, data);
     const bytes = elementCount(shape) * byteSize(dtype);
     try {
-      const native = this.native.allocate(dtypes.indexOf(dtype), shape, strides, 0, bytes);
-      const tensor = new Tensor({ device: this, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined });
-      if (data !== undefined) this.defaultStream.write(tensor as unknown as Tensor<D>, data);
-      return tensor;
+      const native = this.native.allocate(dtypes.indexOf(dtype), shape, strides, 0, bytes, data);
+      return new Tensor({ device: this, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined });
     } catch (error) {
       if ((error as { code?: string }).code !== 'KV_OUT_OF_MEMORY') throw error;
       const { live, limit } = this.memory();
       throw new OutOfMemoryError(
-        `${String(bytes)} bytes were asked for on ${this.name}, where ${String(live)} of ${String(limit)} are in use. ` +
+        `${bytes} bytes were asked for on ${this.name}, where ${live} of ${limit} are in use. ` +
           'Dispose tensors, use a smaller batch or context, or raise memoryLimit.',
         { subject: 'tensor', given: bytes, wanted: limit - live, cause: error },
       );
@@ -90,20 +89,7 @@ export class Device {
     memory: ElementArray<D>,
   ): Tensor<D, A> {
     const strides = this.#stridesOf(dtype, axes, shape);
-    if (!isElementArray(dtype, memory)) {
-      throw new DTypeError(`wrap: ${dtype} elements are wrapped from a ${elementArrayName(dtype)}.`, {
-        subject: 'wrap',
-        given: (memory as object).constructor.name,
-        wanted: elementArrayName(dtype),
-      });
-    }
-    if (memory.length !== elementCount(shape)) {
-      throw new ShapeError(
-        `wrap: an array of ${String(memory.length)} elements was given for the shape [${shape.join(', ')}], ` +
-          `which has ${String(elementCount(shape))}.`,
-        { subject: 'wrap', given: memory.length, wanted: elementCount(shape) },
-      );
-    }
+    expectElements('wrap', dtype, shape, memory);
     const native = this.native.wrap(dtypes.indexOf(dtype), shape, strides, 0, memory);
     return new Tensor({ device: this, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined });
   }
@@ -127,7 +113,7 @@ export class Device {
 
   #stridesOf<A extends Axes>(dtype: DType, axes: A, shape: Extents<A>): Extents<A> {
     if (!dtypes.includes(dtype)) {
-      throw new DTypeError(`'${String(dtype)}' is not a dtype; use one of ${dtypes.join(', ')}.`, {
+      throw new DTypeError(`'${dtype}' is not a dtype; use one of ${dtypes.join(', ')}.`, {
         subject: 'tensor',
         given: dtype,
         wanted: dtypes,
@@ -137,11 +123,29 @@ export class Device {
     if (axes.length !== shape.length || axes.length > maxRank || !valid) {
       throw new ShapeError(
         `A tensor of axes [${axes.join(', ')}] and shape [${shape.join(', ')}] was asked for; give one ` +
-          `non-negative integer for each axis, and at most ${String(maxRank)} axes.`,
+          `non-negative integer for each axis, and at most ${maxRank} axes.`,
         { subject: 'tensor', given: shape, wanted: axes },
       );
     }
     return rowMajorStrides(shape);
+  }
+}
+
+function expectElements(name: string, dtype: DType, shape: readonly number[], elements: ElementArray): void {
+  if (!isElementArray(dtype, elements)) {
+    const given = (elements as object).constructor.name;
+    throw new DTypeError(`${name}: ${dtype} elements come in a ${elementArrayName(dtype)}; a ${given} was given.`, {
+      subject: name,
+      given,
+      wanted: elementArrayName(dtype),
+    });
+  }
+  const wanted = elementCount(shape);
+  if (elements.length !== wanted) {
+    throw new ShapeError(
+      `${name}: ${elements.length} elements were given for the shape [${shape.join(', ')}], which has ${wanted}.`,
+      { subject: name, given: elements.length, wanted },
+    );
   }
 }
 
@@ -164,12 +168,12 @@ export function createDevice(options: DeviceOptions = {}): Device {
   }
   if (!Number.isInteger(threads) || threads < 1 || threads > maxThreads) {
     throw new InvalidValueError(
-      `threads is ${String(threads)}; it must be a whole number from 1 to ${String(maxThreads)}.`,
+      `threads is ${threads}; it must be a whole number from 1 to ${maxThreads}.`,
       { subject: 'threads', given: threads, wanted: [1, maxThreads] },
     );
   }
   if (!Number.isSafeInteger(memoryLimit) || memoryLimit < 0) {
-    throw new InvalidValueError(`memoryLimit is ${String(memoryLimit)}; it must be a whole number of bytes.`, {
+    throw new InvalidValueError(`memoryLimit is ${memoryLimit}; it must be a whole number of bytes.`, {
       subject: 'memoryLimit',
       given: memoryLimit,
     });

@@ -19,8 +19,20 @@ const arrays = {
   u8: Uint8Array,
 } as const;
 
+interface ElementArrays {
+  f32: Float32Array;
+  f16: Uint16Array;
+  bf16: Uint16Array;
+  i32: Int32Array;
+  u32: Uint32Array;
+  i16: Int16Array;
+  u16: Uint16Array;
+  i8: Int8Array;
+  u8: Uint8Array;
+}
+
 /** The JavaScript array of a dtype's elements; `f16` and `bf16` are their raw 16 bits. */
-export type ElementArray<D extends DType = DType> = InstanceType<(typeof arrays)[D]>;
+export type ElementArray<D extends DType = DType> = ElementArrays[D];
 
 export function byteSize(dtype: DType): number {
   return arrays[dtype].BYTES_PER_ELEMENT;

@@ -1,3 +1,6 @@
+export { type InstructionSet, type MemoryReport } from './addon.js';
+export { createDevice, Device, type DeviceKind, type DeviceOptions, devices } from './device.js';
+export { byteSize, type DType, type ElementArray, type FloatDType } from './dtype.js';
 export {
   CapabilityError,
   DeviceError,
@@ -5,10 +8,14 @@ export {
   DTypeError,
   InvalidValueError,
   KvError,
+  type KvErrorCode,
+  type KvErrorDetails,
   ModelFormatError,
   OutOfMemoryError,
   QueueFullError,
   ShapeError,
-  type KvErrorCode,
-  type KvErrorDetails,
 } from './errors.js';
+export { MappedFile } from './mapped-file.js';
+export { rmsNorm, type RmsNormArguments } from './operations/rms-norm.js';
+export { Stream } from './stream.js';
+export { type Axes, type Extents, Tensor, type TensorHandle } from './tensor.js';

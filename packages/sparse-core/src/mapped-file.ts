@@ -38,8 +38,8 @@ export class MappedFile {
     const bytes = elementCount(shape) * byteSize(dtype);
     if (!Number.isSafeInteger(byteOffset) || byteOffset < 0 || byteOffset + bytes > this.byteLength) {
       throw new ShapeError(
-        `${this.path}: ${String(bytes)} bytes at offset ${String(byteOffset)} were asked for; ` +
-          `the file has ${String(this.byteLength)}.`,
+        `${this.path}: ${bytes} bytes at offset ${byteOffset} were asked for; ` +
+          `the file has ${this.byteLength}.`,
         { subject: this.path, given: [byteOffset, bytes], wanted: this.byteLength },
       );
     }

@@ -66,8 +66,8 @@ export class Stream {
     }
     if (source.length !== elementCount(tensor.shape) || !native.contiguous) {
       throw new ShapeError(
-        `write: ${String(source.length)} elements were given for ${describe(tensor)}; ` +
-          `pass ${String(elementCount(tensor.shape))} elements for a contiguous tensor.`,
+        `write: ${source.length} elements were given for ${describe(tensor)}; ` +
+          `pass ${elementCount(tensor.shape)} elements for a contiguous tensor.`,
         { subject: 'write', given: source.length, wanted: elementCount(tensor.shape) },
       );
     }

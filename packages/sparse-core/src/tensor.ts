@@ -112,7 +112,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     const extent = this.shape[index];
     if (extent === undefined || !Number.isInteger(start) || !Number.isInteger(end) || start < 0 || end < start || end > extent) {
       throw new ShapeError(
-        `slice: the range ${String(start)}..${String(end)} of axis '${axis}' does not lie in ${describe(this)}.`,
+        `slice: the range ${start}..${end} of axis '${axis}' does not lie in ${describe(this)}.`,
         { subject: 'slice', given: { axis, start, end }, wanted: { axes: this.axes, shape: this.shape } },
       );
     }
@@ -142,7 +142,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   ): Tensor<E, B> {
     this.assertUsable();
     const native = this.native.view(dtypes.indexOf(dtype), shape, strides, byteOffset);
-    const base = this.#base ?? (this as unknown as Tensor);
+    const base = this.#base ?? (this);
     return new Tensor({ device: this.device, native, dtype, axes, shape, strides, byteOffset, base });
   }
 

@@ -8,13 +8,14 @@ import { describe, Tensor, type TensorHandle } from './tensor.js';
  * @throws DeviceError, DisposedError
  */
 export function nativeOf(operation: string, name: string, tensor: TensorHandle, stream: Stream): Tensor {
-  if (!(tensor instanceof Tensor)) {
+  const made: unknown = tensor;
+  if (!(made instanceof Tensor)) {
     throw new DeviceError(
       `${operation}: ${name} is not a tensor of this package; wrap foreign memory with device.wrap().`,
       { subject: name },
     );
   }
-  tensor.assertUsable();
+  made.assertUsable();
   if (tensor.device !== stream.device) {
     throw new DeviceError(
       `${operation}: ${name} lives on ${tensor.device.name} and the stream is of ${stream.device.name}; ` +
@@ -22,7 +23,7 @@ export function nativeOf(operation: string, name: string, tensor: TensorHandle, 
       { subject: name, given: tensor.device.name, wanted: stream.device.name },
     );
   }
-  return tensor;
+  return made as Tensor;
 }
 
 /** @throws DTypeError unless the tensor's dtype is among `wanted` */

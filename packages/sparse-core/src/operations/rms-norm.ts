@@ -42,7 +42,7 @@ export function rmsNorm<D extends FloatDType, A extends Axes>(stream: Stream, ar
   expectShape('rmsNorm', 'output', output, input.shape);
   for (const [name, tensor] of Object.entries({ input, weight, output })) expectContiguousRows('rmsNorm', name, tensor);
   if (!(epsilon > 0)) {
-    throw new InvalidValueError(`rmsNorm: epsilon is ${String(epsilon)}; it must be positive.`, {
+    throw new InvalidValueError(`rmsNorm: epsilon is ${epsilon}; it must be positive.`, {
       subject: 'epsilon',
       given: epsilon,
     });

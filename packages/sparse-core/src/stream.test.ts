@@ -1,0 +1,74 @@
+import { describe, expect, it } from 'vitest';
+import { createDevice } from './device.js';
+import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
+
+describe('streams', () => {
+  const device = createDevice({ threads: 2 });
+
+  it('run their work in order', async () => {
+    using stream = device.createStream();
+    using tensor = device.tensor('i32', ['value'], [1]);
+    const reads = Array.from({ length: 100 }, (_, value) => {
+      stream.write(tensor, new Int32Array([value]));
+      return tensor.read(stream);
+    });
+    const values = await Promise.all(reads);
+    expect(values.map((array) => array[0])).toEqual(Array.from({ length: 100 }, (_, value) => value));
+  });
+
+  it('wait for one another', async () => {
+    using first = device.createStream();
+    using second = device.createStream();
+    using large = device.tensor('u8', ['byte'], [1 << 22]);
+    using copied = device.tensor('u8', ['byte'], [1 << 22]);
+    for (let value = 1; value <= 20; value++) {
+      first.write(large, new Uint8Array(1 << 22).fill(value));
+      second.waitFor(first);
+      second.copy(large, copied);
+      const bytes = await copied.read(second);
+      expect(bytes.every((byte) => byte === value)).toBe(true);
+    }
+    expect(() => {
+      first.waitFor(first);
+    }).toThrow(InvalidValueError);
+  });
+
+  it('copy strided tensors into contiguous ones', async () => {
+    using source = device.tensor('i32', ['row', 'column'], [2, 3], new Int32Array([1, 2, 3, 4, 5, 6]));
+    using destination = device.tensor('i32', ['row', 'column'], [2, 2]);
+    device.defaultStream.copy(source.slice('column', 1, 3), destination);
+    expect(Array.from(await destination.read())).toEqual([2, 3, 5, 6]);
+  });
+
+  it('refuse what does not fit', () => {
+    const stream = device.defaultStream;
+    using tensor = device.tensor('i32', ['value'], [2]);
+    using other = device.tensor('f32', ['value'], [2]);
+    using foreign = createDevice({ threads: 1 }).tensor('i32', ['value'], [2]);
+    expect(() => {
+      stream.write(tensor, new Int32Array(3));
+    }).toThrow(ShapeError);
+    expect(() => {
+      stream.write(tensor, new Float32Array(2) as never);
+    }).toThrow(DTypeError);
+    expect(() => {
+      stream.copy(tensor, other as never);
+    }).toThrow(DTypeError);
+    expect(() => {
+      stream.copy(tensor, foreign);
+    }).toThrow(DeviceError);
+  });
+
+  it('settle every pending wait when disposed', async () => {
+    const stream = device.createStream();
+    using tensor = device.tensor('u8', ['byte'], [1 << 24]);
+    using target = device.tensor('u8', ['byte'], [1 << 24]);
+    for (let i = 0; i < 50; i++) stream.copy(tensor, target);
+    const settled = Promise.allSettled([stream.synchronize(), tensor.read(stream)]);
+    stream.dispose();
+    for (const result of await settled) {
+      if (result.status === 'rejected') expect(result.reason).toBeInstanceOf(DeviceError);
+    }
+    await expect(stream.synchronize()).rejects.toThrow(DisposedError);
+  });
+});

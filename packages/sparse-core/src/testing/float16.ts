@@ -1,0 +1,43 @@
+/** 16-bit floats in plain arithmetic, for oracles: slow and obviously right. */
+const word = new DataView(new ArrayBuffer(4));
+
+function toNumber(bits: number): number {
+  const sign = (bits & 0x8000) === 0 ? 1 : -1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  if (exponent === 31) return fraction === 0 ? sign * Infinity : NaN;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+function roundHalfEven(x: number): number {
+  const floor = Math.floor(x);
+  const rest = x - floor;
+  if (rest !== 0.5) return Math.round(x);
+  return floor % 2 === 0 ? floor : floor + 1;
+}
+
+function fromNumber(value: number): number {
+  const sign = value < 0 || Object.is(value, -0) ? 0x8000 : 0;
+  const magnitude = Math.abs(value);
+  if (Number.isNaN(value)) return 0x7e00;
+  if (magnitude >= 65520) return sign | 0x7c00;
+  if (magnitude < 2 ** -14) return sign | roundHalfEven(magnitude * 2 ** 24);
+  const exponent = Math.floor(Math.log2(magnitude));
+  // A fraction that rounds up to 1024 carries into the exponent, as it should.
+  return sign | (((exponent + 15) << 10) + roundHalfEven((magnitude / 2 ** exponent - 1) * 1024));
+}
+
+function bfloatToNumber(bits: number): number {
+  word.setUint32(0, (bits << 16) >>> 0);
+  return word.getFloat32(0);
+}
+
+function bfloatFromNumber(value: number): number {
+  word.setFloat32(0, value);
+  const bits = word.getUint32(0);
+  if (Number.isNaN(value)) return (bits >>> 16) | 0x40;
+  return (bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16;
+}
+
+export const Float16 = { toNumber, fromNumber, bfloatToNumber, bfloatFromNumber };

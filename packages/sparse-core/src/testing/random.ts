@@ -1,0 +1,63 @@
+import { Float16 } from './float16.js';
+import type { DType, ElementArray, FloatDType } from '../dtype.js';
+
+/** A seeded generator of test inputs (mulberry32): the same numbers in every run. */
+export class Random {
+  #state: number;
+
+  constructor(seed: number) {
+    this.#state = seed >>> 0;
+  }
+
+  /** Uniform in [0, 1). */
+  next(): number {
+    this.#state = (this.#state + 0x6d2b79f5) >>> 0;
+    let t = this.#state;
+    t = Math.imul(t ^ (t >>> 15), t | 1);
+    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  }
+
+  /** A whole number, both ends included. */
+  integer(lowest: number, highest: number): number {
+    return lowest + Math.floor(this.next() * (highest - lowest + 1));
+  }
+
+  pick<T>(choices: readonly T[]): T {
+    const choice = choices[this.integer(0, choices.length - 1)];
+    if (choice === undefined) throw new Error('nothing to pick from');
+    return choice;
+  }
+
+  /** Standard normal (Box-Muller). */
+  normal(): number {
+    return Math.sqrt(-2 * Math.log(1 - this.next())) * Math.cos(2 * Math.PI * this.next());
+  }
+
+  /** Normal values as stored elements of `dtype`. */
+  elements<D extends FloatDType>(dtype: D, length: number, scale = 1): ElementArray<D> {
+    return encode(
+      dtype,
+      Float64Array.from({ length }, () => this.normal() * scale),
+    );
+  }
+}
+
+/** Rounds real numbers to stored elements. */
+export function encode<D extends FloatDType>(dtype: D, values: ArrayLike<number>): ElementArray<D> {
+  const encoded =
+    dtype === 'f32'
+      ? Float32Array.from(values)
+      : Uint16Array.from(values, dtype === 'f16' ? Float16.fromNumber : Float16.bfloatFromNumber);
+  return encoded as ElementArray as ElementArray<D>;
+}
+
+/** The real numbers that stored elements stand for. */
+export function decode(dtype: DType, elements: ElementArray): Float64Array {
+  if (dtype === 'f16') return Float64Array.from(elements, Float16.toNumber);
+  if (dtype === 'bf16') return Float64Array.from(elements, Float16.bfloatToNumber);
+  return Float64Array.from(elements);
+}
+
+/** Half the distance between 1 and the next element: the most that rounding adds, relative to the value. */
+export const unitRoundoff = { f32: 2 ** -24, f16: 2 ** -11, bf16: 2 ** -8 } as const;
