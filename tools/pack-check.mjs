@@ -1,0 +1,132 @@
+// Packs every public package and uses it as a stranger would: alone in an empty folder, install scripts
+// blocked, empty HOME, no other @kv package than the packed ones it depends on. Needs built packages.
+import { spawnSync } from 'node:child_process';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('..', import.meta.url));
+const scratch = mkdtempSync(join(tmpdir(), 'kv-pack-'));
+const largestBinary = 5_000_000;
+const installScripts = ['preinstall', 'install', 'postinstall', 'prepare'];
+
+function run(command, args, options = {}) {
+  const result = spawnSync(command, args, { encoding: 'utf8', ...options });
+  if (result.error) throw result.error;
+  if (result.status !== 0) throw new Error(`${command} ${args.join(' ')}\n${result.stdout}${result.stderr}`);
+  return result.stdout;
+}
+
+const tool = (name) => join(root, 'node_modules/.bin', name);
+
+function publicPackages() {
+  return readdirSync(join(root, 'packages'))
+    .map((folder) => join(root, 'packages', folder))
+    .filter((path) => existsSync(join(path, 'package.json')))
+    .map((path) => ({ path, manifest: JSON.parse(readFileSync(join(path, 'package.json'), 'utf8')) }))
+    .filter(({ manifest }) => !manifest.private);
+}
+
+/** The block of code under the README's "## Example": what it says, in which language. */
+function example(readme) {
+  const block = /^## Example\n[^]*?^```(js|sh)\n([^]*?)^```/m.exec(readme);
+  return block && { language: block[1], code: block[2] };
+}
+
+function checkContents({ path, manifest, tarball, files }) {
+  for (const script of installScripts) {
+    if (manifest.scripts?.[script]) throw new Error(`has an install script: ${script}`);
+  }
+  for (const wanted of ['README.md', 'LICENSE']) {
+    if (!files.includes(wanted)) throw new Error(`the tarball lacks ${wanted}`);
+  }
+  for (const file of files.filter((name) => name.endsWith('.node'))) {
+    const { size } = statSync(join(path, file));
+    if (size >= largestBinary) throw new Error(`${file} has ${size} bytes; fewer than ${largestBinary} are wanted`);
+  }
+  run(process.execPath, [tool('publint'), '--strict', tarball]);
+  if (manifest.types) run(process.execPath, [tool('attw'), tarball]);
+}
+
+/** `manifest`'s package and every packed one that it depends on. */
+function closure(manifest, packed, found = new Set()) {
+  found.add(manifest.name);
+  for (const name of Object.keys({ ...manifest.dependencies, ...manifest.optionalDependencies })) {
+    const dependency = packed.find((each) => each.manifest.name === name);
+    if (dependency && !found.has(name)) closure(dependency.manifest, packed, found);
+  }
+  return found;
+}
+
+function checkInstalled(one, packed) {
+  const { manifest, path } = one;
+  const folder = join(scratch, manifest.name.replace('@kv/', 'install-'));
+  const home = join(folder, 'home');
+  mkdirSync(home, { recursive: true });
+  const names = [...closure(manifest, packed)];
+  const dependencies = Object.fromEntries(
+    names.map((name) => [name, `file:${packed.find((each) => each.manifest.name === name).tarball}`]),
+  );
+  const overrides = Object.fromEntries(names.map((name) => [name, `$${name}`]));
+  writeFileSync(join(folder, 'package.json'), JSON.stringify({ private: true, dependencies, overrides }));
+  // Nothing of ours may come from a registry.
+  writeFileSync(join(folder, '.npmrc'), '@kv:registry=http://127.0.0.1:9/\n');
+  const env = { ...process.env, HOME: home };
+  run('npm', ['install', '--ignore-scripts', '--no-audit', '--no-fund', '--no-update-notifier'], { cwd: folder, env });
+
+  const node = (code) => run(process.execPath, ['-e', code], { cwd: folder, env });
+  if (manifest.os) {
+    node(`require('${manifest.name}')`);
+    return;
+  }
+  node(`
+    const keys = (module) => Object.keys(module).filter((key) => !/^(default|module.exports)$/.test(key)).sort().join();
+    const required = keys(require('${manifest.name}'));
+    import('${manifest.name}').then((imported) => {
+      if (keys(imported) !== required) throw new Error('import and require give different names');
+    });`);
+
+  const shown = example(readFileSync(join(path, 'README.md'), 'utf8'));
+  if (!shown) throw new Error('README.md has no js or sh block under "## Example"');
+  if (existsSync(join(root, 'models'))) symlinkSync(join(root, 'models'), join(folder, 'models'));
+  const file = join(folder, shown.language === 'js' ? 'example.mjs' : 'example.sh');
+  writeFileSync(file, shown.code);
+  const output =
+    shown.language === 'js'
+      ? run(process.execPath, [file], { cwd: folder, env })
+      : run('bash', ['-euo', 'pipefail', file], { cwd: folder, env });
+  if (output.trim() === '') throw new Error('the README example printed nothing');
+}
+
+const packed = publicPackages().map(({ path, manifest }) => {
+  const [{ filename, files }] = JSON.parse(
+    run('npm', ['pack', '--json', '--pack-destination', scratch], { cwd: path }),
+  );
+  return { path, manifest, tarball: join(scratch, filename), files: files.map((file) => file.path) };
+});
+
+let failed = 0;
+for (const each of packed) {
+  try {
+    checkContents(each);
+    checkInstalled(each, packed);
+    console.log(`pack-check: ok   ${each.manifest.name}`);
+  } catch (error) {
+    failed += 1;
+    console.error(`pack-check: FAIL ${each.manifest.name}: ${error.message}`);
+  }
+}
+rmSync(scratch, { recursive: true });
+console.log(`pack-check: ${packed.length - failed} passed, ${failed} failed`);
+process.exitCode = failed === 0 ? 0 : 1;
