@@ -1,4 +1,5 @@
 import { defineConfig } from 'tsup';
 import { packageBuild } from '../../tsup.shared';
 
-export default defineConfig(packageBuild);
+// The shims give the CommonJS build an `import.meta.url`, from which the worker thread's library is found.
+export default defineConfig({ ...packageBuild, shims: true });

@@ -1,0 +1,210 @@
+import { ModelFormatError } from '@kv/sparse-core';
+import { z } from 'zod';
+
+import { isRecord, parseJson } from '../read-json.js';
+
+/** Bytes of one element of each dtype that a safetensors file may hold. */
+const bytesPerElement = {
+  BOOL: 1,
+  U8: 1,
+  I8: 1,
+  F8_E5M2: 1,
+  F8_E4M3: 1,
+  I16: 2,
+  U16: 2,
+  F16: 2,
+  BF16: 2,
+  I32: 4,
+  U32: 4,
+  F32: 4,
+  I64: 8,
+  U64: 8,
+  F64: 8,
+} as const;
+
+/** A dtype as the format spells it. */
+export type StoredDType = keyof typeof bytesPerElement;
+
+/** One tensor of a safetensors file. */
+export interface StoredTensor {
+  readonly name: string;
+  /** The file that holds it. */
+  readonly file: string;
+  readonly dtype: StoredDType;
+  readonly shape: readonly number[];
+  /** Offset of the first byte from the start of the file. */
+  readonly byteOffset: number;
+  readonly byteLength: number;
+}
+
+export interface SafetensorsHeader {
+  readonly tensors: ReadonlyMap<string, StoredTensor>;
+  readonly metadata: Readonly<Record<string, string>>;
+}
+
+/** The length of the length field: a little-endian u64 before the header. */
+export const lengthFieldBytes = 8;
+/** The format's own limit. */
+export const maxHeaderBytes = 100_000_000;
+
+const tensorSchema = z.object({
+  dtype: z.string(),
+  shape: z.array(z.int().nonnegative()),
+  data_offsets: z.tuple([z.int().nonnegative(), z.int().nonnegative()]),
+});
+
+/**
+ * Reads the header's byte length from the first bytes of a file.
+ * @param start the first `lengthFieldBytes` bytes, or fewer when the file is shorter
+ * @param fileBytes byte length of the whole file
+ * @throws ModelFormatError when the file is too short for the header that it promises, or the header is too long
+ */
+export function readHeaderLength(file: string, start: Uint8Array, fileBytes: number): number {
+  if (start.byteLength < lengthFieldBytes) {
+    fail(file, `${fileBytes} bytes`, `at least ${lengthFieldBytes} bytes`, 'The file is truncated');
+  }
+  const length = new DataView(start.buffer, start.byteOffset).getBigUint64(0, true);
+  if (length > BigInt(maxHeaderBytes)) {
+    fail(file, `a header of ${length} bytes`, `at most ${maxHeaderBytes}`, 'This is no safetensors file');
+  }
+  const available = fileBytes - lengthFieldBytes;
+  if (Number(length) > available) {
+    fail(
+      file,
+      `a header of ${length} bytes, of which ${available} are there`,
+      'all of it',
+      'The file is truncated',
+    );
+  }
+  return Number(length);
+}
+
+/**
+ * Parses and checks a header: every tensor's dtype, shape and byte range agree, and the ranges cover the data
+ * once, without holes or overlaps, as the format demands.
+ * @param header the header's bytes, without the length field
+ * @param fileBytes byte length of the whole file
+ * @throws ModelFormatError naming the file and the tensor
+ */
+export function parseHeader(file: string, header: Uint8Array, fileBytes: number): SafetensorsHeader {
+  const text = decodeUtf8(file, header);
+  const json = parseJson(`the header of ${file}`, text);
+  if (!isRecord(json))
+    fail(file, 'a header that is not an object', 'a JSON object', 'This is no safetensors file');
+  const repeated = findRepeatedKey(text);
+  if (repeated !== undefined)
+    fail(file, `tensor '${repeated}' twice`, 'unique names', 'Write the file again');
+
+  const dataStart = lengthFieldBytes + header.byteLength;
+  const tensors = new Map<string, StoredTensor>();
+  let metadata: Record<string, string> = {};
+  for (const [name, value] of Object.entries(json)) {
+    if (name === '__metadata__') metadata = parseMetadata(file, value);
+    else tensors.set(name, parseTensor(file, name, value, dataStart));
+  }
+  checkCoverage(file, [...tensors.values()], dataStart, fileBytes);
+  return { tensors, metadata };
+}
+
+function decodeUtf8(file: string, bytes: Uint8Array): string {
+  try {
+    return new TextDecoder('utf-8', { fatal: true }).decode(bytes);
+  } catch (cause) {
+    throw new ModelFormatError(`${file}: the header is not UTF-8. This is no safetensors file.`, {
+      subject: file,
+      wanted: 'UTF-8 JSON',
+      cause,
+    });
+  }
+}
+
+/** JSON.parse keeps the last of two equal keys in silence; this finds such a key of the outermost object. */
+function findRepeatedKey(json: string): string | undefined {
+  const seen = new Set<string>();
+  let depth = 0;
+  for (const [token] of json.matchAll(/"(?:[^"\\]|\\.)*"(?:\s*:)?|[{}[\]]/g)) {
+    if (token === '{' || token === '[') depth += 1;
+    else if (token === '}' || token === ']') depth -= 1;
+    else if (depth === 1 && token.endsWith(':')) {
+      const key = JSON.parse(token.slice(0, -1)) as string;
+      if (seen.has(key)) return key;
+      seen.add(key);
+    }
+  }
+  return undefined;
+}
+
+function parseMetadata(file: string, value: unknown): Record<string, string> {
+  const parsed = z.record(z.string(), z.string()).safeParse(value);
+  if (!parsed.success) {
+    fail(file, `__metadata__ ${JSON.stringify(value)}`, 'an object of strings', 'Write the file again');
+  }
+  return parsed.data;
+}
+
+function parseTensor(file: string, name: string, value: unknown, dataStart: number): StoredTensor {
+  const subject = `${file}: tensor '${name}'`;
+  const parsed = tensorSchema.safeParse(value);
+  if (!parsed.success) {
+    fail(
+      subject,
+      JSON.stringify(value),
+      'dtype, shape and data_offsets of whole numbers',
+      'Write the file again',
+    );
+  }
+  const {
+    dtype,
+    shape,
+    data_offsets: [begin, end],
+  } = parsed.data;
+  if (!isStoredDType(dtype)) {
+    fail(subject, `dtype ${dtype}`, Object.keys(bytesPerElement).join(', '), 'Convert the weights');
+  }
+  const byteLength = shape.reduce((product, extent) => product * extent, bytesPerElement[dtype]);
+  if (byteLength !== end - begin) {
+    fail(
+      subject,
+      `bytes ${begin}..${end} (${end - begin})`,
+      `${byteLength} for ${dtype} [${shape.join(', ')}]`,
+      'Write the file again',
+    );
+  }
+  return { name, file, dtype, shape, byteOffset: dataStart + begin, byteLength };
+}
+
+function isStoredDType(dtype: string): dtype is StoredDType {
+  return Object.hasOwn(bytesPerElement, dtype);
+}
+
+function checkCoverage(file: string, tensors: StoredTensor[], dataStart: number, fileBytes: number): void {
+  tensors.sort((a, b) => a.byteOffset - b.byteOffset || a.byteLength - b.byteLength);
+  let cursor = dataStart;
+  for (const { name, byteOffset, byteLength } of tensors) {
+    if (byteOffset !== cursor) {
+      const what = byteOffset < cursor ? 'overlaps the tensor before it' : 'leaves a hole before it';
+      fail(
+        `${file}: tensor '${name}' ${what}`,
+        `offset ${byteOffset - dataStart}`,
+        `offset ${cursor - dataStart}`,
+        'Write the file again',
+      );
+    }
+    cursor += byteLength;
+  }
+  if (cursor !== fileBytes) {
+    const remedy = cursor > fileBytes ? 'The file is truncated' : 'The file has bytes that no tensor owns';
+    fail(file, `${fileBytes - dataStart} bytes of data`, `${cursor - dataStart} bytes`, remedy);
+  }
+}
+
+function fail(subject: string, given: string, wanted: string, remedy: string): never {
+  throw new ModelFormatError(
+    `${subject}: given ${given}, wanted ${wanted}. ${remedy}; fetch or make it anew.`,
+    {
+      subject,
+      given,
+      wanted,
+    },
+  );
+}
