@@ -1,0 +1,49 @@
+// llama.cpp through node-llama-cpp: the reference of the generation benchmarks. Fetched here, never a dependency.
+import { execFileSync } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { cacheFolder } from '../cache.mjs';
+
+const VERSION = '3.22.1';
+
+/** Installs node-llama-cpp and its CPU binary for linux-x64 (85 MB, no install script) once; gives its entry point. */
+export function installLlamaCpp() {
+  const folder = cacheFolder(`node-llama-cpp-${VERSION}`);
+  const entry = join(folder, 'node_modules', 'node-llama-cpp', 'dist', 'index.js');
+  if (!existsSync(entry)) {
+    const packages = [`node-llama-cpp@${VERSION}`, `@node-llama-cpp/linux-x64@${VERSION}`];
+    const flags = ['--ignore-scripts', '--omit=optional', '--no-audit', '--no-fund', '--prefix', folder];
+    execFileSync('npm', ['install', ...flags, ...packages], { stdio: 'inherit' });
+  }
+  return entry;
+}
+
+/**
+ * Opens a GGUF file. `threads` is pinned: the library's default collapses when the cores are loaded.
+ * Gives `{ weights, generate(promptIds, count), close() }`; generate yields greedy token ids, end-of-text included.
+ */
+export async function open({ model, threads, contextTokens, batchSize = 512, flashAttention = true }) {
+  const { getLlama, LlamaLogLevel } = await import(pathToFileURL(installLlamaCpp()).href);
+  const llama = await getLlama({ gpu: false, build: 'never', maxThreads: threads, logLevel: LlamaLogLevel.error });
+  const loaded = await llama.loadModel({ modelPath: model.gguf, useMmap: true });
+  const context = await loaded.createContext({
+    contextSize: contextTokens,
+    batchSize,
+    flashAttention,
+    threads: { ideal: threads, min: threads },
+  });
+  return {
+    weights: model.gguf,
+    async *generate(promptIds, count) {
+      const sequence = context.getSequence();
+      let left = count;
+      for await (const token of sequence.evaluate(promptIds, { temperature: 0, yieldEogToken: true })) {
+        yield token;
+        if (--left === 0) break;
+      }
+      sequence.dispose();
+    },
+    close: () => llama.dispose(),
+  };
+}
