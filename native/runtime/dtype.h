@@ -24,4 +24,8 @@ constexpr size_t byte_size(DType dtype) {
   }
 }
 
+constexpr bool is_float(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+}
+
 }  // namespace kv

@@ -1,10 +1,6 @@
 // Random paged-attention cases and a double-precision oracle, shared by the attention tests.
 #pragma once
 
-#define KV_ISA oracle
-#include "kernels/simd.h"
-#undef KV_ISA
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -16,31 +12,9 @@
 
 #include "kernels/paged-attention.h"
 #include "runtime/execution.h"
+#include "tests/kernel-testing.h"
 
 namespace kv {
-
-inline void write_element(DType dtype, std::vector<uint8_t>& bytes, int64_t index, float value) {
-  void* p = bytes.data() + static_cast<size_t>(index) * byte_size(dtype);
-  if (dtype == DType::f16) {
-    oracle::from_float(static_cast<oracle::Half*>(p), value);
-  } else if (dtype == DType::bf16) {
-    oracle::from_float(static_cast<oracle::Bfloat*>(p), value);
-  } else {
-    oracle::from_float(static_cast<float*>(p), value);
-  }
-}
-
-inline double read_element(DType dtype, const std::vector<uint8_t>& bytes, int64_t index) {
-  const void* p = bytes.data() + static_cast<size_t>(index) * byte_size(dtype);
-  if (dtype == DType::f16) return oracle::to_float(*static_cast<const oracle::Half*>(p));
-  if (dtype == DType::bf16) return oracle::to_float(*static_cast<const oracle::Bfloat*>(p));
-  return *static_cast<const float*>(p);
-}
-
-// Half the distance from 1 to the next number of the type.
-inline double unit_roundoff(DType dtype) {
-  return dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
-}
 
 struct AttentionShape {
   std::vector<int32_t> queries;     // of each batch entry
@@ -111,7 +85,8 @@ struct AttentionCase {
     }
     key_counts.resize(s.key_counts.size());
     for (int32_t b = 0; b < a.batch; ++b) {
-      for (int32_t h = 0; h < s.kv_heads; ++h) count_of(b, h) = s.key_counts[static_cast<size_t>(b * s.kv_heads + h)];
+      for (int32_t h = 0; h < s.kv_heads; ++h)
+        count_of(b, h) = s.key_counts[static_cast<size_t>(b * s.kv_heads + h)];
     }
     fill(random, s.cache_dtype, keys, blocks * a.block_stride);
     fill(random, s.cache_dtype, values, blocks * a.block_stride);
@@ -146,7 +121,8 @@ struct AttentionCase {
   }
 
   // Compares output and log_sum_exp with the oracle; prints the first difference. Returns whether all agree.
-  bool agrees(const char* what) const {
+  bool agrees(Isa isa) const {
+    const char* what = isa_name(isa);
     for (int32_t b = 0; b < arguments.batch; ++b) {
       for (int32_t i = 0; i < shape.queries[static_cast<size_t>(b)]; ++i) {
         for (int32_t h = 0; h < shape.query_heads; ++h) {
@@ -163,7 +139,8 @@ struct AttentionCase {
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> quarters(-8, 8);
     for (int64_t i = 0; i < count; ++i) {
-      write_element(dtype, bytes, i, shape.exact ? 0.25f * static_cast<float>(quarters(random)) : normal(random));
+      write_element(dtype, bytes, i,
+                    shape.exact ? 0.25f * static_cast<float>(quarters(random)) : normal(random));
     }
   }
 
@@ -172,13 +149,14 @@ struct AttentionCase {
     const float root = static_cast<float>(2 * std::sqrt(shape.score_shift));
     for (int64_t t = 0; t < tokens; ++t) {
       for (int32_t h = 0; h < shape.query_heads; ++h) {
-        write_element(shape.query_dtype, query, t * arguments.query_token_stride + h * arguments.query_head_stride,
-                      root);
+        write_element(shape.query_dtype, query,
+                      t * arguments.query_token_stride + h * arguments.query_head_stride, root);
       }
     }
     for (int64_t block = 0; block < blocks; ++block) {
       for (int32_t t = 0; t < shape.block_tokens; ++t) {
-        write_element(shape.cache_dtype, keys, block * arguments.block_stride + t * arguments.token_stride, root);
+        write_element(shape.cache_dtype, keys, block * arguments.block_stride + t * arguments.token_stride,
+                      root);
       }
     }
   }
@@ -201,8 +179,8 @@ struct AttentionCase {
       double score = 0;
       double magnitude = 0;
       for (int32_t d = 0; d < s.head_dim; ++d) {
-        const double term = static_cast<double>(arguments.scale) * read_element(s.query_dtype, query, query_at + d) *
-                            read_element(s.cache_dtype, keys, at + d);
+        const double query_element = read_element(s.query_dtype, query, query_at + d);
+        const double term = query_element * read_element(s.cache_dtype, keys, at + d) * arguments.scale;
         score += term;
         magnitude += std::fabs(term);
       }
@@ -236,8 +214,8 @@ struct AttentionCase {
       const double tolerance =
           2 * sum_error * largest_value + unit_roundoff(s.output_dtype) * std::fabs(want) + 0x1p-25;
       if (!(std::fabs(got - want) <= tolerance)) {
-        std::printf("%s: output[entry %d, query %d, head %d, dim %d] is %.9g, want %.9g within %.3g\n", what, b, i, h,
-                    d, got, want, tolerance);
+        std::printf("%s: output[entry %d, query %d, head %d, dim %d] is %.9g, want %.9g within %.3g\n", what,
+                    b, i, h, d, got, want, tolerance);
         return false;
       }
     }
@@ -250,8 +228,8 @@ struct AttentionCase {
     const double want = largest + std::log(sum);
     const double tolerance = sum_error + 2 * u * (std::fabs(want) + std::fabs(std::log(sum)));
     if (std::fabs(got - want) <= tolerance) return true;
-    std::printf("%s: log_sum_exp[entry %d, query %d, head %d] is %.9g, want %.9g within %.3g\n", what, b, i, h,
-                static_cast<double>(got), want, tolerance);
+    std::printf("%s: log_sum_exp[entry %d, query %d, head %d] is %.9g, want %.9g within %.3g\n", what, b, i,
+                h, static_cast<double>(got), want, tolerance);
     return false;
   }
 

@@ -17,14 +17,11 @@ constexpr int kTileKeys = 64;
 // and kPanelVectors for loads the register file is full: 32 registers with AVX-512, 16 without.
 constexpr int kStep = kLanes == 16 ? 8 : 4;
 
-// Finite, so that a row that has seen no key yet never subtracts infinities.
-constexpr float kLowestScore = -3e38f;
-
 struct Panel {
-  float* query;    // [dim, row], scaled
-  float* output;   // [dim rounded up to kStep, row]: sum of exp(score - maximum) * value so far
-  float* maximum;  // [row]
-  float* sum;      // [row]: sum of exp(score - maximum) so far
+  float* query;      // [dim, row], scaled
+  float* output;     // [dim rounded up to kStep, row]: sum of exp(score - maximum) * value so far
+  float* maximum;    // [row]
+  float* sum;        // [row]: sum of exp(score - maximum) so far
   int32_t* visible;  // [row]: how many leading keys the row sees
   int32_t most_visible;
   int32_t fewest_visible;
@@ -42,9 +39,9 @@ struct Tile {
 // result[i, row] = rescale[row] * result[i, row] + sum_k left[i, k] * right[k, row] for kStep values of i;
 // without `rescale` the old result counts for nothing.
 template <bool kRescale>
-__attribute__((always_inline)) inline void multiply(const float* left, int64_t left_stride, int64_t left_depth_stride,
-                                                    const float* right, int depth, const Vec* rescale,
-                                                    float* result) {
+__attribute__((always_inline)) inline void multiply(const float* left, int64_t left_stride,
+                                                    int64_t left_depth_stride, const float* right, int depth,
+                                                    const Vec* rescale, float* result) {
   Vec total[kStep][kPanelVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kStep; ++i) {
@@ -91,7 +88,8 @@ inline void softmax_step(Panel& panel, int count, float* scores, Vec* rescale) {
     float* column = scores + v * kLanes;
     const Vec before = load(panel.maximum + v * kLanes);
     Vec maximum_so_far = before;
-    for (int key = 0; key < count; ++key) maximum_so_far = maximum(maximum_so_far, load(column + key * kPanelRows));
+    for (int key = 0; key < count; ++key)
+      maximum_so_far = maximum(maximum_so_far, load(column + key * kPanelRows));
     rescale[v] = exponential(before - maximum_so_far);
     Vec sum = load(panel.sum + v * kLanes) * rescale[v];
     for (int key = 0; key < count; ++key) {

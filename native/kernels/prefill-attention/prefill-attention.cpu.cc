@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "kernels/attention-rows.h"
 #include "kernels/prefill-attention/prefill-attention-tile.h"
 
 namespace kv {
@@ -13,8 +14,6 @@ namespace {
 constexpr int64_t kTaskPanels = 4;
 // Tasks that each worker should find, where the work allows, so that the last ones end together.
 constexpr int64_t kTasksPerWorker = 8;
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The memory of one task, cut from a worker's scratch.
 struct Scratch {
@@ -49,44 +48,20 @@ struct Scratch {
   }
 };
 
-// The query rows of one batch entry that read one kv head: row r is query r / group of head
-// first_head + r % group.
-struct RowRange {
-  int64_t first_token;
-  int64_t first_head;
-  int64_t group;
-  int64_t queries;
-  int32_t key_count;
-
-  int64_t rows() const { return queries * group; }
-  int64_t token(int64_t row) const { return first_token + row / group; }
-  int64_t head(int64_t row) const { return first_head + row % group; }
-  int32_t visible(int64_t row, bool causal) const {
-    const int64_t seen = causal ? key_count - queries + row / group + 1 : key_count;
-    return seen > 0 ? static_cast<int32_t>(seen) : 0;
-  }
-};
-
 template <class T>
-void load_row(const T* from, float* to, int dim) {
-  int d = 0;
-  for (; d + kLanes <= dim; d += kLanes) store(to + d, load(from + d));
-  for (; d < dim; ++d) to[d] = to_float(from[d]);
-}
-
-template <class T>
-void load_tile(const PagedAttentionArguments& a, const void* pool, const int32_t* blocks, const Tile& tile, float* to) {
+void load_tile(const PagedAttentionArguments& a, const int32_t* blocks, const void* pool, const Tile& tile,
+               float* to) {
   for (int32_t i = 0; i < tile.count; ++i) {
     const int32_t key = tile.first_key + i;
     const int64_t block = blocks[key / a.block_tokens];
     load_row(static_cast<const T*>(pool) + block * a.block_stride + (key % a.block_tokens) * a.token_stride,
-             to + i * tile.stride, a.head_dim);
+             to + i * tile.stride, a.head_dim, tile.stride);
   }
 }
 
 template <class T>
-void begin_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows, int stride,
-                 Panel& panel) {
+void begin_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
+                 int stride, Panel& panel) {
   std::memset(panel.query, 0, sizeof(float) * static_cast<size_t>(stride) * kPanelRows);
   std::memset(panel.output, 0, sizeof(float) * static_cast<size_t>(stride) * kPanelRows);
   for (int row = 0; row < kPanelRows; ++row) {
@@ -98,7 +73,7 @@ void begin_panel(const PagedAttentionArguments& a, const RowRange& range, int64_
     const T* query = static_cast<const T*>(a.query) + range.token(first_row + row) * a.query_token_stride +
                      range.head(first_row + row) * a.query_head_stride;
     for (int d = 0; d < a.head_dim; ++d) panel.query[d * kPanelRows + row] = to_float(query[d]) * a.scale;
-    panel.visible[row] = range.visible(first_row + row, a.causal);
+    panel.visible[row] = range.visible(first_row + row);
   }
   panel.fewest_visible = panel.visible[0];
   panel.most_visible = panel.visible[rows - 1];
@@ -121,8 +96,8 @@ void finish_panel(const PagedAttentionArguments& a, const RowRange& range, int64
 }
 
 // Attention of up to `panels` panels of rows from `first_row` on.
-void attend_rows(const PagedAttentionArguments& a, const RowRange& range, const int32_t* blocks, int64_t first_row,
-                 int64_t panels, Scratch& scratch) {
+void attend_rows(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t panels,
+                 Scratch& scratch) {
   const auto rows_of = [&](int64_t panel) {
     const int64_t left = range.rows() - (first_row + panel * kPanelRows);
     return left < kPanelRows ? left : kPanelRows;
@@ -139,8 +114,8 @@ void attend_rows(const PagedAttentionArguments& a, const RowRange& range, const 
     const int32_t count = keys - first_key < kTileKeys ? keys - first_key : kTileKeys;
     const Tile tile{scratch.keys, scratch.values, scratch.stride, first_key, count};
     with_float_type(a.cache_dtype, [&](auto element) {
-      load_tile<decltype(element)>(a, a.keys, blocks, tile, scratch.keys);
-      load_tile<decltype(element)>(a, a.values, blocks, tile, scratch.values);
+      load_tile<decltype(element)>(a, range.blocks, a.keys, tile, scratch.keys);
+      load_tile<decltype(element)>(a, range.blocks, a.values, tile, scratch.values);
     });
     for (int64_t p = 0; p < panels; ++p) attend(scratch.panels[p], tile, a.head_dim, scratch.scores);
   }
@@ -177,11 +152,8 @@ void prefill_attention(const PagedAttentionArguments& a, Workers& workers) {
     const int64_t kv_head = task % a.kv_heads;
     // Later queries see more keys: they go first, so that short tasks fill the end.
     const int64_t chunk = divide_up(rows_of(b), task_rows) - 1 - task / a.kv_heads;
-    const int64_t cache_head = int64_t{a.slots[b]} * a.kv_heads + kv_head;
-    const RowRange range{a.query_start[b], kv_head * group, group, a.query_start[b + 1] - a.query_start[b],
-                         a.key_counts[cache_head]};
     Scratch scratch(workers.scratch(worker, Scratch::bytes(stride)), stride);
-    attend_rows(a, range, a.block_table + cache_head * a.table_width, chunk * task_rows, task_panels, scratch);
+    attend_rows(a, RowRange(a, b, kv_head), chunk * task_rows, task_panels, scratch);
   });
 }
 

@@ -1,5 +1,6 @@
-#include "kernels/cpu-dispatch.h"
 #include "kernels/prefill-attention/prefill-attention.h"
+
+#include "kernels/cpu-dispatch.h"
 
 namespace kv {
 

@@ -1,0 +1,17 @@
+#include "kernels/decode-attention/decode-attention.h"
+
+#include "kernels/cpu-dispatch.h"
+
+namespace kv {
+
+KV_CPU_KERNEL(decode_attention, PagedAttentionArguments)
+
+Status decode_attention(const PagedAttentionArguments& arguments, ExecutionContext& context) {
+  Status status = validate_shape(arguments);
+  if (status.ok()) status = validate_counts(arguments);
+  if (!status.ok()) return status;
+  decode_attention_cpu(arguments, context);
+  return Status::success();
+}
+
+}  // namespace kv

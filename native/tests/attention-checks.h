@@ -1,0 +1,152 @@
+// Checks that both dense attention operations must pass.
+#pragma once
+
+#include "tests/attention-case.h"
+#include "tests/check.h"
+
+namespace kv {
+
+using AttentionOperation = Status (*)(const PagedAttentionArguments&, ExecutionContext&);
+
+inline void run(AttentionOperation operation, AttentionCase& c, Workers& workers, Isa isa) {
+  c.poison();
+  ExecutionContext context{workers, isa};
+  CHECK(operation(c.arguments, context).ok());
+}
+
+inline bool same_results(const AttentionCase& a, const AttentionCase& b) {
+  return a.output == b.output && a.log_sum_exp == b.log_sum_exp;
+}
+
+inline AttentionShape random_shape(std::mt19937& random, std::initializer_list<int> query_counts,
+                                   std::initializer_list<int> earlier_keys) {
+  AttentionShape s;
+  s.kv_heads = pick(random, 1, 3);
+  s.query_heads = s.kv_heads * pick(random, 1, 6);
+  s.head_dim = pick_from(random, {1, 7, 32, 33, 64, 80, 96, 128, 129, 256});
+  s.block_tokens = pick_from(random, {1, 16, 50, 64, 1000});
+  s.query_dtype = pick_from(random, {DType::f32, DType::f16, DType::bf16});
+  s.cache_dtype = pick_from(random, {DType::f32, DType::f16, DType::bf16});
+  s.output_dtype = pick_from(random, {DType::f32, DType::f16, DType::bf16});
+  s.causal = pick(random, 0, 3) > 0;
+  s.gap = pick_from(random, {0, 0, 3});
+  const int batch = pick(random, 1, 3);
+  for (int b = 0; b < batch; ++b) {
+    s.queries.push_back(pick_from(random, query_counts));
+    for (int h = 0; h < s.kv_heads; ++h) {
+      s.key_counts.push_back(std::max(0, s.queries.back() + pick_from(random, earlier_keys)));
+    }
+  }
+  return s;
+}
+
+// Negative numbers of earlier keys leave the first rows without any.
+inline void check_random_cases(AttentionOperation operation, Isa isa, std::initializer_list<int> query_counts,
+                               std::initializer_list<int> earlier_keys) {
+  std::mt19937 random(11);
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    Workers workers(1 + static_cast<int>(seed % 3));
+    AttentionCase c(random_shape(random, query_counts, earlier_keys), seed);
+    run(operation, c, workers, isa);
+    CHECK(c.agrees(isa));
+  }
+}
+
+inline void check_shifted_scores(AttentionOperation operation, Isa isa, int queries) {
+  for (const double shift : {0.0, 1e4}) {
+    AttentionShape s;
+    s.queries = {queries};
+    s.key_counts = {600, 90};
+    s.query_heads = 6;
+    s.kv_heads = 2;
+    s.exact = true;
+    s.score_shift = shift;
+    AttentionCase c(s, 3);
+    Workers workers(2);
+    run(operation, c, workers, isa);
+    CHECK(c.agrees(isa));
+  }
+}
+
+// On more threads, and one entry at a time, bit for bit the same.
+inline void check_independent_of_threads_and_neighbours(AttentionOperation operation, Isa isa,
+                                                        int most_queries) {
+  AttentionShape s;
+  s.queries = {most_queries, 1, most_queries, 2};
+  s.key_counts = {most_queries, 513, 1, 70, 300, 900, 2, 2};
+  s.query_heads = 6;
+  s.kv_heads = 2;
+  s.cache_dtype = DType::f16;
+  AttentionCase together(s, 5);
+  Workers one(1);
+  run(operation, together, one, isa);
+  CHECK(together.agrees(isa));
+
+  AttentionCase threaded(s, 5);
+  Workers three(3);
+  run(operation, threaded, three, isa);
+  CHECK(same_results(together, threaded));
+
+  AttentionCase alone(s, 5);
+  const std::vector<int32_t> slots = alone.slots;
+  const std::vector<int32_t> query_start = alone.query_start;
+  alone.arguments.batch = 1;
+  ExecutionContext context{one, isa};
+  for (size_t b = 0; b < slots.size(); ++b) {
+    alone.arguments.slots = &slots[b];
+    alone.arguments.query_start = &query_start[b];
+    CHECK(operation(alone.arguments, context).ok());
+  }
+  CHECK(same_results(together, alone));
+}
+
+// The same cache as one block and as many: bit for bit the same.
+inline void check_blocks_equal_contiguous(AttentionOperation operation, Isa isa) {
+  AttentionShape s;
+  s.queries = {4};
+  s.key_counts = {700};
+  s.query_heads = 4;
+  s.head_dim = 80;
+  s.block_tokens = 701;
+  AttentionCase contiguous(s, 7);
+  s.block_tokens = 16;
+  AttentionCase paged(s, 7);
+  for (int32_t key = 0; key < 700; ++key) {
+    for (int32_t d = 0; d < s.head_dim; ++d) {
+      const int64_t from = contiguous.cache_index(0, 0, key) + d;
+      const int64_t to = paged.cache_index(0, 0, key) + d;
+      write_element(s.cache_dtype, paged.keys, to, read_element(s.cache_dtype, contiguous.keys, from));
+      write_element(s.cache_dtype, paged.values, to, read_element(s.cache_dtype, contiguous.values, from));
+    }
+  }
+  Workers workers(2);
+  run(operation, contiguous, workers, isa);
+  run(operation, paged, workers, isa);
+  CHECK(same_results(contiguous, paged));
+}
+
+inline void check_refusals(AttentionOperation operation) {
+  AttentionShape s;
+  s.queries = {2};
+  s.key_counts = {2};
+  AttentionCase c(s, 1);
+  Workers workers(1);
+  ExecutionContext context{workers, best_isa()};
+  const auto refused = [&](auto change) {
+    const PagedAttentionArguments before = c.arguments;
+    change(c.arguments);
+    const Status status = operation(c.arguments, context);
+    c.arguments = before;
+    return !status.ok() && !status.message.empty();
+  };
+  CHECK(refused([](auto& a) { a.kv_heads = 2; }));             // kv heads that do not divide the query heads
+  CHECK(refused([](auto& a) { a.head_dim = 0; }));             // no head dimension
+  CHECK(refused([](auto& a) { a.block_tokens = 0; }));         // no block tokens
+  CHECK(refused([](auto& a) { a.cache_dtype = DType::i8; }));  // an integer cache
+  CHECK(refused([](auto& a) { a.output_dtype = DType::i32; }));  // an integer output
+  CHECK(refused([](auto& a) { a.table_width = 0; }));            // more keys than the table holds
+  c.count_of(0, 0) = -1;
+  CHECK(refused([](auto&) {}));  // a negative key count
+}
+
+}  // namespace kv

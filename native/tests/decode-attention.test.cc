@@ -1,0 +1,23 @@
+#include "kernels/decode-attention/decode-attention.h"
+
+#include "tests/attention-checks.h"
+
+namespace kv {
+
+TEST("decode-attention agrees with the oracle") {
+  on_every_isa([](Isa isa) {
+    check_random_cases(decode_attention, isa, {0, 1, 1, 1, 3}, {-1, 0, 1, 254, 255, 256, 700});
+    check_shifted_scores(decode_attention, isa, 1);
+  });
+}
+
+TEST("decode-attention does not depend on threads, neighbours or blocks") {
+  on_every_isa([](Isa isa) {
+    check_independent_of_threads_and_neighbours(decode_attention, isa, 3);
+    check_blocks_equal_contiguous(decode_attention, isa);
+  });
+}
+
+TEST("decode-attention refuses contradictions") { check_refusals(decode_attention); }
+
+}  // namespace kv
