@@ -1,0 +1,28 @@
+import type { FloatDType } from '../dtype.js';
+import type { Stream } from '../stream.js';
+import type { TensorHandle } from '../tensor.js';
+import type { KvStore } from './kv-store.js';
+
+/** The tokens that a layer keeps of one sequence, as indices into what its store holds. */
+export interface TokenSelection {
+  /** i32 `[kvHead, kept]`: each row ascending and without repeats; the first `counts[kvHead]` are valid. */
+  readonly indices: TensorHandle<'i32', readonly ['kvHead', 'kept']>;
+  readonly counts: readonly number[];
+}
+
+export interface SelectCall {
+  readonly store: KvStore;
+  readonly slot: number;
+  /** `[token, queryHead, dim]`, after RoPE: the last queries of the prompt, whatever the chunk sizes were. */
+  readonly lastQueries: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
+  readonly scale: number;
+}
+
+/** Chooses, after the last chunk of a prompt, which tokens a layer keeps. */
+export interface KvSelector {
+  readonly name: string;
+  /** How many of the prompt's last queries it wants to see. */
+  readonly observationWindow: number;
+  /** Undefined keeps everything. The selection's tensor belongs to the caller. */
+  select(stream: Stream, call: SelectCall): TokenSelection | undefined;
+}

@@ -1,0 +1,98 @@
+import type { Device } from '../device.js';
+import type { FloatDType } from '../dtype.js';
+import type { PagedBlocks } from '../paged-blocks.js';
+import type { Stream } from '../stream.js';
+import type { TensorHandle } from '../tensor.js';
+import type { RowBatch } from './row-batch.js';
+import type { TokenSelection } from './kv-selector.js';
+
+/** What a store needs to know of the layer whose keys and values it holds. */
+export interface KvLayer {
+  readonly index: number;
+  readonly queryHeads: number;
+  /** Divides `queryHeads`. Storage is per kv head, never repeated. */
+  readonly kvHeads: number;
+  readonly headDim: number;
+}
+
+/** How much a cache must be able to hold. */
+export interface KvCapacity {
+  readonly device: Device;
+  /** Sequences at the same time. */
+  readonly slots: number;
+  /** Tokens of the longest sequence. */
+  readonly tokensPerSlot: number;
+  /** Tokens of all sequences together. */
+  readonly tokens: number;
+}
+
+/** Bytes that a store really holds now. */
+export interface KvBytes {
+  readonly device: number;
+  readonly host: number;
+}
+
+export interface AppendCall {
+  readonly batch: RowBatch;
+  /** `[token, kvHead, dim]`, after RoPE with the true positions. */
+  readonly keys: TensorHandle<FloatDType, readonly ['token', 'kvHead', 'dim']>;
+  /** `[token, kvHead, dim]` */
+  readonly values: TensorHandle<FloatDType, readonly ['token', 'kvHead', 'dim']>;
+}
+
+export interface DecodeCall {
+  /** One row for each entry. */
+  readonly batch: RowBatch;
+  /** `[token, queryHead, dim]`, after RoPE. */
+  readonly query: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
+  /** The shape of `query`. */
+  readonly output: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
+  /** Scores are multiplied by this before the softmax; usually `1 / sqrt(headDim)`. */
+  readonly scale: number;
+}
+
+/** Enqueues what remains of a decode step; `output` is valid after it, in stream order. */
+export type FinishDecode = () => void;
+
+/**
+ * Holds one layer's keys and values for many sequences. Slots are numbered by the caller; a fresh or
+ * released slot is empty. All calls on one store use the same stream, in whose order they take effect.
+ */
+export interface KvStore {
+  readonly name: string;
+  readonly layer: KvLayer;
+  /**
+   * Makes room for the rows of a step, before any of its work is enqueued. A store whose blocks live in two
+   * memories plans here which ones the step needs and starts their loads.
+   * @throws OutOfMemoryError when they do not fit; nothing is changed
+   */
+  prepare(stream: Stream, batch: RowBatch): void;
+  /** Adds a step's keys and values behind those of its sequences. Old tokens are never moved. */
+  append(stream: Stream, call: AppendCall): void;
+  /**
+   * Attention of one new row per sequence over all that its slot holds. A store that computes part of it
+   * elsewhere (values on the host) starts that here; the caller may enqueue other work before it finishes.
+   */
+  startDecode(stream: Stream, call: DecodeCall): FinishDecode;
+  /** Keeps only the selected tokens of a slot and returns the memory of the others. */
+  keep(stream: Stream, slot: number, selection: TokenSelection): void;
+  /** Told that a sequence's prompt is complete: a store that compresses more after prefill does it here. */
+  finishPrefill?(stream: Stream, slot: number): void;
+  /** The blocks that the last decode of a slot read, for a scheduler's working set. */
+  blocksRead?(slot: number): readonly number[];
+  /** Empties a slot and returns its memory. */
+  release(stream: Stream, slot: number): void;
+  /** Tokens that a slot holds, per kv head. */
+  lengths(slot: number): readonly number[];
+  /** The cache as dense blocks, or undefined when this store keeps it otherwise. */
+  denseBlocks(): PagedBlocks | undefined;
+  bytes(): KvBytes;
+  dispose(): void;
+}
+
+/** Makes the stores of a model's layers, which may share pools. */
+export interface KvStoreFactory {
+  readonly name: string;
+  /** @throws OutOfMemoryError, CapabilityError */
+  create(layers: readonly KvLayer[], capacity: KvCapacity): KvStore[];
+}

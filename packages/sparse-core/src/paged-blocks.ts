@@ -1,0 +1,16 @@
+import type { FloatDType } from './dtype.js';
+import type { TensorHandle } from './tensor.js';
+
+/**
+ * Dense keys and values in blocks, as the attention operations read them (`native/kernels/paged-attention.h`).
+ * A contiguous tensor is the special case of one block that is as long as the tensor.
+ */
+export interface PagedBlocks {
+  /** `[block, blockToken, dim]`: consecutive tokens of one kv head. */
+  readonly keys: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
+  readonly values: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
+  /** i32: the block that holds the n-th run of `blockToken` tokens. */
+  readonly blockTable: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
+  /** i32: how many tokens each kv head of each slot holds. */
+  readonly keyCounts: TensorHandle<'i32', readonly ['slot', 'kvHead']>;
+}
