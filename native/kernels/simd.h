@@ -176,10 +176,27 @@ inline void with_float_type(DType dtype, Body&& body) {
 
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 
+// Lane i of the result is lane index[i] of a followed by b.
+inline Vec permute(Vec a, Vec b, VecInt index) {
+#if defined(__clang__)
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = index[i] < kLanes ? a[index[i]] : b[index[i] - kLanes];
+  return v;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
+// Adds the upper half of the lanes to the lower half until one lane is left.
+template <int half = kLanes / 2>
 inline float horizontal_sum(Vec v) {
-  float total = 0;
-  for (int i = 0; i < kLanes; ++i) total += v[i];
-  return total;
+  if constexpr (half == 0) {
+    return v[0];
+  } else {
+    VecInt index = {};
+    for (int i = 0; i < kLanes; ++i) index[i] = (i + half) % kLanes;
+    return horizontal_sum<half / 2>(v + permute(v, v, index));
+  }
 }
 
 inline float horizontal_maximum(Vec v) {

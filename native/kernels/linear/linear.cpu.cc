@@ -1,0 +1,16 @@
+#include "kernels/linear/linear-few-rows.h"
+#include "kernels/linear/linear-many-rows.h"
+
+namespace kv {
+namespace KV_ISA {
+
+void linear(const LinearArguments& a, Workers& workers) {
+  if (a.tokens <= kMostFewRows) {
+    multiply_few_rows(a, workers);
+  } else {
+    multiply_many_rows(a, workers);
+  }
+}
+
+}  // namespace KV_ISA
+}  // namespace kv

@@ -1,0 +1,34 @@
+// A linear layer:
+//   output[token, out] = sum_in input[token, in] * weight[out, in]
+//                        (+ bias[out]) (+ output[token, out] before, when accumulate)
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/dtype.h"
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+struct LinearArguments {
+  // [token, in] and [token, out]; strides count elements, features are contiguous. They do not overlap.
+  const void* input = nullptr;
+  int64_t input_stride = 0;
+  void* output = nullptr;
+  int64_t output_stride = 0;
+  DType dtype = DType::f32;  // of input and output
+  const void* weight = nullptr;  // [out, in], as a model file stores it; read in place
+  int64_t weight_stride = 0;
+  DType weight_dtype = DType::f32;
+  const void* bias = nullptr;  // [out], or null
+  DType bias_dtype = DType::f32;
+  int64_t tokens = 0;
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  bool accumulate = false;
+};
+
+Status linear(const LinearArguments& arguments, ExecutionContext& context);
+
+}  // namespace kv
