@@ -7,34 +7,69 @@ namespace {
 
 Status invalid(std::string message) { return Status::failure(StatusCode::invalid_value, std::move(message)); }
 
-}  // namespace
+std::string text(int64_t number) { return std::to_string(number); }
 
-Status validate_shape(const PagedAttentionArguments& a) {
-  if (a.kv_heads <= 0 || a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
-    return invalid("the query heads (" + std::to_string(a.query_heads) +
-                   ") must be a multiple of the kv heads (" + std::to_string(a.kv_heads) + ")");
+// The table of one kv head of batch entry `entry`, which reaches up to `end` keys.
+Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t end) {
+  const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
+  const std::string place = "slot " + text(b.slots[entry]) + ", kv head " + text(head);
+  const int64_t capacity = int64_t{b.table_width} * b.block_tokens;
+  if (b.key_counts[cache_head] < 0 || end > capacity) {
+    return invalid(place + " counts " + text(b.key_counts[cache_head]) + " keys and needs " + text(end) +
+                   ", but its block table holds 0 to " + text(capacity) + ": give it a wider table");
   }
-  if (a.head_dim <= 0)
-    return invalid("the head dimension is " + std::to_string(a.head_dim) + ", it must be positive");
-  if (a.block_tokens <= 0) {
-    return invalid("a block holds " + std::to_string(a.block_tokens) + " tokens, it must hold at least one");
-  }
-  if (!is_float(a.query_dtype) || !is_float(a.output_dtype) || !is_float(a.cache_dtype)) {
-    return Status::failure(StatusCode::capability,
-                           "queries, outputs, keys and values must be f32, f16 or bf16");
+  for (int64_t key = 0; key < end; key += b.block_tokens) {
+    const int32_t block = b.block_table[cache_head * b.table_width + key / b.block_tokens];
+    if (block < 0 || block >= b.block_count) {
+      return invalid(place + " has block " + text(block) + " for key " + text(key) +
+                     ", but blocks are 0 to " + text(b.block_count - 1) + ": give the slot a block first");
+    }
   }
   return Status::success();
 }
 
-Status validate_counts(const PagedAttentionArguments& a) {
-  for (int32_t b = 0; b < a.batch; ++b) {
-    for (int32_t head = 0; head < a.kv_heads; ++head) {
-      const int32_t count = a.key_counts[int64_t{a.slots[b]} * a.kv_heads + head];
-      if (count >= 0 && count <= int64_t{a.table_width} * a.block_tokens) continue;
-      return invalid("slot " + std::to_string(a.slots[b]) + ", kv head " + std::to_string(head) +
-                     " says it has " + std::to_string(count) + " keys, but its " +
-                     std::to_string(a.table_width) + " blocks hold 0 to " +
-                     std::to_string(int64_t{a.table_width} * a.block_tokens));
+}  // namespace
+
+Status validate_sizes(const PagedBatch& b) {
+  if (!is_float(b.cache_dtype)) {
+    return Status::failure(StatusCode::capability, "keys and values must be f32, f16 or bf16");
+  }
+  if (b.kv_heads <= 0 || b.head_dim <= 0 || b.block_tokens <= 0) {
+    return invalid("kv heads (" + text(b.kv_heads) + "), head dimension (" + text(b.head_dim) +
+                   ") and tokens of a block (" + text(b.block_tokens) + ") must be positive");
+  }
+  return Status::success();
+}
+
+Status validate_sizes(const PagedAttentionArguments& a) {
+  Status status = validate_sizes(static_cast<const PagedBatch&>(a));
+  if (!status.ok()) return status;
+  if (!is_float(a.query_dtype) || !is_float(a.output_dtype)) {
+    return Status::failure(StatusCode::capability, "queries and outputs must be f32, f16 or bf16");
+  }
+  if (a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
+    return invalid("the query heads (" + text(a.query_heads) + ") must be a multiple of the kv heads (" +
+                   text(a.kv_heads) + ")");
+  }
+  return Status::success();
+}
+
+Status validate_tables(const PagedBatch& b, bool appending) {
+  for (int32_t entry = 0; entry < b.batch; ++entry) {
+    const int32_t first = b.query_start[entry];
+    const int32_t last = b.query_start[entry + 1];
+    if (first < 0 || last < first || last > b.query_tokens) {
+      return invalid("batch entry " + text(entry) + " has the rows " + text(first) + " to " + text(last) +
+                     ", but rows must ascend from 0 to at most " + text(b.query_tokens));
+    }
+    if (b.slots[entry] < 0 || b.slots[entry] >= b.slot_count) {
+      return invalid("batch entry " + text(entry) + " names slot " + text(b.slots[entry]) +
+                     ", but slots are 0 to " + text(b.slot_count - 1));
+    }
+    for (int32_t head = 0; head < b.kv_heads; ++head) {
+      const int64_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
+      Status status = validate_head(b, entry, head, appending ? count + last - first : count);
+      if (!status.ok()) return status;
     }
   }
   return Status::success();

@@ -1,4 +1,4 @@
-// The arguments that every attention kernel over a paged cache shares.
+// The arguments that every kernel over a paged cache shares.
 //
 // The cache is a pool of blocks, each holding `block_tokens` consecutive tokens of ONE kv head, so
 // that heads may keep different tokens and different counts. Sequences name their blocks through a
@@ -12,9 +12,33 @@
 
 namespace kv {
 
-struct PagedAttentionArguments {
-  // Queries and outputs, [token, query_head, dim]; the rows of batch entry b are
-  // query_start[b] .. query_start[b + 1] - 1. Strides count elements; dim is contiguous.
+// Which rows belong to which sequence, and where the sequence's keys and values lie.
+struct PagedBatch {
+  int32_t batch = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  // [batch + 1], ascending: the rows of batch entry b are query_start[b] .. query_start[b + 1] - 1.
+  const int32_t* query_start = nullptr;
+  int32_t query_tokens = 0;        // rows that the row tensors have: at least query_start[batch]
+  const int32_t* slots = nullptr;  // [batch]: batch entry b is the sequence of slot slots[b]
+
+  // Pools, [block, block_token, dim]; strides count elements; dim is contiguous. The pools of keys and of
+  // values have the same strides and dtype.
+  DType cache_dtype = DType::f32;
+  int64_t block_stride = 0;
+  int64_t token_stride = 0;
+  int32_t block_tokens = 0;
+  int32_t block_count = 0;
+
+  // [slot, kv_head, table_width] block indices, and [slot, kv_head] counts of valid keys.
+  const int32_t* block_table = nullptr;
+  int32_t table_width = 0;
+  int32_t* key_counts = nullptr;
+  int32_t slot_count = 0;
+};
+
+struct PagedAttentionArguments : PagedBatch {
+  // Queries and outputs, [token, query_head, dim]. Strides count elements; dim is contiguous.
   const void* query = nullptr;
   int64_t query_token_stride = 0;
   int64_t query_head_stride = 0;
@@ -26,26 +50,11 @@ struct PagedAttentionArguments {
   // [token, query_head] contiguous, or null: natural log of the sum of exponentials of the scaled scores.
   float* log_sum_exp = nullptr;
 
-  // Pools, [block, block_token, dim]; dim is contiguous. Both pools have the same strides and dtype.
+  // The pools. Key counts include the queries' own keys, which are in the cache already.
   const void* keys = nullptr;
   const void* values = nullptr;
-  DType cache_dtype = DType::f32;
-  int64_t block_stride = 0;
-  int64_t token_stride = 0;
-  int32_t block_tokens = 0;
 
-  // [slot, kv_head, table_width] block indices, and [slot, kv_head] counts of valid keys (the queries'
-  // own keys included). Batch entry b reads slot `slots[b]`.
-  const int32_t* block_table = nullptr;
-  int32_t table_width = 0;
-  const int32_t* key_counts = nullptr;
-  const int32_t* slots = nullptr;
-  const int32_t* query_start = nullptr;  // [batch + 1], ascending
-
-  int32_t batch = 0;
-  int32_t query_heads = 0;
-  int32_t kv_heads = 0;  // divides query_heads; query head h reads kv head h / (query_heads / kv_heads)
-  int32_t head_dim = 0;
+  int32_t query_heads = 0;  // a multiple of kv_heads; query head h reads kv head h / (query_heads / kv_heads)
   float scale = 1.0f;
   // With causal, query i of n sees the keys 0 .. key_count - n + i of its kv head; otherwise all of them.
   // A query that sees no key gives zeros and a log-sum-exp of minus infinity.
@@ -53,9 +62,12 @@ struct PagedAttentionArguments {
 };
 
 // Whether sizes and dtypes make sense together. Reads no memory that the arguments point to.
-Status validate_shape(const PagedAttentionArguments& arguments);
+Status validate_sizes(const PagedBatch& batch);
+Status validate_sizes(const PagedAttentionArguments& arguments);
 
-// Whether every key count fits its table. For devices whose memory the host reads.
-Status validate_counts(const PagedAttentionArguments& arguments);
+// Whether starts, slots, counts and blocks stay inside their tensors, so that no index of the tables leads
+// outside; with `appending`, also for the batch's rows behind the counted keys. Reads the tables: for devices
+// whose memory the host reads.
+Status validate_tables(const PagedBatch& batch, bool appending);
 
 }  // namespace kv

@@ -46,6 +46,9 @@ struct AppendCase {
     a.table_width = 100 / block_tokens + 1;
     for (int32_t i = 0; i < batch * kv_heads; ++i) counts.push_back(pick(random, 0, 30));
     table.resize(static_cast<size_t>(batch * kv_heads * a.table_width));
+    a.block_count = static_cast<int32_t>(table.size());
+    a.slot_count = batch;
+    a.query_tokens = query_start.back();
     std::iota(table.begin(), table.end(), 0);
     std::shuffle(table.begin(), table.end(), random);
     a.row_head_stride = head_dim + 1;
@@ -131,7 +134,8 @@ void check_rounding(Isa isa) {
     a.key_pool = keys;
     a.value_pool = values;
     a.cache_dtype = dtype;
-    a.block_tokens = a.table_width = a.batch = a.kv_heads = 1;
+    a.block_tokens = a.table_width = a.block_count = a.slot_count = 1;
+    a.batch = a.kv_heads = a.query_tokens = 1;
     a.block_table = &block;
     a.key_counts = &count;
     a.slots = &slot;
@@ -160,12 +164,13 @@ void check_refusals() {
     return !status.ok() && !status.message.empty() && c.counts == counts && c.key_pool == key_pool;
   };
   CHECK(AppendCase(2).query_start.back() > 0);
-  CHECK(refused(
-      [](AppendCase& c) { c.counts.back() = c.arguments.table_width * c.block_tokens; }));  // a full slot
-  CHECK(refused([](AppendCase& c) { c.counts.back() = -1; }));                           // a negative count
-  CHECK(refused([](AppendCase& c) { std::fill(c.table.begin(), c.table.end(), -1); }));  // missing blocks
-  CHECK(refused([](AppendCase& c) { c.arguments.cache_dtype = DType::i8; }));            // an integer cache
-  CHECK(refused([](AppendCase& c) { c.arguments.head_dim = 0; }));                       // no head dimension
+  CHECK(refused([](AppendCase& c) { c.counts[0] = c.arguments.table_width * c.block_tokens; }));
+  CHECK(refused([](AppendCase& c) { c.counts.back() = -1; }));
+  CHECK(refused([](AppendCase& c) { std::fill(c.table.begin(), c.table.end(), -1); }));
+  CHECK(refused([](AppendCase& c) { c.slots.back() = 7; }));
+  CHECK(refused([](AppendCase& c) { c.arguments.cache_dtype = DType::i8; }));
+  CHECK(refused([](AppendCase& c) { c.arguments.row_dtype = DType::i8; }));
+  CHECK(refused([](AppendCase& c) { c.arguments.head_dim = 0; }));
 }
 
 }  // namespace

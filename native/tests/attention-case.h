@@ -62,6 +62,7 @@ struct AttentionCase {
     query_start.assign(1, 0);
     for (const int32_t n : s.queries) query_start.push_back(query_start.back() + n);
     const int64_t tokens = query_start.back();
+    a.query_tokens = query_start.back();
 
     a.query_head_stride = a.output_head_stride = s.head_dim + s.gap;
     a.query_token_stride = a.output_token_stride = s.query_heads * a.query_head_stride + s.gap;
@@ -75,6 +76,8 @@ struct AttentionCase {
     a.token_stride = s.head_dim + s.gap;
     a.block_stride = s.block_tokens * a.token_stride + s.gap;
     const int64_t blocks = int64_t{a.batch} * s.kv_heads * a.table_width;
+    a.block_count = static_cast<int32_t>(blocks);
+    a.slot_count = a.batch;
     block_table.resize(static_cast<size_t>(blocks));
     std::iota(block_table.begin(), block_table.end(), 0);
     slots.resize(s.queries.size());

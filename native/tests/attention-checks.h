@@ -139,14 +139,18 @@ inline void check_refusals(AttentionOperation operation) {
     c.arguments = before;
     return !status.ok() && !status.message.empty();
   };
-  CHECK(refused([](auto& a) { a.kv_heads = 2; }));             // kv heads that do not divide the query heads
-  CHECK(refused([](auto& a) { a.head_dim = 0; }));             // no head dimension
-  CHECK(refused([](auto& a) { a.block_tokens = 0; }));         // no block tokens
-  CHECK(refused([](auto& a) { a.cache_dtype = DType::i8; }));  // an integer cache
-  CHECK(refused([](auto& a) { a.output_dtype = DType::i32; }));  // an integer output
-  CHECK(refused([](auto& a) { a.table_width = 0; }));            // more keys than the table holds
+  CHECK(refused([](auto& a) { a.query_heads = 0; }));
+  CHECK(refused([](auto& a) { a.kv_heads = 2; }));
+  CHECK(refused([](auto& a) { a.head_dim = 0; }));
+  CHECK(refused([](auto& a) { a.block_tokens = 0; }));
+  CHECK(refused([](auto& a) { a.cache_dtype = DType::i8; }));
+  CHECK(refused([](auto& a) { a.output_dtype = DType::i32; }));
+  CHECK(refused([](auto& a) { a.table_width = 0; }));
+  CHECK(refused([](auto& a) { a.block_count = 0; }));
+  CHECK(refused([](auto& a) { a.slot_count = 0; }));
+  CHECK(refused([](auto& a) { a.query_tokens = 1; }));
   c.count_of(0, 0) = -1;
-  CHECK(refused([](auto&) {}));  // a negative key count
+  CHECK(refused([](auto&) {}));
 }
 
 }  // namespace kv

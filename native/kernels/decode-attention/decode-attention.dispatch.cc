@@ -7,8 +7,8 @@ namespace kv {
 KV_CPU_KERNEL(decode_attention, PagedAttentionArguments)
 
 Status decode_attention(const PagedAttentionArguments& arguments, ExecutionContext& context) {
-  Status status = validate_shape(arguments);
-  if (status.ok()) status = validate_counts(arguments);
+  Status status = validate_sizes(arguments);
+  if (status.ok()) status = validate_tables(arguments, false);
   if (!status.ok()) return status;
   decode_attention_cpu(arguments, context);
   return Status::success();

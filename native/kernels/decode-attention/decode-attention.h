@@ -11,7 +11,7 @@
 
 namespace kv {
 
-// Computes what prefill_attention does. Refuses shapes, dtypes and key counts that contradict each other
+// Computes what prefill_attention does. Refuses sizes, dtypes and tables that contradict each other
 // (invalid_value, capability).
 Status decode_attention(const PagedAttentionArguments& arguments, ExecutionContext& context);
 

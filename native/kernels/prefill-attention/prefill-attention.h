@@ -10,7 +10,7 @@
 
 namespace kv {
 
-// Refuses shapes, dtypes and key counts that contradict each other (invalid_value, capability).
+// Refuses sizes, dtypes and tables that contradict each other (invalid_value, capability).
 Status prefill_attention(const PagedAttentionArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv
