@@ -10,6 +10,7 @@
 // One line an operation: the name in JavaScript, the function of its `*.binding.cc`.
 #define KV_OPERATIONS(OPERATION) \
   OPERATION(copy, copy)          \
+  OPERATION(gatherKv, gather_kv) \
   OPERATION(mapFile, map_file)   \
   OPERATION(read, read)          \
   OPERATION(rmsNorm, rms_norm)   \

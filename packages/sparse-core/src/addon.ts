@@ -61,6 +61,15 @@ export interface Addon {
   readonly physicalMemory: number;
   readonly cuda: boolean;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
+  gatherKv(
+    stream: NativeStream,
+    keys: NativeTensor,
+    values: NativeTensor,
+    blockTable: NativeTensor,
+    keyCounts: NativeTensor,
+    indices: NativeTensor,
+    counts: Int32Array,
+  ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;
   rmsNorm(

@@ -16,6 +16,7 @@ export {
   ShapeError,
 } from './errors.js';
 export { MappedFile } from './mapped-file.js';
+export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';
 export { rmsNorm, type RmsNormArguments } from './operations/rms-norm.js';
 export { Stream } from './stream.js';
 export { type Axes, type Extents, Tensor, type TensorHandle } from './tensor.js';

@@ -1,0 +1,36 @@
+#include "kernels/gather-kv/gather-kv.h"
+
+#include "bindings/operation-call.h"
+#include "bindings/typed-array.h"
+
+namespace kv {
+
+// gatherKv(stream, keys, values [block, blockToken, dim], blockTable [1, kvHead, block], keyCounts [1, kvHead],
+//          indices [kvHead, kept], counts: Int32Array)
+Napi::Value gather_kv(const Napi::CallbackInfo& info) {
+  OperationCall call(info);
+  const TensorArgument keys = call.tensor(1);
+  const TensorArgument values = call.tensor(2);
+  const TensorArgument block_table = call.tensor(3);
+  const TensorArgument key_counts = call.tensor(4);
+  const TensorArgument indices = call.tensor(5);
+  GatherKvArguments arguments;
+  arguments.key_pool = keys.data;
+  arguments.value_pool = values.data;
+  arguments.cache_dtype = keys.dtype();
+  arguments.block_stride = keys.stride(0);
+  arguments.token_stride = keys.stride(1);
+  arguments.block_tokens = static_cast<int32_t>(keys.extent(1));
+  arguments.block_table = block_table.as<int32_t>();
+  arguments.table_width = static_cast<int32_t>(block_table.extent(2));
+  arguments.key_counts = key_counts.as<int32_t>();
+  arguments.indices = indices.as<int32_t>();
+  arguments.index_stride = indices.stride(0);
+  const auto* counts = reinterpret_cast<const int32_t*>(bytes_of(info[6]));
+  arguments.counts.assign(counts, counts + indices.extent(0));
+  arguments.kv_heads = static_cast<int32_t>(indices.extent(0));
+  arguments.head_dim = static_cast<int32_t>(keys.extent(2));
+  return call.enqueue("gatherKv", [arguments](ExecutionContext& context) { return gather_kv(arguments, context); });
+}
+
+}  // namespace kv

@@ -1,0 +1,38 @@
+// Keeps the selected tokens of one slot, moved to the front of its blocks in the same order:
+//   key_pool[block(i), i % block_tokens] = key_pool[block(j), j % block_tokens],   j = indices[h, i],
+// and the same for values; then key_counts[h] is the number kept.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/dtype.h"
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+struct GatherKvArguments {
+  // The cache, as in PagedAttentionArguments; any dtype, for elements only move.
+  void* key_pool = nullptr;
+  void* value_pool = nullptr;
+  DType cache_dtype = DType::f32;
+  int64_t block_stride = 0;
+  int64_t token_stride = 0;
+  int32_t block_tokens = 0;
+  const int32_t* block_table = nullptr;  // of the slot, [kv_head, table_width]
+  int32_t table_width = 0;
+  int32_t* key_counts = nullptr;  // of the slot, [kv_head]
+
+  const int32_t* indices = nullptr;  // [kv_head, kept], each row strictly ascending
+  int64_t index_stride = 0;
+  std::vector<int32_t> counts;  // [kv_head], how many of each row are valid
+
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+};
+
+// Refuses indices that do not ascend or that the slot does not hold (invalid_value), before it moves anything.
+Status gather_kv(const GatherKvArguments& arguments, ExecutionContext& context);
+
+}  // namespace kv
