@@ -1,0 +1,139 @@
+// Our runner against llama.cpp on the same weights: docs/benchmarks/foundation-cpu.json.
+//
+//   node tools/bench/foundation.mjs [--samples 5] [part …]        (parts: agreement f16 bf16 long; all by default)
+//
+// Samples alternate between the engines, each in a fresh process pinned to as many cores as it has threads, so that
+// a change of the machine's clock or load meets both. The reference runs with its best settings on this machine:
+// flash attention on and batches of 512 (slower: off, by 5 to 30 %; batches of 64, 128, 256 and 2048).
+import { execFileSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import { BENCHMARK_SIZES } from '../make-random-model.mjs';
+import { benchmarkModel, ggufOf } from './cache.mjs';
+import { installLlamaCpp } from './peers/llama-cpp.mjs';
+import { keepRows, stamp, summarise } from './results.mjs';
+
+const TITLE = 'Foundation: generation on the CPU against llama.cpp';
+const ENGINES = ['kv', 'llama-cpp'];
+const REFERENCE = 'llama.cpp (node-llama-cpp 3.22.1)';
+const DECODED_TOKENS = 65;
+const AGREEING_TOKENS = 32;
+const SMALL_MODEL = fileURLToPath(new URL('../../models/needle-8m', import.meta.url));
+const MEASURE = fileURLToPath(new URL('./measure.mjs', import.meta.url));
+
+function measureOnce(engine, model, threads, job) {
+  const argument = JSON.stringify({ engine, options: { model, threads }, ...job });
+  const pinned = ['-c', Array.from({ length: threads }, (_, core) => core).join(','), process.execPath, MEASURE, argument];
+  return JSON.parse(execFileSync('taskset', pinned, { encoding: 'utf8', maxBuffer: 2 ** 26 }));
+}
+
+/** `{ kv: […], 'llama-cpp': […] }`: measurements of both engines, taken in turn. */
+function alternate(samples, model, threads, job) {
+  const results = { kv: [], 'llama-cpp': [] };
+  for (let sample = 0; sample < samples; sample++) {
+    for (const engine of ENGINES) results[engine].push(measureOnce(engine, model, threads, job));
+  }
+  return results;
+}
+
+function requireSameTokens(name, model, job) {
+  const [ours, theirs] = ENGINES.map((engine) => measureOnce(engine, model, 2, job).tokens);
+  const different = ours.findIndex((token, index) => token !== theirs[index]);
+  if (different !== -1) {
+    throw new Error(
+      `${name}: greedy token ${different} is ${ours[different]} here and ${theirs[different]} in llama.cpp; ` +
+        'speeds of engines that disagree are not comparable',
+    );
+  }
+  console.log(`${name}: the same ${ours.length} greedy tokens`);
+}
+
+/** Both engines must generate the same tokens, on the small model's recorded prompts and on the timed model. */
+function agreement() {
+  const small = { directory: SMALL_MODEL, gguf: ggufOf(SMALL_MODEL, 'needle-8m') };
+  const { prompts } = JSON.parse(readFileSync(`${SMALL_MODEL}/golden.json`, 'utf8'));
+  for (const { name, ids } of prompts) {
+    requireSameTokens(`needle-8m, ${name}`, small, { promptIds: ids, newTokens: AGREEING_TOKENS });
+  }
+  for (const dtype of ['f16', 'bf16']) {
+    requireSameTokens(`12 × 768, ${dtype}`, benchmarkModel(dtype), { promptTokens: 512, newTokens: AGREEING_TOKENS });
+  }
+}
+
+const shapes = ({ dtype, threads, promptTokens }) => {
+  const { layers, hidden, queryHeads, kvHeads, headDim, intermediate, vocabulary } = BENCHMARK_SIZES;
+  return { layers, hidden, queryHeads, kvHeads, headDim, intermediate, vocabulary, dtype, cache: 'f16', threads, promptTokens };
+};
+
+function row(measure, setting, results, field, description) {
+  const summary = (engine) => summarise(results[engine].map((result) => result[field]));
+  return {
+    measure,
+    shapes: shapes(setting),
+    device: 'cpu',
+    kind: 'measured',
+    ...description,
+    result: summary('kv'),
+    reference: { name: REFERENCE, ...summary('llama-cpp') },
+    ...stamp(),
+  };
+}
+
+const speed = (ratio) => ({ unit: 'tokens/s', better: 'higher', target: { ratio } });
+const name = (what, { dtype, threads, promptTokens }) =>
+  `${what}, ${promptTokens} tokens of prompt, ${dtype}, ${threads} thread${threads > 1 ? 's' : ''}`;
+
+/** Prefill and decode at 512 tokens, one and two threads. */
+function shortPrompts(samples, dtype) {
+  for (const threads of [1, 2]) {
+    const setting = { dtype, threads, promptTokens: 512 };
+    const results = alternate(samples, benchmarkModel(dtype), threads, { promptTokens: 512, newTokens: DECODED_TOKENS });
+    keepRows('foundation-cpu', TITLE, [
+      row(name('decode', setting), setting, results, 'decodeTokensPerSecond', speed(1)),
+      row(name('prefill', setting), setting, results, 'prefillTokensPerSecond', speed(1)),
+    ]);
+  }
+}
+
+/** Prefill at 4K and 16K; at 16K also the memory beyond the weights and the cache, and the event loop's delay. */
+function longPrompts(samples, dtype) {
+  for (const promptTokens of [4096, 16_384]) {
+    const setting = { dtype, threads: 2, promptTokens };
+    const results = alternate(samples, benchmarkModel(dtype), 2, { promptTokens, newTokens: 1 });
+    const rows = [
+      row(name('prefill', setting), setting, results, 'prefillTokensPerSecond', speed(promptTokens > 4096 ? 1.3 : 1)),
+    ];
+    if (promptTokens > 4096) {
+      const { layers, kvHeads, headDim } = BENCHMARK_SIZES;
+      const cacheBytes = 2 * layers * kvHeads * headDim * 2 * promptTokens;
+      for (const result of Object.values(results).flat()) {
+        result.megabytesBeyondCache = (result.peakBytesBeyondWeights - cacheBytes) / 1e6;
+      }
+      const memory = { unit: 'MB', better: 'lower', target: { atMost: 150 } };
+      const delay = { unit: 'ms', better: 'lower', target: { atMost: 20 } };
+      const what = 'peak memory beyond mapped weights and KV formula';
+      rows.push(
+        row(name(what, setting), setting, results, 'megabytesBeyondCache', memory),
+        row(name('event-loop delay p99', setting), setting, results, 'eventLoopDelayP99Milliseconds', delay),
+      );
+    }
+    keepRows('foundation-cpu', TITLE, rows);
+  }
+}
+
+const PARTS = {
+  agreement,
+  f16: (samples) => shortPrompts(samples, 'f16'),
+  bf16: (samples) => shortPrompts(samples, 'bf16'),
+  long: (samples) => longPrompts(samples, 'f16'),
+};
+
+const { values, positionals } = parseArgs({
+  options: { samples: { type: 'string', default: '5' } },
+  allowPositionals: true,
+});
+const unknown = positionals.find((part) => !(part in PARTS));
+if (unknown) throw new Error(`there is no part ${unknown}; the parts are ${Object.keys(PARTS).join(', ')}`);
+installLlamaCpp();
+for (const part of positionals.length > 0 ? positionals : Object.keys(PARTS)) PARTS[part](Number(values.samples));

@@ -1,0 +1,35 @@
+// Rows of docs/benchmarks/*.json: how a figure is summed up, stamped and kept.
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { arch, cpus, loadavg, totalmem } from 'node:os';
+import { fileURLToPath } from 'node:url';
+
+export const RESULTS_FOLDER = fileURLToPath(new URL('../../docs/benchmarks/', import.meta.url));
+
+/** Median and spread of samples: `{ median, low, high, samples }`. */
+export function summarise(samples) {
+  const sorted = samples.toSorted((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  const median = sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  return { median, low: sorted[0], high: sorted.at(-1), samples: sorted.length };
+}
+
+/** Where and when a row was measured. */
+export function stamp() {
+  return {
+    date: new Date().toISOString().slice(0, 10),
+    machine: `${cpus()[0].model.trim()}, ${cpus().length} cores, ${Math.round(totalmem() / 2 ** 30)} GiB, ${arch()}`,
+    node: process.version,
+    loadAverage: Number(loadavg()[0].toFixed(2)),
+  };
+}
+
+/**
+ * Puts `rows` into docs/benchmarks/`name`.json in place of the rows with the same `measure`; README.md beside this
+ * file says what a row holds.
+ */
+export function keepRows(name, title, rows) {
+  const path = `${RESULTS_FOLDER}${name}.json`;
+  const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')).rows : [];
+  const byMeasure = new Map([...kept, ...rows].map((row) => [row.measure, row]));
+  writeFileSync(path, JSON.stringify({ title, rows: [...byMeasure.values()] }, null, 2) + '\n');
+}
