@@ -3,8 +3,9 @@
 //   node tools/make-random-model.mjs --output DIR [--layers 12] [--hidden 768] [--query-heads 12] [--kv-heads 4]
 //     [--head-dim 64] [--intermediate 2048] [--vocabulary 32000] [--context 32768] [--dtype f16|bf16] [--seed 1]
 //
-// The defaults are the model of docs/benchmarks/foundation-cpu.json. Weights are N(0, 0.02), norms are 1, the head is
-// not tied. The tokenizer is a byte-level BPE whose merges spell out the lower-case letter strings in order.
+// The defaults are the model of docs/benchmarks/foundation-cpu.json. Weights are N(0, 0.02), norms are 1, the
+// head is not tied. The tokenizer is a byte-level BPE whose merges spell out the lower-case letter strings in
+// order.
 import { Buffer } from 'node:buffer';
 import { closeSync, mkdirSync, openSync, writeFileSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -154,7 +155,7 @@ function tokenizer(vocabulary) {
   const tokens = [...specials, ...byteAlphabet()];
   const merges = [];
   const letters = [...'abcdefghijklmnopqrstuvwxyz'];
-  for (let words = letters; tokens.length < vocabulary; ) {
+  for (let words = letters; tokens.length < vocabulary;) {
     const longer = words.flatMap((word) => letters.map((letter) => [word, letter]));
     const taken = longer.slice(0, vocabulary - tokens.length);
     merges.push(...taken);
@@ -201,7 +202,8 @@ export function makeRandomModel(directory, sizes = {}) {
   if (!(options.dtype in TO_BITS)) throw new Error(`dtype is ${options.dtype}; wanted f16 or bf16`);
   if (options.vocabulary < 258) throw new Error(`vocabulary is ${options.vocabulary}; wanted at least 258`);
   mkdirSync(directory, { recursive: true });
-  const writeJson = (name, value) => writeFileSync(join(directory, name), JSON.stringify(value, null, 1) + '\n');
+  const writeJson = (name, value) =>
+    writeFileSync(join(directory, name), JSON.stringify(value, null, 1) + '\n');
   writeJson('config.json', config(options));
   writeJson('tokenizer.json', tokenizer(options.vocabulary));
   writeJson('tokenizer_config.json', {
@@ -219,7 +221,8 @@ function commandLine() {
   const { values } = parseArgs({
     options: Object.fromEntries(['output', ...names].map((name) => [words(name), { type: 'string' }])),
   });
-  if (values.output === undefined) throw new Error('--output DIR is missing: say where the model should be written');
+  if (values.output === undefined)
+    throw new Error('--output DIR is missing: say where the model should be written');
   const given = names.filter((name) => values[words(name)] !== undefined);
   const read = (name) => (name === 'dtype' ? values.dtype : Number(values[words(name)]));
   makeRandomModel(values.output, Object.fromEntries(given.map((name) => [name, read(name)])));

@@ -2,9 +2,10 @@
 //
 //   node tools/bench/foundation.mjs [--samples 5] [part …]        (parts: agreement f16 bf16 long; all by default)
 //
-// Samples alternate between the engines, each in a fresh process pinned to as many cores as it has threads, so that
-// a change of the machine's clock or load meets both. The reference runs with its best settings on this machine:
-// flash attention on and batches of 512 (slower: off, by 5 to 30 %; batches of 64, 128, 256 and 2048).
+// Samples alternate between the engines, each in a fresh process pinned to as many cores as it has threads,
+// so that a change of the machine's clock or load meets both. The reference runs with its best settings on
+// this machine: flash attention (without it 10 to 40 % slower) and batches of 512 (64, 128, 256 and 2048 are
+// no faster).
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
@@ -24,7 +25,13 @@ const MEASURE = fileURLToPath(new URL('./measure.mjs', import.meta.url));
 
 function measureOnce(engine, model, threads, job) {
   const argument = JSON.stringify({ engine, options: { model, threads }, ...job });
-  const pinned = ['-c', Array.from({ length: threads }, (_, core) => core).join(','), process.execPath, MEASURE, argument];
+  const pinned = [
+    '-c',
+    Array.from({ length: threads }, (_, core) => core).join(','),
+    process.execPath,
+    MEASURE,
+    argument,
+  ];
   return JSON.parse(execFileSync('taskset', pinned, { encoding: 'utf8', maxBuffer: 2 ** 26 }));
 }
 
@@ -57,13 +64,28 @@ function agreement() {
     requireSameTokens(`needle-8m, ${name}`, small, { promptIds: ids, newTokens: AGREEING_TOKENS });
   }
   for (const dtype of ['f16', 'bf16']) {
-    requireSameTokens(`12 × 768, ${dtype}`, benchmarkModel(dtype), { promptTokens: 512, newTokens: AGREEING_TOKENS });
+    requireSameTokens(`12 × 768, ${dtype}`, benchmarkModel(dtype), {
+      promptTokens: 512,
+      newTokens: AGREEING_TOKENS,
+    });
   }
 }
 
 const shapes = ({ dtype, threads, promptTokens }) => {
   const { layers, hidden, queryHeads, kvHeads, headDim, intermediate, vocabulary } = BENCHMARK_SIZES;
-  return { layers, hidden, queryHeads, kvHeads, headDim, intermediate, vocabulary, dtype, cache: 'f16', threads, promptTokens };
+  return {
+    layers,
+    hidden,
+    queryHeads,
+    kvHeads,
+    headDim,
+    intermediate,
+    vocabulary,
+    dtype,
+    cache: 'f16',
+    threads,
+    promptTokens,
+  };
 };
 
 function row(measure, setting, results, field, description) {
@@ -88,7 +110,10 @@ const name = (what, { dtype, threads, promptTokens }) =>
 function shortPrompts(samples, dtype) {
   for (const threads of [1, 2]) {
     const setting = { dtype, threads, promptTokens: 512 };
-    const results = alternate(samples, benchmarkModel(dtype), threads, { promptTokens: 512, newTokens: DECODED_TOKENS });
+    const results = alternate(samples, benchmarkModel(dtype), threads, {
+      promptTokens: 512,
+      newTokens: DECODED_TOKENS,
+    });
     keepRows('foundation-cpu', TITLE, [
       row(name('decode', setting), setting, results, 'decodeTokensPerSecond', speed(1)),
       row(name('prefill', setting), setting, results, 'prefillTokensPerSecond', speed(1)),
@@ -102,7 +127,13 @@ function longPrompts(samples, dtype) {
     const setting = { dtype, threads: 2, promptTokens };
     const results = alternate(samples, benchmarkModel(dtype), 2, { promptTokens, newTokens: 1 });
     const rows = [
-      row(name('prefill', setting), setting, results, 'prefillTokensPerSecond', speed(promptTokens > 4096 ? 1.3 : 1)),
+      row(
+        name('prefill', setting),
+        setting,
+        results,
+        'prefillTokensPerSecond',
+        speed(promptTokens > 4096 ? 1.3 : 1),
+      ),
     ];
     if (promptTokens > 4096) {
       const { layers, kvHeads, headDim } = BENCHMARK_SIZES;
@@ -136,4 +167,5 @@ const { values, positionals } = parseArgs({
 const unknown = positionals.find((part) => !(part in PARTS));
 if (unknown) throw new Error(`there is no part ${unknown}; the parts are ${Object.keys(PARTS).join(', ')}`);
 installLlamaCpp();
-for (const part of positionals.length > 0 ? positionals : Object.keys(PARTS)) PARTS[part](Number(values.samples));
+for (const part of positionals.length > 0 ? positionals : Object.keys(PARTS))
+  PARTS[part](Number(values.samples));

@@ -1,10 +1,11 @@
-// Writes the Llama of a Hugging Face directory as a GGUF v3 file, so that llama.cpp can be timed on the same weights.
+// Writes the Llama of a Hugging Face directory as a GGUF v3 file, so that llama.cpp can be timed on the same
+// weights.
 //
 //   node tools/bench/gguf-export.mjs MODEL_DIRECTORY FILE.gguf
 //
 // Matrices keep their f16 or bf16 bits; norms become f32, as llama.cpp wants them. Rows of the query and key
-// projections are reordered, because GGUF's Llama rotates neighbouring pairs and Hugging Face's rotates halves.
-// The tokenizer is carried as byte-level BPE without its pre-tokenizer: feed token ids, not text.
+// projections are reordered, because GGUF's Llama rotates neighbouring pairs and Hugging Face's rotates
+// halves. The tokenizer is carried as byte-level BPE without its pre-tokenizer: feed token ids, not text.
 import { Buffer } from 'node:buffer';
 import { closeSync, openSync, readFileSync, readSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
@@ -32,10 +33,17 @@ const u32 = (value) => ({ type: 4, bytes: Buffer.from(Uint32Array.of(value).buff
 const f32 = (value) => ({ type: 6, bytes: Buffer.from(Float32Array.of(value).buffer) });
 const bool = (value) => ({ type: 7, bytes: Buffer.of(value ? 1 : 0) });
 const u64Bytes = (value) => Buffer.from(BigUint64Array.of(BigInt(value)).buffer);
-const text = (value) => ({ type: 8, bytes: Buffer.concat([u64Bytes(Buffer.byteLength(value)), Buffer.from(value)]) });
+const text = (value) => ({
+  type: 8,
+  bytes: Buffer.concat([u64Bytes(Buffer.byteLength(value)), Buffer.from(value)]),
+});
 const array = (elements) => ({
   type: 9,
-  bytes: Buffer.concat([u32(elements[0].type).bytes, u64Bytes(elements.length), ...elements.map((e) => e.bytes)]),
+  bytes: Buffer.concat([
+    u32(elements[0].type).bytes,
+    u64Bytes(elements.length),
+    ...elements.map((e) => e.bytes),
+  ]),
 });
 const i32 = (value) => ({ type: 5, bytes: Buffer.from(Int32Array.of(value).buffer) });
 
@@ -49,7 +57,8 @@ function openWeights(directory) {
   const readAt = (position, length) => {
     const bytes = Buffer.alloc(length);
     const got = readSync(file, bytes, 0, length, position);
-    if (got !== length) throw new Error(`model.safetensors ends at ${position + got}; wanted ${position + length}`);
+    if (got !== length)
+      throw new Error(`model.safetensors ends at ${position + got}; wanted ${position + length}`);
     return bytes;
   };
   const headerLength = Number(readAt(0, 8).readBigUInt64LE());
@@ -131,7 +140,9 @@ function plan(config, tensors) {
 
 function metadata(config, tokenizer, matrixDtype) {
   const headDim = config.head_dim ?? config.hidden_size / config.num_attention_heads;
-  const tokens = Object.entries(tokenizer.model.vocab).sort((a, b) => a[1] - b[1]).map(([token]) => token);
+  const tokens = Object.entries(tokenizer.model.vocab)
+    .sort((a, b) => a[1] - b[1])
+    .map(([token]) => token);
   const controls = new Set(tokenizer.added_tokens.map(({ id }) => id));
   const merges = tokenizer.model.merges.map((merge) => (Array.isArray(merge) ? merge.join(' ') : merge));
   return {
@@ -165,8 +176,14 @@ function metadata(config, tokenizer, matrixDtype) {
 const padding = (length) => Buffer.alloc((ALIGNMENT - (length % ALIGNMENT)) % ALIGNMENT);
 
 function header(entries, keyValues) {
-  const parts = [Buffer.from('GGUF'), u32(3).bytes, u64Bytes(entries.length), u64Bytes(Object.keys(keyValues).length)];
-  for (const [key, { type, bytes }] of Object.entries(keyValues)) parts.push(text(key).bytes, u32(type).bytes, bytes);
+  const parts = [
+    Buffer.from('GGUF'),
+    u32(3).bytes,
+    u64Bytes(entries.length),
+    u64Bytes(Object.keys(keyValues).length),
+  ];
+  for (const [key, { type, bytes }] of Object.entries(keyValues))
+    parts.push(text(key).bytes, u32(type).bytes, bytes);
   let offset = 0;
   for (const { name, shape, dtype, byteLength } of entries) {
     // GGUF lists the fastest axis first.
@@ -185,7 +202,10 @@ export function exportGguf(directory, file) {
   const weights = openWeights(directory);
   const entries = plan(config, weights.tensors);
   const output = openSync(file, 'w');
-  writeSync(output, header(entries, metadata(config, readJson(directory, 'tokenizer.json'), entries[0].dtype)));
+  writeSync(
+    output,
+    header(entries, metadata(config, readJson(directory, 'tokenizer.json'), entries[0].dtype)),
+  );
   for (const { source, convert } of entries) {
     const bytes = convert(weights.read(source));
     writeSync(output, bytes);

@@ -8,12 +8,15 @@ const ENGINES = { kv: './ours.mjs', 'llama-cpp': './peers/llama-cpp.mjs' };
 
 /** Fixed, scattered token ids above the special ones. */
 export function promptOf(length, vocabulary = 4096) {
-  return Array.from({ length }, (_, index) => 300 + ((index * 7919 + (index >> 3) * 104_729) % (vocabulary - 300)));
+  return Array.from(
+    { length },
+    (_, index) => 300 + ((index * 7919 + (index >> 3) * 104_729) % (vocabulary - 300)),
+  );
 }
 
 /**
- * Peak resident bytes of this process apart from the mapped weights: the kernel's VmHWM, less the resident pages of
- * the weight file (all of them are, once a prompt has been read). Node itself is counted.
+ * Peak resident bytes of this process apart from the mapped weights: the kernel's VmHWM, less the resident
+ * pages of the weight file (all of them are, once a prompt has been read). Node itself is counted.
  */
 function peakBytesBeyondWeights(weightFile) {
   const kilobytes = (text, name) => Number(new RegExp(`^${name}:\\s+(\\d+) kB`, 'm').exec(text)[1]);
@@ -24,11 +27,17 @@ function peakBytesBeyondWeights(weightFile) {
   return 1024 * (kilobytes(readFileSync('/proc/self/status', 'utf8'), 'VmHWM') - resident);
 }
 
+async function collect(stream) {
+  const items = [];
+  for await (const item of stream) items.push(item);
+  return items;
+}
+
 async function measure({ engine, options, promptTokens, promptIds = promptOf(promptTokens), newTokens }) {
   const { open } = await import(ENGINES[engine]);
   const contextTokens = promptIds.length + newTokens + 32;
   const model = await open({ contextTokens, ...options });
-  for await (const _ of model.generate(promptOf(32), 4)); // touches the weights and starts the threads
+  await collect(model.generate(promptOf(32), 4)); // touches the weights and starts the threads
 
   const delay = monitorEventLoopDelay({ resolution: 1 });
   const tokens = [];

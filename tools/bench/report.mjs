@@ -35,7 +35,8 @@ function readFiles() {
 function requireFields(file, row) {
   const missing = FIELDS.filter((field) => row[field] === undefined);
   if (missing.length > 0) throw new Error(`${file}, row ${row.measure}: ${missing.join(', ')} missing`);
-  if (!KINDS.includes(row.kind)) throw new Error(`${file}, row ${row.measure}: kind is ${row.kind}; wanted ${KINDS.join(', ')}`);
+  if (!KINDS.includes(row.kind))
+    throw new Error(`${file}, row ${row.measure}: kind is ${row.kind}; wanted ${KINDS.join(', ')}`);
 }
 
 /** How many times better than the reference, whichever way better is; undefined without a reference. */
@@ -74,9 +75,12 @@ function section({ name, title, rows }) {
   const references = [...new Set(rows.flatMap(({ reference }) => (reference ? [reference.name] : [])))];
   const lines = [`## ${title}`, ''];
   if (rows.some(inChart)) lines.push(`![Ratio to the reference](benchmarks/${name}.svg)`, '');
-  if (references.length > 0) lines.push(`Reference: ${references.join('; ')}.`);
+  if (references.length > 0) lines.push(`Reference: ${references.join('; ')}.`, '');
   lines.push(...machines.map((machine, index) => `Machine ${index + 1}: ${machine}.`), '');
-  lines.push('| measure | ours | reference | ratio | wanted | kind | machine, date |', '|---|---|---|---|---|---|---|');
+  lines.push(
+    '| measure | ours | reference | ratio | wanted | kind | machine, date |',
+    '|---|---|---|---|---|---|---|',
+  );
   lines.push(...rows.map((row) => tableRow(row, machines)), '');
   return lines.join('\n');
 }
@@ -98,9 +102,12 @@ function outputs() {
   return texts;
 }
 
-const stale = [...outputs()].filter(([path, text]) => !existsSync(path) || readFileSync(path, 'utf8') !== text);
+const stale = [...outputs()].filter(
+  ([path, text]) => !existsSync(path) || readFileSync(path, 'utf8') !== text,
+);
 if (process.argv.includes('--check')) {
-  for (const [path] of stale) console.error(`report: ${path} is not what the rows say; run node tools/bench/report.mjs`);
+  for (const [path] of stale)
+    console.error(`report: ${path} is not what the rows say; run node tools/bench/report.mjs`);
   process.exitCode = stale.length === 0 ? 0 : 1;
 } else {
   for (const [path, text] of stale) writeFileSync(path, text);

@@ -1,5 +1,5 @@
 // Rows of docs/benchmarks/*.json: how a figure is summed up, stamped and kept.
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { arch, cpus, loadavg, totalmem } from 'node:os';
 import { fileURLToPath } from 'node:url';
 
@@ -24,12 +24,13 @@ export function stamp() {
 }
 
 /**
- * Puts `rows` into docs/benchmarks/`name`.json in place of the rows with the same `measure`; README.md beside this
- * file says what a row holds.
+ * Puts `rows` into docs/benchmarks/`name`.json in place of the rows with the same `measure`; README.md beside
+ * this file says what a row holds.
  */
 export function keepRows(name, title, rows) {
   const path = `${RESULTS_FOLDER}${name}.json`;
   const kept = existsSync(path) ? JSON.parse(readFileSync(path, 'utf8')).rows : [];
   const byMeasure = new Map([...kept, ...rows].map((row) => [row.measure, row]));
+  mkdirSync(RESULTS_FOLDER, { recursive: true });
   writeFileSync(path, JSON.stringify({ title, rows: [...byMeasure.values()] }, null, 2) + '\n');
 }

@@ -1,4 +1,5 @@
-// llama.cpp through node-llama-cpp: the reference of the generation benchmarks. Fetched here, never a dependency.
+// llama.cpp through node-llama-cpp: the reference of the generation benchmarks. Fetched here, never a
+// dependency.
 import { execFileSync } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
@@ -20,12 +21,17 @@ export function installLlamaCpp() {
 }
 
 /**
- * Opens a GGUF file. `threads` is pinned: the library's default collapses when the cores are loaded.
- * Gives `{ weights, generate(promptIds, count), close() }`; generate yields greedy token ids, end-of-text included.
+ * Opens a GGUF file. `threads` is pinned: the library's default collapses when the cores are loaded. Gives `{
+ * weights, generate(promptIds, count), close() }`; generate yields greedy token ids, end-of-text included.
  */
 export async function open({ model, threads, contextTokens, batchSize = 512, flashAttention = true }) {
   const { getLlama, LlamaLogLevel } = await import(pathToFileURL(installLlamaCpp()).href);
-  const llama = await getLlama({ gpu: false, build: 'never', maxThreads: threads, logLevel: LlamaLogLevel.error });
+  const llama = await getLlama({
+    gpu: false,
+    build: 'never',
+    maxThreads: threads,
+    logLevel: LlamaLogLevel.error,
+  });
   const loaded = await llama.loadModel({ modelPath: model.gguf, useMmap: true });
   const context = await loaded.createContext({
     contextSize: contextTokens,
