@@ -14,6 +14,7 @@
   OPERATION(mapFile, map_file)   \
   OPERATION(read, read)          \
   OPERATION(rmsNorm, rms_norm)   \
+  OPERATION(rope, rope)          \
   OPERATION(write, write)
 
 namespace kv {

@@ -79,5 +79,14 @@ export interface Addon {
     output: NativeTensor,
     epsilon: number,
   ): void;
+  rope(
+    stream: NativeStream,
+    input: NativeTensor,
+    positions: NativeTensor,
+    inverseFrequencies: NativeTensor,
+    output: NativeTensor,
+    interleaved: boolean,
+    attentionScale: number,
+  ): void;
   write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;
 }

@@ -18,5 +18,13 @@ export {
 export { MappedFile } from './mapped-file.js';
 export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';
 export { rmsNorm, type RmsNormArguments } from './operations/rms-norm.js';
+export { rope, type RopeArguments } from './operations/rope.js';
+export {
+  type RopeConvention,
+  type RopeDescription,
+  ropeDescription,
+  type RopeOptions,
+  type RopeScaling,
+} from './operations/rope-description.js';
 export { Stream } from './stream.js';
 export { type Axes, type Extents, Tensor, type TensorHandle } from './tensor.js';
