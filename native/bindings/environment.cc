@@ -9,7 +9,11 @@ void run_job(napi_env env, napi_value, void*, void* data) {
   std::unique_ptr<Environment::Job> job(static_cast<Environment::Job*>(data));
   if (env == nullptr) return;
   Napi::HandleScope scope(env);
-  (*job)(Napi::Env(env));
+  try {
+    (*job)(Napi::Env(env));
+  } catch (const Napi::Error&) {
+    // A worker that is being terminated refuses every call; nobody is left to hear the result.
+  }
 }
 
 }  // namespace
@@ -20,7 +24,16 @@ std::shared_ptr<Environment> Environment::create(Napi::Env env) {
                                   nullptr, run_job, &environment->queue_);
   napi_unref_threadsafe_function(env, environment->queue_);
   env.SetInstanceData(new std::shared_ptr<Environment>(environment));
+  env.AddCleanupHook([environment] { environment->close(); });
   return environment;
+}
+
+void Environment::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  queue_ = nullptr;
+  for (Napi::FunctionReference* reference : {&tensor_constructor, &stream_constructor, &device_constructor}) {
+    reference->Reset();
+  }
 }
 
 std::shared_ptr<Environment> Environment::of(Napi::Env env) {
@@ -29,6 +42,8 @@ std::shared_ptr<Environment> Environment::of(Napi::Env env) {
 
 void Environment::post(Job job) {
   auto owned = std::make_unique<Job>(std::move(job));
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (queue_ == nullptr) return;
   if (napi_call_threadsafe_function(queue_, owned.get(), napi_tsfn_nonblocking) == napi_ok) owned.release();
 }
 

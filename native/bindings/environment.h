@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 
 namespace kv {
 
@@ -15,7 +16,7 @@ class Environment {
   static std::shared_ptr<Environment> create(Napi::Env env);
   static std::shared_ptr<Environment> of(Napi::Env env);
 
-  // Runs `job` on the JavaScript thread soon; from any thread. Dropped when the environment is closing.
+  // Runs `job` on the JavaScript thread soon; from any thread. Dropped once the environment has closed.
   void post(Job job);
 
   // A pending promise keeps the process alive: begin and end on the JavaScript thread.
@@ -27,6 +28,10 @@ class Environment {
   Napi::FunctionReference device_constructor;
 
  private:
+  // Native threads may hold this object longer than the environment lives.
+  void close();
+
+  std::mutex mutex_;
   napi_threadsafe_function queue_ = nullptr;
   size_t pending_ = 0;
 };

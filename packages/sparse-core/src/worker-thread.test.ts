@@ -1,0 +1,39 @@
+import { once } from 'node:events';
+import { createRequire } from 'node:module';
+import { Worker } from 'node:worker_threads';
+import { describe, expect, it } from 'vitest';
+
+/** Uses the addon as the package does, without TypeScript: a worker starts from plain JavaScript. */
+const program = `
+  const { parentPort, workerData } = require('node:worker_threads');
+  const addon = require(workerData);
+  const device = new addon.NativeDevice(2, undefined, 0);
+  const stream = device.createStream();
+  const bytes = 1 << 24;
+  const [from, to] = [0, 1].map(() => device.allocate(8, [bytes], [1], 0, bytes));
+  for (let i = 0; i < 200; i++) addon.copy(stream, from, to);
+  parentPort.postMessage('enqueued');
+  stream.synchronize().then(() => parentPort.postMessage('done'));
+`;
+const addonPath = createRequire(import.meta.url).resolve('@kv/sparse-core-linux-x64');
+
+describe('worker threads', () => {
+  it('each have their own environment of the addon', async () => {
+    const runs = [0, 1, 2].map(async () => {
+      const worker = new Worker(program, { eval: true, workerData: addonPath });
+      const messages: unknown[] = [];
+      worker.on('message', (message) => messages.push(message));
+      await once(worker, 'exit');
+      return messages;
+    });
+    for (const messages of await Promise.all(runs)) expect(messages).toEqual(['enqueued', 'done']);
+  });
+
+  it('may be terminated while their work runs', async () => {
+    for (let round = 0; round < 5; round++) {
+      const worker = new Worker(program, { eval: true, workerData: addonPath });
+      await once(worker, 'message');
+      expect(await worker.terminate()).toBe(1);
+    }
+  });
+});
