@@ -15,6 +15,7 @@
   OPERATION(read, read)          \
   OPERATION(rmsNorm, rms_norm)   \
   OPERATION(rope, rope)          \
+  OPERATION(swiglu, swiglu)      \
   OPERATION(write, write)
 
 namespace kv {

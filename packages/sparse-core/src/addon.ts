@@ -88,5 +88,6 @@ export interface Addon {
     interleaved: boolean,
     attentionScale: number,
   ): void;
+  swiglu(stream: NativeStream, gate: NativeTensor, up: NativeTensor, output: NativeTensor): void;
   write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;
 }

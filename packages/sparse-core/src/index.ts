@@ -26,5 +26,6 @@ export {
   type RopeOptions,
   type RopeScaling,
 } from './operations/rope-description.js';
+export { swiglu, type SwigluArguments } from './operations/swiglu.js';
 export { Stream } from './stream.js';
 export { type Axes, type Extents, Tensor, type TensorHandle } from './tensor.js';
