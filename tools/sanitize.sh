@@ -5,13 +5,13 @@ cd "$(dirname "$0")/.."
 
 run_under() {
   local name=$1 sanitizers=$2
-  local build="native/build-$name"
+  local build="build/native-$name"
   echo "sanitize: $sanitizers"
   cmake -S native -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g -fno-omit-frame-pointer -fsanitize=$sanitizers -fno-sanitize-recover=all" \
-    >"build/sanitize-$name.log"
-  cmake --build "$build" --target native_tests --parallel "$(nproc)" >>"build/sanitize-$name.log" 2>&1 ||
-    { cat "build/sanitize-$name.log"; return 1; }
+    >"build/native-$name.log"
+  cmake --build "$build" --target native_tests --parallel "$(nproc)" >>"build/native-$name.log" 2>&1 ||
+    { cat "build/native-$name.log"; return 1; }
   # ThreadSanitizer of GCC 12 refuses the address layouts that newer kernels choose.
   setarch "$(uname -m)" --addr-no-randomize "$build/native_tests"
 }

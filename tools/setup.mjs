@@ -16,7 +16,7 @@ function filesUnder(path) {
   if (!existsSync(path)) return [];
   if (!statSync(path).isDirectory()) return [path];
   return readdirSync(path, { withFileTypes: true })
-    .filter((entry) => !generated.has(entry.name) && !entry.name.startsWith('build-'))
+    .filter((entry) => !generated.has(entry.name))
     .flatMap((entry) => (entry.isDirectory() ? filesUnder(join(path, entry.name)) : [join(path, entry.name)]));
 }
 
