@@ -8,14 +8,17 @@
 #include "runtime/isa.h"
 
 // One line an operation: the name in JavaScript, the function of its `*.binding.cc`.
-#define KV_OPERATIONS(OPERATION) \
-  OPERATION(copy, copy)          \
-  OPERATION(gatherKv, gather_kv) \
-  OPERATION(mapFile, map_file)   \
-  OPERATION(read, read)          \
-  OPERATION(rmsNorm, rms_norm)   \
-  OPERATION(rope, rope)          \
-  OPERATION(swiglu, swiglu)      \
+#define KV_OPERATIONS(OPERATION)                 \
+  OPERATION(appendKv, append_kv)                 \
+  OPERATION(copy, copy)                          \
+  OPERATION(decodeAttention, decode_attention)   \
+  OPERATION(gatherKv, gather_kv)                 \
+  OPERATION(mapFile, map_file)                   \
+  OPERATION(prefillAttention, prefill_attention) \
+  OPERATION(read, read)                          \
+  OPERATION(rmsNorm, rms_norm)                   \
+  OPERATION(rope, rope)                          \
+  OPERATION(swiglu, swiglu)                      \
   OPERATION(write, write)
 
 namespace kv {

@@ -50,6 +50,24 @@ export interface NativeDevice {
 /** The builds of the CPU kernels, narrowest first. */
 export type InstructionSet = 'baseline' | 'avx2' | 'avx512';
 
+/** keys, values, blockTable, keyCounts, slots, queryStart: as `native/bindings/paged-batch.h` reads them. */
+export type NativePagedRows = readonly [
+  keys: NativeTensor,
+  values: NativeTensor,
+  blockTable: NativeTensor,
+  keyCounts: NativeTensor,
+  slots: NativeTensor,
+  queryStart: NativeTensor,
+];
+
+type NativeAttention = (
+  stream: NativeStream,
+  query: NativeTensor,
+  output: NativeTensor,
+  logSumExp: NativeTensor | undefined,
+  ...rest: readonly [...NativePagedRows, scale: number, causal: boolean]
+) => void;
+
 /** What `native/bindings/addon.cc` exports. */
 export interface Addon {
   readonly NativeDevice: new (
@@ -60,6 +78,7 @@ export interface Addon {
   readonly instructionSet: InstructionSet;
   readonly physicalMemory: number;
   readonly cuda: boolean;
+  appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
   gatherKv(
     stream: NativeStream,
@@ -70,7 +89,9 @@ export interface Addon {
     indices: NativeTensor,
     counts: Int32Array,
   ): void;
+  decodeAttention: NativeAttention;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
+  prefillAttention: NativeAttention;
   read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;
   rmsNorm(
     stream: NativeStream,

@@ -1,7 +1,7 @@
 import type { DType } from './dtype.js';
 import { DeviceError, DTypeError, ShapeError } from './errors.js';
 import type { Stream } from './stream.js';
-import { describe, Tensor, type TensorHandle } from './tensor.js';
+import { describe, rowMajorStrides, Tensor, type TensorHandle } from './tensor.js';
 
 /**
  * The one boundary check of a tensor argument: made by this package, alive, on the stream's device.
@@ -65,6 +65,29 @@ export function expectContiguousRows(operation: string, name: string, tensor: Te
       `${operation}: ${name} is ${describe(tensor)} with strides [${tensor.strides.join(', ')}]; ` +
         'its last axis must be contiguous. Copy it first.',
       { subject: name, given: tensor.strides, wanted: 1 },
+    );
+  }
+}
+
+/** @throws ShapeError unless the elements lie in row-major order without gaps */
+export function expectContiguous(operation: string, name: string, tensor: TensorHandle): void {
+  const wanted = rowMajorStrides(tensor.shape);
+  if (tensor.shape.some((extent, axis) => extent > 1 && tensor.strides[axis] !== wanted[axis])) {
+    throw new ShapeError(
+      `${operation}: ${name} is ${describe(tensor)} with strides [${tensor.strides.join(', ')}]; ` +
+        'it must be contiguous. Copy it first.',
+      { subject: name, given: tensor.strides, wanted },
+    );
+  }
+}
+
+/** @throws ShapeError unless both tensors are laid out alike */
+export function expectSameStrides(operation: string, name: string, tensor: TensorHandle, other: TensorHandle): void {
+  if (tensor.strides.some((stride, axis) => stride !== other.strides[axis])) {
+    throw new ShapeError(
+      `${operation}: ${name} has the strides [${tensor.strides.join(', ')}]; they must be ` +
+        `[${other.strides.join(', ')}], like those of its partner.`,
+      { subject: name, given: tensor.strides, wanted: other.strides },
     );
   }
 }

@@ -34,6 +34,16 @@ export class Random {
     return Math.sqrt(-2 * Math.log(1 - this.next())) * Math.cos(2 * Math.PI * this.next());
   }
 
+  /** The whole numbers below `length`, in random order. */
+  permutation(length: number): Int32Array {
+    const order = Int32Array.from({ length }, (_, index) => index);
+    for (let last = length - 1; last > 0; last--) {
+      const other = this.integer(0, last);
+      [order[last], order[other]] = [order[other] ?? 0, order[last] ?? 0];
+    }
+    return order;
+  }
+
   /** Normal values as stored elements of `dtype`. */
   elements<D extends FloatDType>(dtype: D, length: number, scale = 1): ElementArray<D> {
     return encode(

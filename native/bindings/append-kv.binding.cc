@@ -1,0 +1,26 @@
+#include "kernels/append-kv/append-kv.h"
+
+#include "bindings/paged-batch.h"
+
+namespace kv {
+
+// appendKv(stream, keys, values [token, kvHead, dim], the six of PagedBatchTensors)
+Napi::Value append_kv(const Napi::CallbackInfo& info) {
+  OperationCall call(info);
+  const TensorArgument keys = call.tensor(1);
+  const TensorArgument values = call.tensor(2);
+  const PagedBatchTensors tensors(call, 3);
+  AppendKvArguments arguments;
+  tensors.describe(arguments, keys.extent(0));
+  arguments.keys = keys.data;
+  arguments.values = values.data;
+  arguments.row_token_stride = keys.stride(0);
+  arguments.row_head_stride = keys.stride(1);
+  arguments.row_dtype = keys.dtype();
+  arguments.key_pool = tensors.keys.data;
+  arguments.value_pool = tensors.values.data;
+  return call.enqueue("appendKv",
+                      [arguments](ExecutionContext& context) { return append_kv(arguments, context); });
+}
+
+}  // namespace kv

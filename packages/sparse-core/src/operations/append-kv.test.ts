@@ -1,0 +1,102 @@
+import { describe, expect, it } from 'vitest';
+import type { FloatDType } from '../dtype.js';
+import { DTypeError, InvalidValueError, ShapeError } from '../errors.js';
+import { decode, encode, Random } from '../testing/random.js';
+import { testDevices } from '../testing/test-devices.js';
+import { appendKv } from './append-kv.js';
+
+const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
+
+describe.each(testDevices())('appendKv on $name', ({ open }) => {
+  const device = open();
+  const stream = device.createStream();
+
+  /** An empty cache of `slots` slots, each of `width` blocks a head, in random order. */
+  function emptyCache(random: Random, dtype: FloatDType, slots: number, kvHeads: number, dim: number) {
+    const [blockTokens, width] = [random.integer(1, 9), 12];
+    const order = random.permutation(slots * kvHeads * width);
+    const shape = [order.length, blockTokens, dim] as const;
+    const blocks = {
+      keys: device.tensor(dtype, ['block', 'blockToken', 'dim'], shape),
+      values: device.tensor(dtype, ['block', 'blockToken', 'dim'], shape),
+      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], order),
+      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], new Int32Array(slots * kvHeads)),
+    };
+    const row = (slot: number, head: number, token: number) =>
+      (order[(slot * kvHeads + head) * width + Math.floor(token / blockTokens)] ?? NaN) * blockTokens +
+      (token % blockTokens);
+    return { blocks, capacity: blockTokens * width, row };
+  }
+
+  it('writes every new token once, rounded to the cache, and counts it', async () => {
+    const random = new Random(1);
+    for (let round = 0; round < 20; round++) {
+      const [kvHeads, dim] = [random.integer(1, 3), random.pick([1, 7, 64, 80])];
+      const [rowDType, cacheDType] = [random.pick(floats), random.pick(floats)];
+      const { blocks, row } = emptyCache(random, cacheDType, 3, kvHeads, dim);
+      const axes = ['token', 'kvHead', 'dim'] as const;
+      const expected = new Map<number, readonly [Float64Array, Float64Array]>();
+      const counts = [0, 0, 0];
+      // Three steps, each with some rows for slots 2 and 0.
+      for (let step = 0; step < 3; step++) {
+        const rows = [random.integer(0, 4), random.integer(0, 4)] as const;
+        const tokens = rows[0] + rows[1];
+        const keys = random.elements(rowDType, tokens * kvHeads * dim);
+        const values = random.elements(rowDType, tokens * kvHeads * dim);
+        using keyTensor = device.tensor(rowDType, axes, [tokens, kvHeads, dim], keys);
+        using valueTensor = device.tensor(rowDType, axes, [tokens, kvHeads, dim], values);
+        using slots = device.tensor('i32', ['batch'], [2], Int32Array.of(2, 0));
+        using queryStart = device.tensor('i32', ['boundary'], [3], Int32Array.of(0, rows[0], tokens));
+        appendKv(stream, { keys: keyTensor, values: valueTensor, blocks, slots, queryStart });
+        for (let token = 0; token < tokens; token++) {
+          const slot = token < rows[0] ? 2 : 0;
+          const place = counts[slot] ?? NaN;
+          for (let head = 0; head < kvHeads; head++) {
+            const first = (token * kvHeads + head) * dim;
+            const stored = [keys, values].map((array) => {
+              const numbers = decode(rowDType, array).subarray(first, first + dim);
+              return decode(cacheDType, encode(cacheDType, numbers));
+            });
+            expected.set(row(slot, head, place), stored as [Float64Array, Float64Array]);
+          }
+          counts[slot] = place + 1;
+        }
+      }
+      const keyNumbers = decode(cacheDType, await blocks.keys.read());
+      const valueNumbers = decode(cacheDType, await blocks.values.read());
+      for (const [place, [key, value]] of expected) {
+        expect(keyNumbers.subarray(place * dim, (place + 1) * dim)).toEqual(key);
+        expect(valueNumbers.subarray(place * dim, (place + 1) * dim)).toEqual(value);
+      }
+      const wantedCounts = counts.flatMap((count) => Array<number>(kvHeads).fill(count));
+      expect(Array.from(await blocks.keyCounts.read())).toEqual(wantedCounts);
+      for (const tensor of Object.values(blocks)) tensor.dispose();
+    }
+  });
+
+  it('refuses bad input with a typed error, and rows that do not fit before it writes', async () => {
+    const { blocks, capacity } = emptyCache(new Random(2), 'f16', 1, 2, 8);
+    const axes = ['token', 'kvHead', 'dim'] as const;
+    const tokens = capacity + 1;
+    const rows = device.tensor('f32', axes, [tokens, 2, 8], new Float32Array(tokens * 16).fill(1));
+    const slots = device.tensor('i32', ['batch'], [1], Int32Array.of(0));
+    const queryStart = device.tensor('i32', ['boundary'], [2], Int32Array.of(0, tokens));
+    const good = { keys: rows, values: rows, blocks, slots, queryStart };
+    expect(() => {
+      appendKv(stream, { ...good, values: rows.slice('token', 0, 1) });
+    }).toThrow(ShapeError);
+    expect(() => {
+      appendKv(stream, { ...good, values: device.tensor('f16', axes, rows.shape) });
+    }).toThrow(DTypeError);
+    expect(() => {
+      appendKv(stream, { ...good, keys: rows.slice('dim', 0, 7), values: rows.slice('dim', 0, 7) });
+    }).toThrow(ShapeError);
+
+    const before = await blocks.keys.read();
+    const other = device.createStream();
+    appendKv(other, good);
+    await expect(other.synchronize()).rejects.toThrow(InvalidValueError);
+    expect(await blocks.keys.read(stream)).toEqual(before);
+    expect(Array.from(await blocks.keyCounts.read(stream))).toEqual([0, 0]);
+  });
+});

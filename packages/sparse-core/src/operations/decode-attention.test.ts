@@ -1,0 +1,39 @@
+import { describe, expect, it } from 'vitest';
+import { checkAgainstOracle, checkRefusals, randomSizes } from '../testing/attention-checks.js';
+import { randomCache } from '../testing/attention-oracle.js';
+import { Random } from '../testing/random.js';
+import { testDevices } from '../testing/test-devices.js';
+import { decodeAttention } from './decode-attention.js';
+
+describe.each(testDevices())('decodeAttention on $name', ({ open }) => {
+  it('matches the float64 oracle over random shapes, strides and dtypes', async () => {
+    const device = open();
+    const random = new Random(1);
+    for (let round = 0; round < 30; round++) {
+      const sizes = randomSizes(random, [0, 1, 1, 1, 3], [-1, 0, 1, 254, 256, 600]);
+      await checkAgainstOracle(decodeAttention, device, device.createStream(), random, sizes);
+    }
+  });
+
+  it('gives the same bits on one thread and on three', async () => {
+    const results = [];
+    for (const threads of [1, 3]) {
+      const device = open(threads);
+      const random = new Random(2);
+      const sizes = { kvHeads: 2, group: 3, dim: 64, blockTokens: 64, cacheDType: 'f16', rows: [1, 1] } as const;
+      const cache = randomCache(device, random, { ...sizes, keyCounts: [[900, 30], [1, 513]] });
+      const axes = ['token', 'queryHead', 'dim'] as const;
+      const query = device.tensor('f32', axes, [2, 6, 64], random.elements('f32', 2 * 6 * 64));
+      const output = device.tensor('f32', axes, [2, 6, 64]);
+      const slots = device.tensor('i32', ['batch'], [2], cache.slots);
+      const queryStart = device.tensor('i32', ['boundary'], [3], cache.queryStart);
+      decodeAttention(device.createStream(), { query, output, blocks: cache.blocks, slots, queryStart, scale: 0.125 });
+      results.push(await output.read());
+    }
+    expect(results[1]).toEqual(results[0]);
+  });
+
+  it('refuses bad input with a typed error', async () => {
+    await checkRefusals(decodeAttention, open, new Random(3));
+  });
+});

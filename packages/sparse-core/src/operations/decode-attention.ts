@@ -1,0 +1,13 @@
+import type { Stream } from '../stream.js';
+import { type AttentionArguments, enqueueAttention } from './attention-arguments.js';
+
+/**
+ * What `prefillAttention` computes, for one new row per sequence (or a few): the keys of each sequence are
+ * split among the threads and the parts merged by their log-sum-exp (Flash-Decoding, Dao et al. 2023), so
+ * that the cache is read once at the speed of the memory. The result does not depend on batch neighbours,
+ * thread count or the order of blocks.
+ * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
+ */
+export function decodeAttention(stream: Stream, args: AttentionArguments): void {
+  enqueueAttention('decodeAttention', stream, args);
+}

@@ -1,0 +1,52 @@
+import { describe, expect, it } from 'vitest';
+import { checkAgainstOracle, checkRefusals, randomSizes } from '../testing/attention-checks.js';
+import { randomCache } from '../testing/attention-oracle.js';
+import { Random } from '../testing/random.js';
+import { testDevices } from '../testing/test-devices.js';
+import { prefillAttention } from './prefill-attention.js';
+
+describe.each(testDevices())('prefillAttention on $name', ({ open }) => {
+  const device = open();
+  const stream = device.createStream();
+
+  it('matches the float64 oracle over random shapes, strides and dtypes', async () => {
+    const random = new Random(1);
+    for (let round = 0; round < 20; round++) {
+      const sizes = randomSizes(random, [0, 1, 2, 17, 50], [-3, 0, 0, 1, 63, 90]);
+      await checkAgainstOracle(prefillAttention, device, stream, random, sizes);
+    }
+  });
+
+  it('gives the same bits for a prompt at once and in chunks', async () => {
+    const [tokens, heads, dim] = [100, 4, 64];
+    const random = new Random(2);
+    const sizes = { kvHeads: 2, group: 2, dim, blockTokens: 16, cacheDType: 'f16', rows: [tokens] } as const;
+    const { blocks } = randomCache(device, random, { ...sizes, keyCounts: [[tokens, tokens]] });
+    const axes = ['token', 'queryHead', 'dim'] as const;
+    using query = device.tensor('f32', axes, [tokens, heads, dim], random.elements('f32', tokens * heads * dim));
+    using slots = device.tensor('i32', ['batch'], [1], Int32Array.of(0));
+    const attend = async (chunk: number) => {
+      using output = device.tensor('f32', axes, [tokens, heads, dim]);
+      for (let start = 0; start < tokens; start += chunk) {
+        const end = Math.min(tokens, start + chunk);
+        using queryStart = device.tensor('i32', ['boundary'], [2], Int32Array.of(0, end - start));
+        stream.write(blocks.keyCounts, Int32Array.of(end, end));
+        prefillAttention(stream, {
+          query: query.slice('token', start, end),
+          output: output.slice('token', start, end),
+          blocks,
+          slots,
+          queryStart,
+          scale: 0.125,
+        });
+      }
+      return await output.read();
+    };
+    const whole = await attend(tokens);
+    for (const chunk of [1, 7, 64]) expect(await attend(chunk)).toEqual(whole);
+  });
+
+  it('refuses bad input with a typed error', async () => {
+    await checkRefusals(prefillAttention, open, new Random(3));
+  });
+});

@@ -1,0 +1,128 @@
+import { expect } from 'vitest';
+import type { Device } from '../device.js';
+import type { FloatDType } from '../dtype.js';
+import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
+import type { AttentionArguments } from '../operations/attention-arguments.js';
+import type { Stream } from '../stream.js';
+import { attentionRow, type AttentionSizes, randomCache } from './attention-oracle.js';
+import { decode, type Random, unitRoundoff } from './random.js';
+
+type Attention = (stream: Stream, args: AttentionArguments) => void;
+
+const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
+
+export function randomSizes(random: Random, rowCounts: readonly number[], earlier: readonly number[]): AttentionSizes {
+  const kvHeads = random.integer(1, 3);
+  const rows = Array.from({ length: random.integer(1, 3) }, () => random.pick(rowCounts));
+  return {
+    rows,
+    keyCounts: rows.map((n) => Array.from({ length: kvHeads }, () => Math.max(0, n + random.pick(earlier)))),
+    kvHeads,
+    group: random.integer(1, 5),
+    dim: random.pick([1, 7, 32, 64, 80, 96, 128, 129, 256]),
+    blockTokens: random.pick([1, 16, 50, 64]),
+    cacheDType: random.pick(floats),
+  };
+}
+
+/** Runs `attention` on a random problem of these sizes, and holds every output element to the float64 oracle. */
+export async function checkAgainstOracle(
+  attention: Attention,
+  device: Device,
+  stream: Stream,
+  random: Random,
+  sizes: AttentionSizes,
+): Promise<void> {
+  const { rows, keyCounts, kvHeads, group, dim } = sizes;
+  const cache = randomCache(device, random, sizes);
+  const [queryDType, outputDType] = [random.pick(floats), random.pick(floats)];
+  const causal = random.integer(0, 3) > 0;
+  const scale = dim ** -0.5;
+  const tokens = cache.queryStart.at(-1) ?? NaN;
+  const queryHeads = kvHeads * group;
+  // One row and one head more than are used, so that strides are not those of the shape.
+  const shape = [tokens + 1, queryHeads + 1, dim] as const;
+  const axes = ['token', 'queryHead', 'dim'] as const;
+  const elements = random.elements(queryDType, (tokens + 1) * (queryHeads + 1) * dim);
+  using wholeQuery = device.tensor(queryDType, axes, shape, elements);
+  using wholeOutput = device.tensor(outputDType, axes, shape);
+  using logSumExp = device.tensor('f32', ['token', 'queryHead'], [tokens, queryHeads]);
+  using slots = device.tensor('i32', ['batch'], [rows.length], cache.slots);
+  using queryStart = device.tensor('i32', ['boundary'], [rows.length + 1], cache.queryStart);
+  const output = wholeOutput.slice('token', 0, tokens).slice('queryHead', 0, queryHeads);
+  const query = wholeQuery.slice('token', 0, tokens).slice('queryHead', 0, queryHeads);
+  attention(stream, { query, output, logSumExp, blocks: cache.blocks, slots, queryStart, scale, causal });
+
+  const [actual, actualLogSumExp] = [decode(outputDType, await output.read()), await logSumExp.read()];
+  const queries = decode(queryDType, elements);
+  rows.forEach((n, entry) => {
+    for (let index = 0; index < n * queryHeads; index++) {
+      const [row, head] = [Math.floor(index / queryHeads), index % queryHeads];
+      const kvHead = Math.floor(head / group);
+      const token = (cache.queryStart[entry] ?? NaN) + row;
+      const keyCount = keyCounts[entry]?.[kvHead] ?? NaN;
+      const first = (token * (queryHeads + 1) + head) * dim;
+      const wanted = attentionRow(
+        queries.subarray(first, first + dim),
+        causal ? keyCount - n + row + 1 : keyCount,
+        scale,
+        (key) => cache.key(entry, kvHead, key),
+        (key) => cache.value(entry, kvHead, key),
+      );
+      const excess = wanted.output.map((value, d) => {
+        const difference = Math.abs((actual[(token * queryHeads + head) * dim + d] ?? NaN) - value);
+        // 2^-25: half of the smallest f16.
+        return difference - (wanted.outputError + unitRoundoff[outputDType] * Math.abs(value) + 2 ** -25);
+      });
+      expect(Math.max(...excess)).toBeLessThanOrEqual(0);
+      const logSumExpGot = actualLogSumExp[token * queryHeads + head] ?? NaN;
+      if (wanted.logSumExp === -Infinity) expect(logSumExpGot).toBe(-Infinity);
+      else expect(Math.abs(logSumExpGot - wanted.logSumExp)).toBeLessThanOrEqual(wanted.logSumExpError);
+    }
+  });
+  cache.dispose();
+}
+
+/** Every wrong argument gets its own error at once; a table that leads outside rejects the next wait. */
+export async function checkRefusals(attention: Attention, open: () => Device, random: Random): Promise<void> {
+  const device = open();
+  const sizes = { rows: [2], keyCounts: [[2]], kvHeads: 1, group: 2, dim: 8, blockTokens: 4, cacheDType: 'f16' } as const;
+  const cache = randomCache(device, random, sizes);
+  const axes = ['token', 'queryHead', 'dim'] as const;
+  const slots = device.tensor('i32', ['batch'], [1], cache.slots);
+  const queryStart = device.tensor('i32', ['boundary'], [2], cache.queryStart);
+  const query = device.tensor('f32', axes, [2, 2, 8], new Float32Array(32));
+  const output = device.tensor('f32', axes, [2, 2, 8]);
+  const good = { query, output, blocks: cache.blocks, slots, queryStart, scale: 1 };
+  const stream = device.createStream();
+  attention(stream, good);
+  await stream.synchronize();
+
+  const refuse = (wrong: Partial<Record<keyof AttentionArguments, unknown>>, error: new (...args: never[]) => Error) => {
+    expect(() => {
+      attention(stream, { ...good, ...wrong } as AttentionArguments);
+    }).toThrow(error);
+  };
+  const blocksWith = (wrong: object) => ({ blocks: { ...cache.blocks, ...wrong } });
+  refuse({ query: device.tensor('f32', axes, [2, 2, 7]) }, ShapeError);
+  refuse({ output: output.slice('token', 0, 1) }, ShapeError);
+  refuse({ query: device.tensor('i32', axes, [2, 2, 8]) }, DTypeError);
+  refuse({ logSumExp: device.tensor('f32', ['token', 'queryHead'], [2, 1]) }, ShapeError);
+  refuse({ queryStart: device.tensor('i32', ['boundary'], [3]) }, ShapeError);
+  refuse({ slots: device.tensor('f32', ['batch'], [1]) }, DTypeError);
+  refuse({ scale: NaN }, InvalidValueError);
+  refuse({ query: open().tensor('f32', axes, [2, 2, 8]) }, DeviceError);
+  refuse(blocksWith({ values: device.tensor('f32', ['block', 'blockToken', 'dim'], cache.blocks.keys.shape) }), DTypeError);
+  refuse(blocksWith({ keyCounts: device.tensor('i32', ['slot', 'kvHead'], [1, 3]) }), ShapeError);
+
+  const outside = {
+    slots: device.tensor('i32', ['batch'], [1], Int32Array.of(1)),
+    queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, 3)),
+    ...blocksWith({ keyCounts: device.tensor('i32', ['slot', 'kvHead'], [1, 1], Int32Array.of(1000)) }),
+  };
+  for (const [name, value] of Object.entries(outside)) {
+    const other = device.createStream();
+    attention(other, { ...good, [name]: value });
+    await expect(other.synchronize()).rejects.toThrow(InvalidValueError);
+  }
+}

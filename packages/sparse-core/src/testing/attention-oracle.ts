@@ -1,0 +1,115 @@
+import type { Device } from '../device.js';
+import type { FloatDType } from '../dtype.js';
+import type { PagedBlocks } from '../paged-blocks.js';
+import { decode, type Random, unitRoundoff } from './random.js';
+
+/** Sizes of a random attention problem. */
+export interface AttentionSizes {
+  /** Rows of each batch entry. */
+  readonly rows: readonly number[];
+  /** Keys of each batch entry and kv head, the entry's own rows included. */
+  readonly keyCounts: readonly (readonly number[])[];
+  readonly kvHeads: number;
+  /** Query heads of each kv head. */
+  readonly group: number;
+  readonly dim: number;
+  readonly blockTokens: number;
+  readonly cacheDType: FloatDType;
+}
+
+/** A paged cache of random keys and values; its blocks are in random order, its slots in descending order. */
+export interface RandomCache {
+  readonly blocks: PagedBlocks;
+  readonly slots: Int32Array;
+  readonly queryStart: Int32Array;
+  /** The stored numbers of one token's key (or value). */
+  key(entry: number, kvHead: number, token: number): Float64Array;
+  value(entry: number, kvHead: number, token: number): Float64Array;
+  dispose(): void;
+}
+
+export function randomCache(device: Device, random: Random, sizes: AttentionSizes): RandomCache {
+  const { rows, keyCounts, kvHeads, dim, blockTokens, cacheDType } = sizes;
+  const batch = rows.length;
+  const width = Math.ceil(Math.max(1, ...keyCounts.flat()) / blockTokens) + 1;
+  const order = random.permutation(batch * kvHeads * width);
+  const slots = Int32Array.from(rows, (_, entry) => batch - 1 - entry);
+  const counts = new Int32Array(batch * kvHeads);
+  keyCounts.forEach((heads, entry) => {
+    heads.forEach((count, head) => (counts[(batch - 1 - entry) * kvHeads + head] = count));
+  });
+  const shape = [order.length, blockTokens, dim] as const;
+  const keys = random.elements(cacheDType, order.length * blockTokens * dim);
+  const values = random.elements(cacheDType, order.length * blockTokens * dim);
+  const [keyNumbers, valueNumbers] = [decode(cacheDType, keys), decode(cacheDType, values)];
+  const row = (numbers: Float64Array, entry: number, kvHead: number, token: number) => {
+    const slot = slots[entry] ?? NaN;
+    const block = order[(slot * kvHeads + kvHead) * width + Math.floor(token / blockTokens)] ?? NaN;
+    const first = (block * blockTokens + (token % blockTokens)) * dim;
+    return numbers.subarray(first, first + dim);
+  };
+  const blocks = {
+    keys: device.tensor(cacheDType, ['block', 'blockToken', 'dim'], shape, keys),
+    values: device.tensor(cacheDType, ['block', 'blockToken', 'dim'], shape, values),
+    blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], order),
+    keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts),
+  };
+  return {
+    blocks,
+    slots,
+    queryStart: Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0)),
+    key: (entry, kvHead, token) => row(keyNumbers, entry, kvHead, token),
+    value: (entry, kvHead, token) => row(valueNumbers, entry, kvHead, token),
+    dispose() {
+      for (const tensor of Object.values(blocks)) tensor.dispose();
+    },
+  };
+}
+
+export interface OracleRow {
+  readonly output: Float64Array;
+  readonly logSumExp: number;
+  /** The most that f32 arithmetic may add to an element of `output`, before it is stored. */
+  readonly outputError: number;
+  readonly logSumExpError: number;
+}
+
+function dot(a: Float64Array, b: Float64Array): number {
+  return a.reduce((sum, x, index) => sum + x * (b[index] ?? NaN), 0);
+}
+
+/** Attention of one query over `visible` leading keys, in float64, with the error that f32 may add. */
+export function attentionRow(
+  query: Float64Array,
+  visible: number,
+  scale: number,
+  key: (token: number) => Float64Array,
+  value: (token: number) => Float64Array,
+): OracleRow {
+  const dim = query.length;
+  const tokens = Array.from({ length: Math.max(0, visible) }, (_, token) => token);
+  const scores = tokens.map((token) => scale * dot(query, key(token)));
+  const largest = Math.max(...scores);
+  const weights = scores.map((score) => Math.exp(score - largest));
+  const sum = weights.reduce((total, weight) => total + weight, 0);
+  const output = new Float64Array(dim);
+  for (const token of tokens) {
+    value(token).forEach((x, d) => {
+      output[d] = (output[d] ?? 0) + ((weights[token] ?? NaN) * x) / sum;
+    });
+  }
+  // A score is a chain of `dim` additions and a scaling. A weight carries twice that (its own and the
+  // maximum's), its exponential's rounding (4) and that of rescaling (2 for each 64 keys); a sum adds one
+  // rounding a key; the quotient of two sums carries twice the whole.
+  const magnitudes = tokens.map((token) => Math.abs(scale) * dot(query.map(Math.abs), key(token).map(Math.abs)));
+  const scoreError = (dim + 4) * unitRoundoff.f32 * Math.max(0, ...magnitudes);
+  const sumError = 2 * scoreError + unitRoundoff.f32 * (tokens.length * (1 + 2 / 64) + 8);
+  const largestValue = Math.max(0, ...tokens.map((token) => Math.max(...value(token).map(Math.abs))));
+  const logSumExp = tokens.length > 0 ? largest + Math.log(sum) : -Infinity;
+  return {
+    output,
+    logSumExp,
+    outputError: 2 * sumError * largestValue,
+    logSumExpError: sumError + 2 * unitRoundoff.f32 * (Math.abs(logSumExp) + Math.log(Math.max(1, sum))),
+  };
+}
