@@ -12,6 +12,7 @@
   OPERATION(appendKv, append_kv)                 \
   OPERATION(copy, copy)                          \
   OPERATION(decodeAttention, decode_attention)   \
+  OPERATION(embedding, embedding)                \
   OPERATION(gatherKv, gather_kv)                 \
   OPERATION(mapFile, map_file)                   \
   OPERATION(prefillAttention, prefill_attention) \

@@ -20,7 +20,8 @@ Napi::Value swiglu(const Napi::CallbackInfo& info) {
   arguments.dtype = gate.dtype();
   arguments.tokens = gate.extent(0);
   arguments.features = gate.extent(1);
-  return call.enqueue("swiglu", [arguments](ExecutionContext& context) { return swiglu(arguments, context); });
+  return call.enqueue("swiglu",
+                      [arguments](ExecutionContext& context) { return swiglu(arguments, context); });
 }
 
 }  // namespace kv

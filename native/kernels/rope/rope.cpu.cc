@@ -20,8 +20,8 @@ inline void cosine_and_sine(VecDouble angle, Vec* cosine, Vec* sine) {
   const Vec r2 = r * r;
   // Minimax polynomials on [-pi/4, pi/4].
   const Vec sine_part = ((-1.9515295891e-4f * r2 + 8.3321608736e-3f) * r2 - 1.6666654611e-1f) * r2 * r + r;
-  const Vec cosine_part =
-      ((2.443315711809948e-5f * r2 - 1.388731625493765e-3f) * r2 + 4.166664568298827e-2f) * r2 * r2 - 0.5f * r2 + 1.0f;
+  const Vec cosine_tail = (2.443315711809948e-5f * r2 - 1.388731625493765e-3f) * r2 + 4.166664568298827e-2f;
+  const Vec cosine_part = cosine_tail * r2 * r2 - 0.5f * r2 + 1.0f;
   const VecInt odd = (quadrant & 1) == 1;
   const VecInt sine_sign = (quadrant & 2) << 30;
   const VecInt cosine_sign = ((quadrant + 1) & 2) << 30;
@@ -34,9 +34,9 @@ inline void cosine_and_sine(VecDouble angle, Vec* cosine, Vec* sine) {
 // The scaled cosine and sine of every pair at one position. Both arrays have room up to a multiple of kLanes.
 inline void fill_turns(const RopeArguments& a, int32_t position, float* cosines, float* sines) {
   for (int64_t i = 0; i < a.pairs; i += kLanes) {
-    const int64_t rest = a.pairs - i;
+    const int64_t count = a.pairs - i < kLanes ? a.pairs - i : kLanes;
     Vec frequency = {};
-    std::memcpy(&frequency, a.inverse_frequencies + i, sizeof(float) * static_cast<size_t>(rest < kLanes ? rest : kLanes));
+    std::memcpy(&frequency, a.inverse_frequencies + i, static_cast<size_t>(count) * sizeof(float));
     // The product of a 32-bit position and a 24-bit frequency is exact up to position 2^29.
     const VecDouble angle = __builtin_convertvector(frequency, VecDouble) * static_cast<double>(position);
     Vec cosine;
@@ -104,11 +104,13 @@ void rotate(const RopeArguments& a, Workers& workers) {
     const int64_t token = static_cast<int64_t>(index);
     float* cosines = static_cast<float*>(workers.scratch(worker, 2 * table * sizeof(float)));
     float* sines = cosines + table;
+    const T* token_input = static_cast<const T*>(a.input) + token * a.input_token_stride;
+    T* token_output = static_cast<T*>(a.output) + token * a.output_token_stride;
     fill_turns(a, a.positions[token], cosines, sines);
     if (interleaved) interleave_turns(a.pairs, cosines, sines);
     for (int64_t head = 0; head < a.heads; ++head) {
-      const T* input = static_cast<const T*>(a.input) + token * a.input_token_stride + head * a.input_head_stride;
-      T* output = static_cast<T*>(a.output) + token * a.output_token_stride + head * a.output_head_stride;
+      const T* input = token_input + head * a.input_head_stride;
+      T* output = token_output + head * a.output_head_stride;
       if (interleaved) {
         rotate_interleaved(input, output, cosines, sines, a.pairs);
       } else {

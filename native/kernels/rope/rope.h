@@ -1,4 +1,5 @@
-// Rotary position embedding (Su et al. 2021, eq. 34): pair i of a head at position m turns by m * frequency_i,
+// Rotary position embedding (Su et al. 2021, eq. 34): pair i of a head at position m turns by the angle
+// m * frequency_i,
 //   (a, b) -> (a cos - b sin, b cos + a sin) * attention_scale
 // where pair i is (x[i], x[i + pairs]) when halves are split and (x[2i], x[2i + 1]) when interleaved.
 #pragma once

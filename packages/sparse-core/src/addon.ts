@@ -80,6 +80,7 @@ export interface Addon {
   readonly cuda: boolean;
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
+  embedding(stream: NativeStream, table: NativeTensor, ids: NativeTensor, output: NativeTensor): void;
   gatherKv(
     stream: NativeStream,
     keys: NativeTensor,

@@ -16,6 +16,7 @@ export {
   ShapeError,
 } from './errors.js';
 export { MappedFile } from './mapped-file.js';
+export { embedding, type EmbeddingArguments } from './operations/embedding.js';
 export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';
 export { appendKv, type AppendKvArguments } from './operations/append-kv.js';
 export { type AttentionArguments, type PagedRows } from './operations/attention-arguments.js';

@@ -19,7 +19,12 @@ function reference(theta: number, dim: number, scaling: RopeScaling): Float32Arr
     if (scaling.kind === 'none') return frequency;
     if (scaling.kind === 'linear') return f32(frequency / scaling.factor);
     const wavelength = f32(f32(2 * Math.PI) / frequency);
-    const { factor, lowFrequencyFactor: low, highFrequencyFactor: high, originalMaxPositions: trained } = scaling;
+    const {
+      factor,
+      lowFrequencyFactor: low,
+      highFrequencyFactor: high,
+      originalMaxPositions: trained,
+    } = scaling;
     if (wavelength < trained / high) return frequency;
     if (wavelength > trained / low) return f32(frequency / factor);
     const smooth = f32(f32(f32(trained / wavelength) - low) / f32(high - low));
@@ -34,17 +39,20 @@ describe('ropeDescription', () => {
     { theta: 10_000, headDim: 128, scaling: { kind: 'linear', factor: 3 } },
     { theta: 500_000, headDim: 128, scaling: llama3 },
     { theta: 500_000, headDim: 32, scaling: { ...llama3, originalMaxPositions: 64 } },
-  ] as const)('gives the frequencies of transformers: $scaling.kind, theta $theta, dim $headDim', (options) => {
-    const { inverseFrequencies } = ropeDescription(options);
-    const expected = reference(options.theta, options.headDim, options.scaling);
-    expect(inverseFrequencies).toHaveLength(expected.length);
-    expected.forEach((wanted, pair) => {
-      // The reference rounds at most nine times, and the wavelength's two roundings are magnified by at most
-      // trained / wavelength / (high - low) <= 4/3 in the blend; these are rounded once.
-      const difference = Math.abs((inverseFrequencies[pair] ?? NaN) - wanted);
-      expect(difference).toBeLessThanOrEqual(13 * unitRoundoff.f32 * wanted);
-    });
-  });
+  ] as const)(
+    'gives the frequencies of transformers: $scaling.kind, theta $theta, dim $headDim',
+    (options) => {
+      const { inverseFrequencies } = ropeDescription(options);
+      const expected = reference(options.theta, options.headDim, options.scaling);
+      expect(inverseFrequencies).toHaveLength(expected.length);
+      expected.forEach((wanted, pair) => {
+        // The reference rounds at most nine times, and the wavelength's two roundings are magnified by
+        // at most trained / wavelength / (high - low) <= 4/3 in the blend; these are rounded once.
+        const difference = Math.abs((inverseFrequencies[pair] ?? NaN) - wanted);
+        expect(difference).toBeLessThanOrEqual(13 * unitRoundoff.f32 * wanted);
+      });
+    },
+  );
 
   it('keeps the fastest frequencies of llama3 scaling and divides the slowest by the factor', () => {
     const plain = ropeDescription({ theta: 500_000, headDim: 128 }).inverseFrequencies;

@@ -1,8 +1,8 @@
 import { InvalidValueError } from '../errors.js';
 
 /**
- * Which two dims of a head turn together: `x[i]` and `x[i + pairs]` (`halfSplit`, the layout of safetensors
- * checkpoints), or `x[2i]` and `x[2i + 1]` (`interleaved`).
+ * Which two dims of a head turn together: `x[i]` and `x[i + pairs]` (`halfSplit`, the layout of
+ * safetensors checkpoints), or `x[2i]` and `x[2i + 1]` (`interleaved`).
  */
 export type RopeConvention = 'halfSplit' | 'interleaved';
 
@@ -14,8 +14,8 @@ export type RopeScaling =
   /** Every frequency is divided by `factor`. */
   | { readonly kind: 'linear'; readonly factor: number }
   /**
-   * Llama 3.1: a frequency that turns fewer than `lowFrequencyFactor` times in `originalMaxPositions` is divided
-   * by `factor`, one that turns more than `highFrequencyFactor` times is kept, those between are blended.
+   * Llama 3.1: a frequency that turns fewer than `lowFrequencyFactor` times in `originalMaxPositions` is
+   * divided by `factor`, one that turns more than `highFrequencyFactor` times is kept, those between blended.
    */
   | {
       readonly kind: 'llama3';
@@ -48,15 +48,22 @@ export interface RopeOptions {
 }
 
 /**
- * The rotary embedding of a model: `inverseFrequencies[i] = theta^(-2i / rotaryDim)`, then scaled. Computed in
- * f64 and rounded once.
+ * The rotary embedding of a model: `inverseFrequencies[i] = theta^(-2i / rotaryDim)`, then scaled. Computed
+ * in f64 and rounded once.
  * @throws InvalidValueError when an option is out of its domain
  */
 export function ropeDescription(options: RopeOptions): RopeDescription {
-  const { theta, headDim, rotaryDim = headDim, scaling = { kind: 'none' }, convention = 'halfSplit' } = options;
+  const {
+    theta,
+    headDim,
+    rotaryDim = headDim,
+    scaling = { kind: 'none' },
+    convention = 'halfSplit',
+  } = options;
   expectPositive('theta', theta);
   expect('headDim', headDim, Number.isSafeInteger(headDim) && headDim > 0, 'a positive whole number');
-  const validRotaryDim = Number.isSafeInteger(rotaryDim) && rotaryDim > 0 && rotaryDim % 2 === 0 && rotaryDim <= headDim;
+  const validRotaryDim =
+    Number.isSafeInteger(rotaryDim) && rotaryDim > 0 && rotaryDim % 2 === 0 && rotaryDim <= headDim;
   expect('rotaryDim', rotaryDim, validRotaryDim, `an even number of dims, at most headDim (${headDim})`);
   expect('convention', convention, ropeConventions.includes(convention), ropeConventions.join(' or '));
   const scale = frequencyScaling(scaling);
@@ -78,7 +85,12 @@ function frequencyScaling(scaling: RopeScaling): (frequency: number) => number {
       const numbers = { factor, lowFrequencyFactor, highFrequencyFactor, originalMaxPositions };
       for (const [name, value] of Object.entries(numbers)) expectPositive(`scaling.${name}`, value);
       const ordered = highFrequencyFactor > lowFrequencyFactor;
-      expect('scaling.highFrequencyFactor', highFrequencyFactor, ordered, `more than lowFrequencyFactor (${lowFrequencyFactor})`);
+      expect(
+        'scaling.highFrequencyFactor',
+        highFrequencyFactor,
+        ordered,
+        `more than lowFrequencyFactor (${lowFrequencyFactor})`,
+      );
       return (frequency) => {
         const turns = (originalMaxPositions * frequency) / (2 * Math.PI);
         const blend = (turns - lowFrequencyFactor) / (highFrequencyFactor - lowFrequencyFactor);

@@ -10,9 +10,10 @@ function oracle(gate: number, up: number): number {
 }
 
 /**
- * In f32: the exponential is off by at most 2 roundings, which count once where it is a factor and once more in
- * 1 + e; that sum, the quotient and the three products round once each. Below -87.3 the exponential is taken for
- * 0, where silu is less than 2^-119. Then the result rounds to its dtype, halves to steps of 2^-24 at the least.
+ * In f32: the exponential is off by at most 2 roundings, which count once where it is a factor and once more
+ * in 1 + e; that sum, the quotient and the three products round once each. Below -87.3 the exponential is
+ * taken for 0, where silu is less than 2^-119. Then the result rounds to its dtype, halves to steps of 2^-24
+ * at the least.
  */
 function tolerance(wanted: number, up: number, dtype: FloatDType): number {
   const relative = 9 * unitRoundoff.f32 + unitRoundoff[dtype];
@@ -78,7 +79,9 @@ describe.each(testDevices())('swiglu on $name', ({ open }) => {
     expect(() => swiglu(stream, { ...good, up: narrow })).toThrow(ShapeError);
     expect(() => swiglu(stream, { ...good, output: gate.slice('token', 0, 2) })).toThrow(ShapeError);
     expect(() => swiglu(stream, { ...good, output: halves as never })).toThrow(DTypeError);
-    expect(() => swiglu(stream, { gate: integers, up: integers, output: integers } as never)).toThrow(DTypeError);
+    expect(() => swiglu(stream, { gate: integers, up: integers, output: integers } as never)).toThrow(
+      DTypeError,
+    );
     expect(() => swiglu(stream, { ...good, up: foreign })).toThrow(DeviceError);
   });
 });

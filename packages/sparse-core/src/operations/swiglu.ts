@@ -33,7 +33,8 @@ export function swiglu<D extends FloatDType>(stream: Stream, args: SwigluArgumen
   expectShape('swiglu', 'gate', gate, [undefined, undefined]);
   expectShape('swiglu', 'up', up, gate.shape);
   expectShape('swiglu', 'output', output, gate.shape);
-  for (const [name, tensor] of Object.entries({ gate, up, output })) expectContiguousRows('swiglu', name, tensor);
+  for (const [name, tensor] of Object.entries({ gate, up, output }))
+    expectContiguousRows('swiglu', name, tensor);
   loadAddon().swiglu(stream.native, native.gate, native.up, native.output.native);
   native.output.writtenBy(stream);
 }

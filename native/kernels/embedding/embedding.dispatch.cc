@@ -1,0 +1,29 @@
+#include "kernels/embedding/embedding.h"
+
+#include <string>
+
+#include "kernels/cpu-dispatch.h"
+
+namespace kv {
+
+KV_CPU_KERNEL(embedding, EmbeddingArguments)
+
+static Status validate_ids(const EmbeddingArguments& a) {
+  for (int64_t token = 0; token < a.tokens; ++token) {
+    const int64_t row = row_of(a, token);
+    if (row >= 0 && row < a.rows) continue;
+    return Status::failure(StatusCode::invalid_value,
+                           "ids[" + std::to_string(token) + "] is " + std::to_string(row) +
+                               "; the table has " + std::to_string(a.rows) + " rows, numbered from 0");
+  }
+  return Status::success();
+}
+
+Status embedding(const EmbeddingArguments& arguments, ExecutionContext& context) {
+  Status status = validate_ids(arguments);
+  if (!status.ok()) return status;
+  embedding_cpu(arguments, context);
+  return Status::success();
+}
+
+}  // namespace kv

@@ -1,0 +1,36 @@
+// Rows of a table by their numbers: output[t] = table[ids[t]]. The embeddings of tokens, or chosen rows of
+// activations.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/dtype.h"
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+struct EmbeddingArguments {
+  const void* table = nullptr;  // [row, feature]; strides count elements, features are contiguous
+  int64_t table_stride = 0;
+  DType table_dtype = DType::f32;
+  int64_t rows = 0;
+  const void* ids = nullptr;  // [token], i32 or u32
+  DType id_dtype = DType::i32;
+  void* output = nullptr;  // [token, feature], apart from the table
+  int64_t output_stride = 0;
+  DType output_dtype = DType::f32;  // f32, or the table's
+  int64_t tokens = 0;
+  int64_t features = 0;
+};
+
+// The row that a token asks for, which need not exist. Static: each instruction set keeps its own copy.
+static inline int64_t row_of(const EmbeddingArguments& a, int64_t token) {
+  return a.id_dtype == DType::u32 ? static_cast<int64_t>(static_cast<const uint32_t*>(a.ids)[token])
+                                  : static_cast<int64_t>(static_cast<const int32_t*>(a.ids)[token]);
+}
+
+// invalid_value names the first id that the table does not have; nothing was written then.
+Status embedding(const EmbeddingArguments& arguments, ExecutionContext& context);
+
+}  // namespace kv

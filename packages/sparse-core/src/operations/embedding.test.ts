@@ -1,0 +1,70 @@
+import { describe, expect, it } from 'vitest';
+import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
+import type { FloatDType } from '../dtype.js';
+import { decode, Random } from '../testing/random.js';
+import { testDevices } from '../testing/test-devices.js';
+import { embedding } from './embedding.js';
+
+const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
+
+describe.each(testDevices())('embedding on $name', ({ open }) => {
+  const device = open();
+  const stream = device.createStream();
+
+  it('copies or widens the rows exactly, over random shapes, strides and dtypes', async () => {
+    const random = new Random(7);
+    for (let round = 0; round < 60; round++) {
+      const [rows, hidden, tokens] = [random.integer(1, 50), random.integer(1, 130), random.integer(0, 20)];
+      const [dtype, idDType] = [random.pick(floats), random.pick(['i32', 'u32'] as const)];
+      const data = random.elements(dtype, rows * (hidden + 3));
+      const ids = Array.from({ length: tokens }, () => random.integer(0, rows - 1));
+      using wide = device.tensor(dtype, ['vocabulary', 'hidden'], [rows, hidden + 3], data);
+      const elements = idDType === 'i32' ? Int32Array.from(ids) : Uint32Array.from(ids);
+      using idTensor = device.tensor(idDType, ['token'], [tokens], elements);
+      using output = device.tensor(random.pick(['f32', dtype]), ['token', 'hidden'], [tokens, hidden]);
+      embedding(stream, { table: wide.slice('hidden', 2, hidden + 2), ids: idTensor, output });
+      const values = decode(dtype, data);
+      const expected = ids.flatMap((id) => {
+        const start = id * (hidden + 3) + 2;
+        return [...values.subarray(start, start + hidden)];
+      });
+      expect([...decode(output.dtype, await output.read())]).toEqual(expected);
+    }
+  });
+
+  it.each([
+    ['i32', Int32Array.of(0, 4, -1), 'ids[2] is -1'],
+    ['i32', Int32Array.of(5, 0, 0), 'ids[0] is 5'],
+    ['u32', Uint32Array.of(0, 4294967295, 9), 'ids[1] is 4294967295'],
+  ] as const)(
+    'fails the stream and writes nothing when an %s id is outside the table',
+    async (dtype, ids, named) => {
+      const own = device.createStream();
+      using table = device.tensor('f32', ['vocabulary', 'hidden'], [5, 2], new Float32Array(10).fill(1));
+      using idTensor = device.tensor(dtype, ['token'], [3], ids);
+      using output = device.tensor('f32', ['token', 'hidden'], [3, 2], new Float32Array(6).fill(7));
+      embedding(own, { table, ids: idTensor, output });
+      const failure: unknown = await own.synchronize().catch((error: unknown) => error);
+      expect(failure).toBeInstanceOf(InvalidValueError);
+      expect((failure as Error).message).toBe(`embedding: ${named}; the table has 5 rows, numbered from 0`);
+      expect(await output.read(stream)).toEqual(new Float32Array(6).fill(7));
+    },
+  );
+
+  it('refuses bad input with a typed error', () => {
+    using table = device.tensor('bf16', ['vocabulary', 'hidden'], [5, 8]);
+    using ids = device.tensor('i32', ['token'], [3]);
+    using output = device.tensor('f32', ['token', 'hidden'], [3, 8]);
+    using halves = device.tensor('f16', ['token', 'hidden'], [3, 8]);
+    using bytes = device.tensor('u8', ['token'], [3]);
+    using integers = device.tensor('i32', ['vocabulary', 'hidden'], [5, 8]);
+    using foreign = open().tensor('i32', ['token'], [3]);
+    const good = { table, ids, output };
+    expect(() => embedding(stream, { ...good, ids: ids.slice('token', 0, 2) })).toThrow(ShapeError);
+    expect(() => embedding(stream, { ...good, table: table.slice('hidden', 0, 7) })).toThrow(ShapeError);
+    expect(() => embedding(stream, { ...good, output: halves as never })).toThrow(DTypeError);
+    expect(() => embedding(stream, { ...good, ids: bytes as never })).toThrow(DTypeError);
+    expect(() => embedding(stream, { ...good, table: integers as never })).toThrow(DTypeError);
+    expect(() => embedding(stream, { ...good, ids: foreign })).toThrow(DeviceError);
+  });
+});
