@@ -11,6 +11,7 @@
 #define KV_OPERATIONS(OPERATION)                 \
   OPERATION(appendKv, append_kv)                 \
   OPERATION(copy, copy)                          \
+  OPERATION(cudaReport, cuda_report)             \
   OPERATION(decodeAttention, decode_attention)   \
   OPERATION(embedding, embedding)                \
   OPERATION(gatherKv, gather_kv)                 \
@@ -37,8 +38,6 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   environment->device_constructor = Napi::Persistent(DeviceObject::define(env));
   exports.Set("NativeDevice", environment->device_constructor.Value());
   exports.Set("instructionSet", isa_name(best_isa()));
-  exports.Set("physicalMemory", static_cast<double>(physical_memory()));
-  exports.Set("cuda", false);
 #define EXPORT(name, function) exports.Set(#name, Napi::Function::New(env, function, #name));
   KV_OPERATIONS(EXPORT)
 #undef EXPORT

@@ -1,6 +1,5 @@
 #include "bindings/device-object.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -9,6 +8,7 @@
 #include "bindings/stream-object.h"
 #include "bindings/tensor-object.h"
 #include "bindings/typed-array.h"
+#include "runtime/cuda-device.h"
 
 namespace kv {
 namespace {
@@ -31,13 +31,20 @@ Napi::Function DeviceObject::define(Napi::Env env) {
       env, "NativeDevice",
       {InstanceMethod<&DeviceObject::allocate>("allocate"), InstanceMethod<&DeviceObject::wrap>("wrap"),
        InstanceMethod<&DeviceObject::create_stream>("createStream"), InstanceMethod<&DeviceObject::memory>("memory"),
-       InstanceMethod<&DeviceObject::instruction_set>("instructionSet")});
+       InstanceMethod<&DeviceObject::instruction_set>("instructionSet"), InstanceMethod<&DeviceObject::name>("name")});
 }
 
 DeviceObject::DeviceObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<DeviceObject>(info) {
-  const int threads = info[0].As<Napi::Number>().Int32Value();
-  const auto limit = static_cast<size_t>(info[2].As<Napi::Number>().DoubleValue());
-  device_ = std::make_shared<Device>(threads, isa_argument(info[1]), limit);
+  const std::string kind = info[0].As<Napi::String>();
+  const int threads = info[2].As<Napi::Number>().Int32Value();
+  const auto limit = static_cast<size_t>(info[4].As<Napi::Number>().DoubleValue());
+  if (kind == "cpu") {
+    device_ = create_cpu_device(threads, isa_argument(info[3]), limit);
+    return;
+  }
+  Status status;
+  device_ = create_cuda_device(info[1].As<Napi::Number>().Int32Value(), threads, limit, status);
+  if (!status.ok()) throw make_error(info.Env(), status);
 }
 
 // allocate(dtype, shape, strides, 0, bytes, contents: TypedArray or undefined)
@@ -48,8 +55,9 @@ Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {
   if (!storage) throw make_error(info.Env(), "KV_OUT_OF_MEMORY", "the memory does not fit");
   if (info[5].IsTypedArray()) {
     const auto contents = info[5].As<Napi::TypedArray>();
-    const char* source = bytes_of(contents);
-    std::copy(source, source + contents.ByteLength(), static_cast<char*>(storage->data()));
+    const std::unique_ptr<Queue> queue = device_->create_queue();
+    const Status status = device_->copy(storage->data(), bytes_of(contents), contents.ByteLength(), *queue);
+    if (!status.ok()) throw make_error(info.Env(), status);
   }
   return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));
 }
@@ -84,5 +92,7 @@ Napi::Value DeviceObject::memory(const Napi::CallbackInfo& info) {
 Napi::Value DeviceObject::instruction_set(const Napi::CallbackInfo& info) {
   return Napi::String::New(info.Env(), isa_name(device_->isa()));
 }
+
+Napi::Value DeviceObject::name(const Napi::CallbackInfo& info) { return Napi::String::New(info.Env(), device_->name()); }
 
 }  // namespace kv

@@ -14,7 +14,7 @@ class DeviceObject : public Napi::ObjectWrap<DeviceObject> {
   static Napi::Function define(Napi::Env env);
   static DeviceObject& from(const Napi::Value& value) { return *Unwrap(value.As<Napi::Object>()); }
 
-  // new NativeDevice(threads, instruction set name or undefined, memory limit in bytes or 0)
+  // new NativeDevice(kind, index, threads, instruction set name or undefined, memory limit in bytes or 0)
   explicit DeviceObject(const Napi::CallbackInfo& info);
 
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -25,6 +25,7 @@ class DeviceObject : public Napi::ObjectWrap<DeviceObject> {
   Napi::Value create_stream(const Napi::CallbackInfo& info);
   Napi::Value memory(const Napi::CallbackInfo& info);
   Napi::Value instruction_set(const Napi::CallbackInfo& info);
+  Napi::Value name(const Napi::CallbackInfo& info);
 
   std::shared_ptr<Device> device_;
 };

@@ -8,11 +8,16 @@ namespace kv {
 
 enum class DeviceKind { cpu, cuda };
 
+class Device;
+class Queue;
+
 struct ExecutionContext {
   Workers& workers;
   Isa isa = Isa::baseline;
   DeviceKind device = DeviceKind::cpu;
   void* cuda_stream = nullptr;  // cudaStream_t, when device is cuda
+  Device* owner = nullptr;
+  Queue* queue = nullptr;
 };
 
 }  // namespace kv

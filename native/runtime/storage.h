@@ -2,8 +2,10 @@
 // so memory goes back exactly when the last of them is done.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "runtime/device.h"
@@ -16,17 +18,20 @@ class Storage {
   static std::shared_ptr<Storage> allocate(std::shared_ptr<Device> device, size_t bytes) {
     void* data = device->allocate(bytes);
     if (data == nullptr) return nullptr;
-    Device* owner = device.get();
-    return std::make_shared<Storage>(std::move(device), data, bytes,
-                                     [owner, data, bytes] { owner->release(data, bytes); });
+    auto storage = std::make_shared<Storage>(std::move(device), data, bytes, nullptr);
+    storage->owns_memory_ = true;
+    return storage;
   }
 
   // Wraps memory that belongs to someone else; `release` runs when nothing uses it any more.
   Storage(std::shared_ptr<Device> device, void* data, size_t bytes, std::function<void()> release)
       : device_(std::move(device)), data_(data), bytes_(bytes), release_(std::move(release)) {}
+
   ~Storage() {
+    if (owns_memory_) device_->release(data_, bytes_, uses_);
     if (release_) release_();
   }
+
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
@@ -34,11 +39,20 @@ class Storage {
   size_t bytes() const { return bytes_; }
   Device& device() const { return *device_; }
 
+  // Work that uses the memory is about to be launched on `queue`.
+  void used_on(const std::shared_ptr<Queue>& queue) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(uses_.begin(), uses_.end(), queue) == uses_.end()) uses_.push_back(queue);
+  }
+
  private:
   std::shared_ptr<Device> device_;
   void* data_;
   size_t bytes_;
   std::function<void()> release_;
+  bool owns_memory_ = false;
+  std::mutex mutex_;
+  Queues uses_;
 };
 
 }  // namespace kv

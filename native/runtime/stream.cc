@@ -6,7 +6,8 @@
 
 namespace kv {
 
-Stream::Stream(std::shared_ptr<Device> device) : device_(std::move(device)), thread_(&Stream::thread_main, this) {}
+Stream::Stream(std::shared_ptr<Device> device)
+    : device_(std::move(device)), launched_(device_->create_queue()), thread_(&Stream::thread_main, this) {}
 
 Stream::~Stream() {
   {
@@ -39,8 +40,17 @@ void Stream::push(Entry entry) {
 
 Status Stream::run(Entry& entry) {
   if (entry.reached.valid()) return entry.reached.get();
+  if (device_->kind() != DeviceKind::cpu) {
+    unconfirmed_.push_back(entry.name);
+    for (const std::shared_ptr<Storage>& storage : entry.holds) storage->used_on(launched_);
+  }
   std::lock_guard<std::mutex> turn(device_->turn());
-  ExecutionContext context{device_->workers(), device_->isa()};
+  return launch(entry);
+}
+
+Status Stream::launch(Entry& entry) {
+  ExecutionContext context{device_->workers(),        device_->isa(), device_->kind(),
+                           launched_->cuda_stream(), device_.get(),  launched_.get()};
   try {
     return entry.operation(context);
   } catch (const std::bad_alloc&) {
@@ -50,7 +60,21 @@ Status Stream::run(Entry& entry) {
   }
 }
 
+// A device that runs what it is given later reports a fault only when it is asked, and not of which operation.
+void Stream::synchronize() {
+  const Status status = launched_->synchronize();
+  if (!status.ok() && failure_.ok()) {
+    std::string suspects;
+    for (const char* name : unconfirmed_) {
+      if (suspects.find(name) == std::string::npos) suspects += (suspects.empty() ? "" : ", ") + std::string(name);
+    }
+    failure_ = Status::failure(status.code, suspects + ": " + status.message);
+  }
+  unconfirmed_.clear();
+}
+
 void Stream::thread_main() {
+  device_->bind_thread();
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     wake_.wait(lock, [&] { return stop_ || !queue_.empty(); });
@@ -60,6 +84,7 @@ void Stream::thread_main() {
     if (stop_ && failure_.ok()) failure_ = Status::failure(StatusCode::device_fault, "the stream was closed");
     lock.unlock();
     if (entry.notification) {
+      synchronize();
       entry.notification(failure_);
     } else if (failure_.ok()) {
       Status status = run(entry);

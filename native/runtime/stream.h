@@ -53,6 +53,8 @@ class Stream {
   void push(Entry entry);
   void thread_main();
   Status run(Entry& entry);
+  Status launch(Entry& entry);
+  void synchronize();
 
   std::shared_ptr<Device> device_;
   std::mutex mutex_;
@@ -60,6 +62,9 @@ class Stream {
   std::deque<Entry> queue_;
   bool stop_ = false;
   Status failure_;
+  std::shared_ptr<Queue> launched_;
+  // Operations since the device last confirmed that all was well; the first to suspect of a fault.
+  std::vector<const char*> unconfirmed_;
   std::thread thread_;
 };
 

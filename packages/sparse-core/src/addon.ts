@@ -45,6 +45,7 @@ export interface NativeDevice {
   createStream(): NativeStream;
   memory(): MemoryReport;
   instructionSet(): InstructionSet;
+  name(): string;
 }
 
 /** The builds of the CPU kernels, narrowest first. */
@@ -68,17 +69,36 @@ type NativeAttention = (
   ...rest: readonly [...NativePagedRows, scale: number, causal: boolean]
 ) => void;
 
+export type DeviceKind = 'cpu' | 'cuda';
+
+/** What there is of CUDA, and why there is no more. */
+export interface CudaReport {
+  /** Whether this binary has CUDA kernels. */
+  readonly built: boolean;
+  /** Why there is no device; empty when there is one. */
+  readonly reason: string;
+  readonly devices: readonly {
+    readonly name: string;
+    /** Such as '9.0'. */
+    readonly computeCapability: string;
+    readonly multiprocessors: number;
+    /** Bytes. */
+    readonly memory: number;
+  }[];
+}
+
 /** What `native/bindings/addon.cc` exports. */
 export interface Addon {
   readonly NativeDevice: new (
+    kind: DeviceKind,
+    index: number,
     threads: number,
     instructionSet: InstructionSet | undefined,
     memoryLimit: number,
   ) => NativeDevice;
   readonly instructionSet: InstructionSet;
-  readonly physicalMemory: number;
-  readonly cuda: boolean;
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
+  cudaReport(): CudaReport;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
   embedding(stream: NativeStream, table: NativeTensor, ids: NativeTensor, output: NativeTensor): void;
   gatherKv(

@@ -1,5 +1,5 @@
 import { availableParallelism } from 'node:os';
-import type { InstructionSet, MemoryReport, NativeDevice } from './addon.js';
+import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice } from './addon.js';
 import { byteSize, type DType, dtypes, elementArrayName, type ElementArray, isElementArray } from './dtype.js';
 import { CapabilityError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from './errors.js';
 import { loadAddon } from './load-addon.js';
@@ -8,15 +8,16 @@ import { fromNative } from './native-error.js';
 import { Stream } from './stream.js';
 import { type Axes, elementCount, type Extents, rowMajorStrides, Tensor } from './tensor.js';
 
-export type DeviceKind = 'cpu';
-
 export interface DeviceOptions {
+  /** Default: 'cpu'. */
   readonly kind?: DeviceKind;
+  /** Which of the machine's CUDA devices. Default: 0. */
+  readonly index?: number;
   /** Threads that compute, the stream's own included. Default: one for each available core. */
   readonly threads?: number;
   /** Which build of the CPU kernels to use. Default: the widest that the processor runs. */
   readonly instructionSet?: InstructionSet;
-  /** Bytes of tensors past which allocations are refused. Default: the physical memory. */
+  /** Bytes of tensors past which allocations are refused. Default: all that the device has. */
   readonly memoryLimit?: number;
 }
 
@@ -32,7 +33,7 @@ export class Device {
     this.kind = kind;
     this.threads = threads;
     this.native = native;
-    this.name = kind;
+    this.name = native.name();
   }
 
   get instructionSet(): InstructionSet {
@@ -158,12 +159,12 @@ const maxThreads = 1024;
  * @throws CapabilityError when this build or machine does not have what was asked for
  */
 export function createDevice(options: DeviceOptions = {}): Device {
-  const { kind = 'cpu', threads = availableParallelism(), instructionSet, memoryLimit = 0 } = options;
-  if ((kind as string) !== 'cpu') {
-    throw new CapabilityError(`A device of kind '${kind}' was asked for; this build has 'cpu'.`, {
+  const { kind = 'cpu', index = 0, threads = availableParallelism(), instructionSet, memoryLimit = 0 } = options;
+  if (!['cpu', 'cuda'].includes(kind)) {
+    throw new CapabilityError(`A device of kind '${kind}' was asked for; there are 'cpu' and 'cuda'.`, {
       subject: 'kind',
       given: kind,
-      wanted: ['cpu'],
+      wanted: ['cpu', 'cuda'],
     });
   }
   if (!Number.isInteger(threads) || threads < 1 || threads > maxThreads) {
@@ -180,13 +181,18 @@ export function createDevice(options: DeviceOptions = {}): Device {
   }
   const addon = loadAddon();
   try {
-    return new Device(kind, threads, new addon.NativeDevice(threads, instructionSet, memoryLimit));
+    return new Device(kind, threads, new addon.NativeDevice(kind, index, threads, instructionSet, memoryLimit));
   } catch (error) {
-    throw fromNative(error, { subject: 'instructionSet', given: instructionSet });
+    throw fromNative(error, { subject: 'device', given: options });
   }
+}
+
+/** What there is of CUDA on this machine and in this build, and why there is no more. */
+export function cudaReport(): CudaReport {
+  return loadAddon().cudaReport();
 }
 
 /** The kinds of device that this build and machine can open. */
 export function devices(): readonly DeviceKind[] {
-  return ['cpu'];
+  return cudaReport().devices.length > 0 ? ['cpu', 'cuda'] : ['cpu'];
 }

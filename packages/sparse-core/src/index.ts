@@ -1,5 +1,5 @@
-export { type InstructionSet, type MemoryReport } from './addon.js';
-export { createDevice, Device, type DeviceKind, type DeviceOptions, devices } from './device.js';
+export { type CudaReport, type DeviceKind, type InstructionSet, type MemoryReport } from './addon.js';
+export { createDevice, cudaReport, Device, type DeviceOptions, devices } from './device.js';
 export { byteSize, type DType, type ElementArray, type FloatDType } from './dtype.js';
 export {
   CapabilityError,

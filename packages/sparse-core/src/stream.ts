@@ -5,7 +5,7 @@ import { DisposedError, DTypeError, InvalidValueError, ShapeError } from './erro
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { type Axes, describe, elementCount, type TensorHandle } from './tensor.js';
-import { nativeOf } from './validate.js';
+import { nativeOf, usableTensor } from './validate.js';
 
 /**
  * An ordered queue of operations on one device. Operations validate at once and return; they run in order
@@ -76,12 +76,17 @@ export class Stream {
   }
 
   /**
-   * Copies a tensor into a contiguous one of the same dtype and element count, in stream order.
+   * Copies a tensor into a contiguous one of the same dtype and element count, in stream order. One of the
+   * two may be on the CPU when the stream is of another device.
    * @throws DTypeError, ShapeError when they differ
    */
   copy<D extends DType, A extends Axes>(source: TensorHandle<D, A>, destination: TensorHandle<D, A>): void {
-    const from = nativeOf('copy', 'source', source, this);
-    const to = nativeOf('copy', 'destination', destination, this);
+    const native = (name: string, tensor: TensorHandle) =>
+      tensor.device.kind === 'cpu' && this.device.kind !== 'cpu'
+        ? usableTensor('copy', name, tensor)
+        : nativeOf('copy', name, tensor, this);
+    const from = native('source', source);
+    const to = native('destination', destination);
     if (source.dtype !== destination.dtype) {
       throw new DTypeError(`copy: ${describe(source)} does not fit ${describe(destination)}; copy does not convert.`, {
         subject: 'copy',

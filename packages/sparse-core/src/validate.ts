@@ -4,10 +4,10 @@ import type { Stream } from './stream.js';
 import { describe, rowMajorStrides, Tensor, type TensorHandle } from './tensor.js';
 
 /**
- * The one boundary check of a tensor argument: made by this package, alive, on the stream's device.
+ * A tensor argument as this package made it, alive.
  * @throws DeviceError, DisposedError
  */
-export function nativeOf(operation: string, name: string, tensor: TensorHandle, stream: Stream): Tensor {
+export function usableTensor(operation: string, name: string, tensor: TensorHandle): Tensor {
   const made: unknown = tensor;
   if (!(made instanceof Tensor)) {
     throw new DeviceError(
@@ -16,6 +16,15 @@ export function nativeOf(operation: string, name: string, tensor: TensorHandle, 
     );
   }
   made.assertUsable();
+  return made as Tensor;
+}
+
+/**
+ * The one boundary check of a tensor argument: made by this package, alive, on the stream's device.
+ * @throws DeviceError, DisposedError
+ */
+export function nativeOf(operation: string, name: string, tensor: TensorHandle, stream: Stream): Tensor {
+  const native = usableTensor(operation, name, tensor);
   if (tensor.device !== stream.device) {
     throw new DeviceError(
       `${operation}: ${name} lives on ${tensor.device.name} and the stream is of ${stream.device.name}; ` +
@@ -23,7 +32,7 @@ export function nativeOf(operation: string, name: string, tensor: TensorHandle, 
       { subject: name, given: tensor.device.name, wanted: stream.device.name },
     );
   }
-  return made as Tensor;
+  return native;
 }
 
 /** @throws DTypeError unless the tensor's dtype is among `wanted` */

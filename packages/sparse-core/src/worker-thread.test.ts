@@ -7,7 +7,7 @@ import { describe, expect, it } from 'vitest';
 const program = `
   const { parentPort, workerData } = require('node:worker_threads');
   const addon = require(workerData);
-  const device = new addon.NativeDevice(2, undefined, 0);
+  const device = new addon.NativeDevice('cpu', 0, 2, undefined, 0);
   const stream = device.createStream();
   const bytes = 1 << 24;
   const [from, to] = [0, 1].map(() => device.allocate(8, [bytes], [1], 0, bytes));
