@@ -1,5 +1,19 @@
 export { type CudaReport, type DeviceKind, type InstructionSet, type MemoryReport } from './addon.js';
 export { createDevice, cudaReport, Device, type DeviceOptions, devices } from './device.js';
+export { kvPolicy, type KvPolicy, type KvPolicyParts } from './contracts/kv-policy.js';
+export { type KvSelector, type SelectCall, type TokenSelection } from './contracts/kv-selector.js';
+export {
+  type AppendCall,
+  type DecodeCall,
+  type FinishDecode,
+  type KvBytes,
+  type KvCapacity,
+  type KvLayer,
+  type KvStore,
+  type KvStoreFactory,
+} from './contracts/kv-store.js';
+export { type PrefillAttention, type PrefillCall, type PrefillReport } from './contracts/prefill-attention.js';
+export { createRowBatch, type RowBatch, type RowBatchEntry } from './contracts/row-batch.js';
 export { byteSize, type DType, type ElementArray, type FloatDType } from './dtype.js';
 export {
   CapabilityError,
@@ -32,5 +46,8 @@ export {
   type RopeScaling,
 } from './operations/rope-description.js';
 export { swiglu, type SwigluArguments } from './operations/swiglu.js';
+export { type PagedBlocks } from './paged-blocks.js';
+export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';
+export { densePrefill } from './stores/dense-prefill.js';
 export { Stream } from './stream.js';
 export { type Axes, type Extents, Tensor, type TensorHandle } from './tensor.js';

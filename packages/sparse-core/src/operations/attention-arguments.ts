@@ -49,9 +49,15 @@ export interface AttentionArguments extends PagedRows {
 export function nativePagedRows(operation: string, args: PagedRows, stream: Stream): NativePagedRows {
   const { keys, values, blockTable, keyCounts } = args.blocks;
   const { slots, queryStart } = args;
-  const natives = Object.entries({ keys, values, blockTable, keyCounts, slots, queryStart }).map(
-    ([name, tensor]) => nativeOf(operation, name, tensor, stream).native,
-  ) as NativePagedRows;
+  const native = (name: string, tensor: TensorHandle) => nativeOf(operation, name, tensor, stream).native;
+  const natives: NativePagedRows = [
+    native('keys', keys),
+    native('values', values),
+    native('blockTable', blockTable),
+    native('keyCounts', keyCounts),
+    native('slots', slots),
+    native('queryStart', queryStart),
+  ];
   expectDType(operation, 'keys', keys, floats);
   expectDType(operation, 'values', values, [keys.dtype]);
   expectShape(operation, 'keys', keys, [undefined, undefined, undefined]);

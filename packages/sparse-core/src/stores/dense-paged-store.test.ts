@@ -1,0 +1,145 @@
+import { describe, expect, it } from 'vitest';
+import { kvPolicy } from '../contracts/kv-policy.js';
+import type { KvStore } from '../contracts/kv-store.js';
+import { createRowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
+import type { Device } from '../device.js';
+import { InvalidValueError, OutOfMemoryError } from '../errors.js';
+import type { Stream } from '../stream.js';
+import type { Tensor } from '../tensor.js';
+import { Random } from '../testing/random.js';
+import { testDevices } from '../testing/test-devices.js';
+import { densePagedStore } from './dense-paged-store.js';
+
+const [queryHeads, kvHeads, headDim] = [6, 2, 16];
+const scale = 1 / Math.sqrt(headDim);
+const layers = [0, 1].map((index) => ({ index, queryHeads, kvHeads, headDim }));
+
+type Rows = Tensor<'f32', readonly ['token', 'head', 'dim']>;
+
+function randomRows(device: Device, random: Random, tokens: number, heads: number): Rows {
+  const shape = [tokens, heads, headDim] as const;
+  return device.tensor('f32', ['token', 'head', 'dim'], shape, random.elements('f32', tokens * heads * headDim));
+}
+
+function asQuery(rows: Rows) {
+  return rows.view(['token', 'queryHead', 'dim'], rows.shape);
+}
+
+function append(device: Device, stream: Stream, store: KvStore, entries: RowBatchEntry[], keys: Rows, values: Rows) {
+  const batch = createRowBatch(device, stream, entries);
+  store.prepare(stream, batch);
+  const view = (rows: Rows) => rows.view(['token', 'kvHead', 'dim'], rows.shape);
+  store.append(stream, { batch, keys: view(keys), values: view(values) });
+  batch.dispose();
+}
+
+async function decode(device: Device, stream: Stream, store: KvStore, query: Rows, slots: number[]) {
+  const batch = createRowBatch(device, stream, slots.map((slot) => ({ slot, position: 0, rows: 1 })));
+  using output = device.tensor('f32', ['token', 'queryHead', 'dim'], query.shape);
+  store.startDecode(stream, { batch, query: asQuery(query), output, scale })();
+  batch.dispose();
+  return await output.read(stream);
+}
+
+describe.each(testDevices())('densePagedStore on $name', ({ open }) => {
+  const device = open();
+  const stream = device.createStream();
+  const capacity = { device, slots: 3, tokensPerSlot: 64, tokens: 128 };
+
+  it('answers a batch of sequences like each one alone, however their tokens arrived', async () => {
+    const random = new Random(21);
+    const factory = densePagedStore({ dtype: 'f32', blockTokens: 8 });
+    const [[one], [many]] = [factory.create(layers, capacity), factory.create(layers, capacity)];
+    if (one === undefined || many === undefined) throw new Error('a store for each layer was expected');
+    const lengths = [13, 1, 40];
+    for (const [slot, tokens] of lengths.entries()) {
+      using keys = randomRows(device, random, tokens, kvHeads);
+      using values = randomRows(device, random, tokens, kvHeads);
+      append(device, stream, one, [{ slot, position: 0, rows: tokens }], keys, values);
+      for (let token = 0; token < tokens; token++) {
+        using key = randomRows(device, random, 1, kvHeads);
+        using value = randomRows(device, random, 1, kvHeads);
+        stream.copy(keys.slice('token', token, token + 1), key);
+        stream.copy(values.slice('token', token, token + 1), value);
+        append(device, stream, many, [{ slot, position: token, rows: 1 }], key, value);
+      }
+    }
+    using query = randomRows(device, random, 3, queryHeads);
+    const together = await decode(device, stream, many, query, [2, 0, 1]);
+    for (const [row, slot] of [2, 0, 1].entries()) {
+      using alone = randomRows(device, random, 1, queryHeads);
+      stream.copy(query.slice('token', row, row + 1), alone);
+      const size = queryHeads * headDim;
+      expect(Array.from(await decode(device, stream, one, alone, [slot]))).toEqual(
+        Array.from(together.subarray(row * size, (row + 1) * size)),
+      );
+    }
+    expect(many.lengths(2)).toEqual([40, 40]);
+  });
+
+  it('reports its true bytes and returns them on keep and release', () => {
+    const random = new Random(22);
+    const before = device.memory().live;
+    const stores = densePagedStore({ dtype: 'f16', blockTokens: 8 }).create(layers, capacity);
+    const store = stores[1]!;
+    using keys = randomRows(device, random, 33, kvHeads);
+    append(device, stream, store, [{ slot: 0, position: 0, rows: 33 }], keys, keys);
+    const blockBytes = 2 * 8 * headDim * 2;
+    expect(store.bytes()).toEqual({ device: 5 * kvHeads * blockBytes, host: 0 });
+    using indices = device.tensor('i32', ['kvHead', 'kept'], [2, 9], new Int32Array([...Array(9).keys(), ...Array(9).keys()]));
+    store.keep(stream, 0, { indices, counts: [9, 3] });
+    expect(store.lengths(0)).toEqual([9, 3]);
+    expect(store.bytes().device).toBe((2 + 1) * blockBytes);
+    store.release(stream, 0);
+    expect(store.bytes().device).toBe(0);
+    for (const each of stores) each.dispose();
+    keys.dispose();
+    indices.dispose();
+    return stream.synchronize().then(() => {
+      expect(device.memory().live).toBe(before);
+    });
+  });
+
+  it('keeps exactly the selected tokens of each head', async () => {
+    const random = new Random(23);
+    const [store, other] = densePagedStore({ dtype: 'f32', blockTokens: 4 }).create(layers, capacity) as [KvStore, KvStore];
+    using keys = randomRows(device, random, 20, kvHeads);
+    using values = randomRows(device, random, 20, kvHeads);
+    append(device, stream, store, [{ slot: 0, position: 0, rows: 20 }], keys, values);
+    const kept = [0, 3, 4, 11, 19];
+    using indices = device.tensor('i32', ['kvHead', 'kept'], [2, 5], new Int32Array([...kept, ...kept]));
+    store.keep(stream, 0, { indices, counts: [5, 5] });
+    for (const token of kept) {
+      using key = randomRows(device, random, 1, kvHeads);
+      using value = randomRows(device, random, 1, kvHeads);
+      stream.copy(keys.slice('token', token, token + 1), key);
+      stream.copy(values.slice('token', token, token + 1), value);
+      append(device, stream, other, [{ slot: 0, position: token, rows: 1 }], key, value);
+    }
+    using query = randomRows(device, random, 1, queryHeads);
+    expect(await decode(device, stream, store, query, [0])).toEqual(await decode(device, stream, other, query, [0]));
+  });
+
+  it('refuses what does not fit, and changes nothing', async () => {
+    const [store] = densePagedStore({ blockTokens: 8 }).create(layers, { ...capacity, tokens: 64 }) as [KvStore];
+    const prepare = (slot: number, rows: number) => {
+      const batch = createRowBatch(device, stream, [{ slot, position: 0, rows }]);
+      store.prepare(stream, batch);
+    };
+    expect(() => prepare(0, 65)).toThrow(InvalidValueError);
+    expect(() => prepare(3, 1)).toThrow(InvalidValueError);
+    prepare(0, 64);
+    prepare(1, 64);
+    prepare(2, 48);
+    const { device: held } = store.bytes();
+    expect(() => prepare(2, 64)).toThrow(OutOfMemoryError);
+    expect(store.bytes().device).toBe(held);
+    await stream.synchronize();
+  });
+
+  it('is what kvPolicy() stands for', () => {
+    expect(kvPolicy().name).toBe('dense');
+    expect(kvPolicy({ store: densePagedStore({ dtype: 'f32' }) }).name).toBe('dense + dense f32');
+    expect(() => densePagedStore({ blockTokens: 0 })).toThrow(InvalidValueError);
+  });
+});

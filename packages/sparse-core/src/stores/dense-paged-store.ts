@@ -1,0 +1,183 @@
+import type {
+  AppendCall,
+  DecodeCall,
+  FinishDecode,
+  KvBytes,
+  KvCapacity,
+  KvLayer,
+  KvStore,
+  KvStoreFactory,
+} from '../contracts/kv-store.js';
+import type { TokenSelection } from '../contracts/kv-selector.js';
+import type { RowBatch } from '../contracts/row-batch.js';
+import type { FloatDType } from '../dtype.js';
+import { InvalidValueError, ShapeError } from '../errors.js';
+import { appendKv } from '../operations/append-kv.js';
+import { decodeAttention } from '../operations/decode-attention.js';
+import { gatherKv } from '../operations/gather-kv.js';
+import type { PagedBlocks } from '../paged-blocks.js';
+import type { Stream } from '../stream.js';
+import type { Tensor } from '../tensor.js';
+import { KvBlockPool } from './kv-block-pool.js';
+
+export interface DensePagedOptions {
+  /** Element type of the cache. Default: f16. */
+  readonly dtype?: FloatDType;
+  /** Consecutive tokens of one kv head in a block. Default: 64. */
+  readonly blockTokens?: number;
+}
+
+/** Dense keys and values in blocks of one pool that all layers share. */
+export function densePagedStore({ dtype = 'f16', blockTokens = 64 }: DensePagedOptions = {}): KvStoreFactory {
+  if (!Number.isInteger(blockTokens) || blockTokens < 1) {
+    throw new InvalidValueError(`blockTokens is ${blockTokens}; it must be a positive whole number.`, {
+      subject: 'blockTokens',
+      given: blockTokens,
+    });
+  }
+  return {
+    name: dtype === 'f16' ? 'dense' : `dense ${dtype}`,
+    create(layers, capacity) {
+      const [first] = layers;
+      if (first === undefined) return [];
+      if (layers.some((layer) => layer.headDim !== first.headDim)) {
+        throw new ShapeError('The layers of one cache must have the same headDim.', {
+          subject: 'headDim',
+          given: layers.map((layer) => layer.headDim),
+        });
+      }
+      // Every sequence may leave one block of each head partly filled.
+      const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
+      const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
+      const pool = new KvBlockPool({
+        device: capacity.device,
+        dtype,
+        headDim: first.headDim,
+        blockTokens,
+        blocks: runs * heads,
+      });
+      let open = layers.length;
+      const closePool = () => {
+        if (--open === 0) pool.dispose();
+      };
+      return layers.map((layer) => new DensePagedStore(layer, capacity, pool, closePool));
+    },
+  };
+}
+
+class DensePagedStore implements KvStore {
+  readonly name = 'dense';
+  readonly layer: KvLayer;
+  readonly #pool: KvBlockPool;
+  readonly #closePool: () => void;
+  readonly #tableWidth: number;
+  readonly #blockTable: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
+  readonly #keyCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
+  /** What the device holds, slot by slot: the blocks and the token count of each kv head. */
+  readonly #blocks: number[][][];
+  readonly #counts: number[][];
+
+  constructor(layer: KvLayer, { device, slots, tokensPerSlot }: KvCapacity, pool: KvBlockPool, closePool: () => void) {
+    this.layer = layer;
+    this.#pool = pool;
+    this.#closePool = closePool;
+    this.#tableWidth = Math.ceil(tokensPerSlot / pool.blockTokens);
+    const tableShape = [slots, layer.kvHeads, this.#tableWidth] as const;
+    const tableEntries = slots * layer.kvHeads * this.#tableWidth;
+    this.#blockTable = device.tensor('i32', ['slot', 'kvHead', 'block'], tableShape, new Int32Array(tableEntries));
+    const counts = new Int32Array(slots * layer.kvHeads);
+    this.#keyCounts = device.tensor('i32', ['slot', 'kvHead'], [slots, layer.kvHeads], counts);
+    const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
+    this.#blocks = Array.from({ length: slots }, () => perHead(() => [] as number[]));
+    this.#counts = Array.from({ length: slots }, () => perHead(() => 0));
+  }
+
+  prepare(stream: Stream, batch: RowBatch): void {
+    const missing = batch.entries.flatMap(({ slot, rows }) => {
+      const counts = this.lengths(slot);
+      return counts.map((count, head) => {
+        const needed = Math.ceil((count + rows) / this.#pool.blockTokens);
+        if (needed > this.#tableWidth) {
+          throw new InvalidValueError(
+            `Slot ${slot} would hold ${count + rows} tokens; its sequence may have ` +
+              `${this.#tableWidth * this.#pool.blockTokens}. Open the model with a larger contextTokens.`,
+            { subject: 'tokens', given: count + rows, wanted: this.#tableWidth * this.#pool.blockTokens },
+          );
+        }
+        return { slot, head, blocks: needed - this.#blocksOf(slot, head).length };
+      });
+    });
+    const fresh = this.#pool.allocate(missing.reduce((sum, { blocks }) => sum + blocks, 0));
+    for (const { slot, head, blocks } of missing) this.#blocksOf(slot, head).push(...fresh.splice(0, blocks));
+    const grown = new Set(missing.filter(({ blocks }) => blocks > 0).map(({ slot }) => slot));
+    for (const slot of grown) this.#writeTable(stream, slot);
+  }
+
+  append(stream: Stream, { batch, keys, values }: AppendCall): void {
+    const { slots, queryStart } = batch;
+    appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart });
+    for (const { slot, rows } of batch.entries) {
+      this.#counts[slot] = this.lengths(slot).map((count) => count + rows);
+    }
+  }
+
+  startDecode(stream: Stream, { batch, query, output, scale }: DecodeCall): FinishDecode {
+    const { slots, queryStart } = batch;
+    decodeAttention(stream, { query, output, blocks: this.denseBlocks(), slots, queryStart, scale });
+    return () => undefined;
+  }
+
+  keep(stream: Stream, slot: number, { indices, counts }: TokenSelection): void {
+    gatherKv(stream, { blocks: this.denseBlocks(), slot, indices, counts });
+    this.#counts[slot] = [...counts];
+    counts.forEach((count, head) => {
+      const blocks = this.#blocksOf(slot, head);
+      this.#pool.free(blocks.splice(Math.ceil(count / this.#pool.blockTokens)));
+    });
+  }
+
+  release(stream: Stream, slot: number): void {
+    this.#counts[slot] = this.lengths(slot).map(() => 0);
+    stream.write(this.#keyCounts.slice('slot', slot, slot + 1), new Int32Array(this.layer.kvHeads));
+    for (const blocks of this.#blocks[slot] ?? []) this.#pool.free(blocks.splice(0));
+  }
+
+  lengths(slot: number): readonly number[] {
+    const counts = this.#counts[slot];
+    if (counts === undefined) {
+      throw new InvalidValueError(`Slot ${slot} does not exist; the cache has ${this.#counts.length}.`, {
+        subject: 'slot',
+        given: slot,
+        wanted: this.#counts.length,
+      });
+    }
+    return counts;
+  }
+
+  denseBlocks(): PagedBlocks {
+    const { keys, values } = this.#pool;
+    return { keys, values, blockTable: this.#blockTable, keyCounts: this.#keyCounts };
+  }
+
+  bytes(): KvBytes {
+    const blocks = this.#blocks.flat().reduce((sum, list) => sum + list.length, 0);
+    return { device: blocks * this.#pool.blockBytes, host: 0 };
+  }
+
+  dispose(): void {
+    for (const list of this.#blocks.flat()) this.#pool.free(list.splice(0));
+    this.#blockTable.dispose();
+    this.#keyCounts.dispose();
+    this.#closePool();
+  }
+
+  #blocksOf(slot: number, head: number): number[] {
+    return this.#blocks[slot]?.[head] ?? [];
+  }
+
+  #writeTable(stream: Stream, slot: number): void {
+    const table = new Int32Array(this.layer.kvHeads * this.#tableWidth);
+    this.#blocks[slot]?.forEach((blocks, head) => table.set(blocks, head * this.#tableWidth));
+    stream.write(this.#blockTable.slice('slot', slot, slot + 1), table);
+  }
+}
