@@ -23,7 +23,7 @@ double smallest(DType dtype) {
   return std::ldexp(1.0, dtype == DType::f32 ? -149 : dtype == DType::f16 ? -24 : -133);
 }
 
-// Batches of at most this many rows take the path of few rows.
+// With the input sizes below, batches of at most this many rows take the path of few rows.
 constexpr size_t kFewRows = 16;
 
 double decode(DType dtype, const void* data, size_t index) {

@@ -9,19 +9,26 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
+// Few enough for the input to stay in a first-level cache while the weights pass through it.
 constexpr int64_t kMostFewRows = 16;
-// Input rows in registers at once, and running sums of each (an FMA takes several issues to finish).
-// The terms of a row are added in the same order in a group of any size.
+constexpr int64_t kMostFewFloats = 8 << 10;
+// Input rows in registers at once, and running sums of each: an FMA takes several issues to finish.
+// A row's terms are added in the same order in a group of any size.
 constexpr int kGroupRows = kLanes == 16 ? 8 : 4;
 constexpr int kChains = 2;
-constexpr int64_t kChunkOuts = 16;
+// Weights are asked for this far ahead of their use: further than hardware looks.
+constexpr int64_t kPrefetchAhead = 8 << 10;
+constexpr int64_t kMostChunkOuts = 64;
 
-// dots[row] = one weight row times a packed group of input rows, [in / kLanes, row, lane].
+// dots[row] = the scalar product of one weight row with each of a packed group of input rows.
 template <int rows, class W>
-void dot_rows(const float* group, const W* weight, int64_t in_features, float* dots) {
+void dot_rows(const float* group, const W* weight, int64_t in_features, float* dots, int64_t dots_stride) {
   Vec total[rows][kChains] = {};
   int64_t k = 0;
   for (; k + kChains * kLanes <= in_features; k += kChains * kLanes) {
+    for (size_t byte = 0; byte < kChains * kLanes * sizeof(W); byte += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(weight + k) + byte + kPrefetchAhead);
+    }
     for (int chain = 0; chain < kChains; ++chain) {
       const int64_t offset = k + chain * kLanes;
       const Vec w = load(weight + offset);
@@ -32,7 +39,7 @@ void dot_rows(const float* group, const W* weight, int64_t in_features, float* d
     const Vec w = load_up_to(weight + k, in_features - k);
     for (int i = 0; i < rows; ++i) total[i][0] += load(group + k * rows + i * kLanes) * w;
   }
-  for (int i = 0; i < rows; ++i) dots[i * kChunkOuts] = horizontal_sum(total[i][0] + total[i][1]);
+  for (int i = 0; i < rows; ++i) dots[i * dots_stride] = horizontal_sum(total[i][0] + total[i][1]);
 }
 
 template <int rows, class W>
@@ -44,43 +51,37 @@ inline auto dot_rows_of(int64_t count) {
   }
 }
 
-inline void pack_group(const LinearArguments& a, int64_t row, int64_t rows, float* group) {
-  with_float_type(a.dtype, [&](auto element) {
-    const auto* input = static_cast<const decltype(element)*>(a.input) + row * a.input_stride;
-    for (int64_t k = 0; k < a.in_features; k += kLanes) {
-      for (int64_t i = 0; i < rows; ++i, group += kLanes) {
-        store(group, load_up_to(input + i * a.input_stride + k, a.in_features - k));
-      }
-    }
-  });
+bool are_few_rows(const LinearArguments& a) {
+  return a.tokens == 1 || (a.tokens <= kMostFewRows && a.tokens * a.in_features <= kMostFewFloats);
 }
 
 void multiply_few_rows(const LinearArguments& a, Workers& workers) {
-  const int64_t padded = divide_up(a.in_features, kLanes) * kLanes;
+  const int64_t padded = round_up(a.in_features, kLanes);
   const size_t group_bytes = static_cast<size_t>(a.tokens * padded) * sizeof(float);
   float* groups = static_cast<float*>(workers.shared_scratch(group_bytes));
   for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
-    pack_group(a, row, smaller(a.tokens - row, kGroupRows), groups + row * padded);
+    pack_rows(a, row, smaller(a.tokens - row, kGroupRows), groups + row * padded);
   }
-  workers.for_each(static_cast<size_t>(divide_up(a.out_features, kChunkOuts)), [&](size_t index, int) {
-    const int64_t begin = static_cast<int64_t>(index) * kChunkOuts;
-    const int64_t outs = smaller(kChunkOuts, a.out_features - begin);
-    float sums[kMostFewRows * kChunkOuts];
+  const int64_t chunk = smaller(kMostChunkOuts, divide_up(a.out_features, 4 * workers.count()));
+  workers.for_each(static_cast<size_t>(divide_up(a.out_features, chunk)), [&](size_t index, int) {
+    const int64_t begin = static_cast<int64_t>(index) * chunk;
+    const int64_t outs = smaller(chunk, a.out_features - begin);
+    float sums[kMostFewRows * kMostChunkOuts];
     with_float_type(a.weight_dtype, [&](auto element) {
       using W = decltype(element);
       const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
       for (int64_t out = 0; out < outs; ++out, weight += a.weight_stride) {
         for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
           const auto dot = dot_rows_of<kGroupRows, W>(smaller(a.tokens - row, kGroupRows));
-          dot(groups + row * padded, weight, a.in_features, sums + row * kChunkOuts + out);
+          dot(groups + row * padded, weight, a.in_features, sums + row * chunk + out, chunk);
         }
       }
     });
-    float bias[kChunkOuts];
+    float bias[kMostChunkOuts];
     read_bias(a, begin, outs, bias);
     with_float_type(a.dtype, [&](auto element) {
       for (int64_t row = 0; row < a.tokens; ++row) {
-        write_sums<decltype(element)>(a, row, begin, outs, sums + row * kChunkOuts, bias);
+        write_sums<decltype(element)>(a, row, begin, outs, sums + row * chunk, bias);
       }
     });
   });

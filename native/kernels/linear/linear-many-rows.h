@@ -1,6 +1,6 @@
-// The product for many rows of input, bound by arithmetic. Input rows are packed once into tiles
-// [tile][in][row]; each task widens and packs one panel of weights, [in][out], and multiplies every
-// tile with it. A tile times a panel runs over all input features with its sums in registers.
+// The product for many rows of input, bound by arithmetic. The input is packed once, in tiles of a few rows;
+// a task widens and transposes one panel of weights, a few output features wide, and multiplies the tiles
+// with it. A tile times a panel runs over all input features with its sums in registers.
 #pragma once
 
 #include "kernels/linear/linear-rows.h"
@@ -12,6 +12,8 @@ namespace {
 // Registers: rows x 2 sums, 2 of the panel, and one broadcast.
 constexpr int kTileRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
 constexpr int kPanelOuts = 2 * kLanes;
+// Weights are asked for this far ahead in each row: hardware does not follow a panel's many rows at once.
+constexpr int64_t kPanelPrefetchBytes = 256;
 // Packed input of one pass over the weights: it should stay in the last-level cache.
 constexpr int64_t kPackedInputBytes = 12 << 20;
 
@@ -34,35 +36,37 @@ inline void transpose(Vec* rows) {
   }
 }
 
-// packed[k, column] = source[column, k] for the first `columns` columns and zeros up to a multiple of
-// kLanes, `width` floats apart. What passes a row's width is overwritten by the next, so `packed` has
-// room for kLanes more at its end.
-template <class T>
-inline void pack(const T* source, int64_t stride, int64_t columns, int64_t depth, int64_t width,
-                 float* packed) {
-  for (int64_t k = 0; k < depth; k += kLanes) {
-    const int64_t rows = smaller(kLanes, depth - k);
-    for (int64_t column = 0; column < width; column += kLanes) {
-      Vec square[kLanes] = {};
-      for (int i = 0; i < smaller(kLanes, columns - column); ++i) {
-        square[i] = load_up_to(source + (column + i) * stride + k, depth - k);
+// panel[k, out] = weight[out, k] in f32, from output feature `begin` on; zeros after the last input feature,
+// anything after the last output feature.
+template <class W>
+inline void pack_panel(const LinearArguments& a, int64_t begin, float* panel) {
+  const W* weight = static_cast<const W*>(a.weight);
+  for (int64_t out = 0; out < kPanelOuts; out += kLanes) {
+    for (int64_t k = 0; k < a.in_features; k += kLanes) {
+      Vec square[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const W* row = weight + smaller(begin + out + i, a.out_features - 1) * a.weight_stride + k;
+        __builtin_prefetch(row + kPanelPrefetchBytes / sizeof(W));
+        square[i] = load_up_to(row, a.in_features - k);
       }
       transpose(square);
-      for (int i = 0; i < rows; ++i) store(packed + (k + i) * width + column, square[i]);
+      for (int i = 0; i < kLanes; ++i) store(panel + (k + i) * kPanelOuts + out, square[i]);
     }
   }
 }
 
-// sums[row, out] = sum_k tile[k, row] * panel[k, out]
+// sums[row, out] = sum_k tile[k / kLanes, row, k % kLanes] * panel[k, out]
 template <int rows>
 void multiply_tile(const float* tile, const float* panel, int64_t depth, float* sums) {
   Vec total[rows][2] = {};
-  for (int64_t k = 0; k < depth; ++k, tile += rows, panel += kPanelOuts) {
-    const Vec first = load(panel), second = load(panel + kLanes);
-    for (int i = 0; i < rows; ++i) {
-      const Vec x = splat(tile[i]);
-      total[i][0] += x * first;
-      total[i][1] += x * second;
+  for (int64_t k = 0; k < depth; k += kLanes, tile += rows * kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane, panel += kPanelOuts) {
+      const Vec first = load(panel), second = load(panel + kLanes);
+      for (int i = 0; i < rows; ++i) {
+        const Vec x = splat(tile[i * kLanes + lane]);
+        total[i][0] += x * first;
+        total[i][1] += x * second;
+      }
     }
   }
   for (int i = 0; i < rows; ++i) {
@@ -80,44 +84,52 @@ inline auto multiply_tile_of(int64_t count) {
   }
 }
 
-// Splits `tokens` rows from `first` on into tiles whose heights differ by at most one.
+// The rows of one pass, in tiles whose heights differ by at most one.
 struct Tiles {
-  int64_t first, tokens, count, in_features;
+  int64_t first, tokens, count;
 
   int64_t begin(int64_t tile) const { return first + tokens * tile / count; }
   int64_t rows(int64_t tile) const { return begin(tile + 1) - begin(tile); }
-  int64_t floats() const { return kTileRows * in_features + kLanes; }
 };
 
+// Asks for the lines that a tile's results will go to, so that they arrive during the multiplication.
+inline void prefetch_outputs(const LinearArguments& a, int64_t row, int64_t rows, int64_t out, int64_t outs) {
+  const int64_t size = static_cast<int64_t>(byte_size(a.dtype));
+  for (int64_t i = 0; i < rows; ++i) {
+    const char* line = static_cast<const char*>(a.output) + ((row + i) * a.output_stride + out) * size;
+    for (int64_t byte = 0; byte < outs * size; byte += 64) __builtin_prefetch(line + byte, 1);
+  }
+}
+
 void multiply_tiles(const LinearArguments& a, Workers& workers, const Tiles& tiles) {
-  const size_t tile_bytes = static_cast<size_t>(tiles.floats()) * sizeof(float);
-  float* packed = static_cast<float*>(workers.shared_scratch(static_cast<size_t>(tiles.count) * tile_bytes));
+  const int64_t depth = round_up(a.in_features, kLanes);
+  const int64_t tile_floats = kTileRows * depth;
+  const size_t packed_bytes = static_cast<size_t>(tiles.count * tile_floats) * sizeof(float);
+  float* packed = static_cast<float*>(workers.shared_scratch(packed_bytes));
   workers.for_each(static_cast<size_t>(tiles.count), [&](size_t index, int) {
     const int64_t tile = static_cast<int64_t>(index);
-    with_float_type(a.dtype, [&](auto element) {
-      const auto* input = static_cast<const decltype(element)*>(a.input) + tiles.begin(tile) * a.input_stride;
-      const int64_t rows = tiles.rows(tile);
-      pack(input, a.input_stride, rows, a.in_features, rows, packed + tile * tiles.floats());
-    });
+    pack_rows(a, tiles.begin(tile), tiles.rows(tile), packed + tile * tile_floats);
   });
-  workers.for_each(static_cast<size_t>(divide_up(a.out_features, kPanelOuts)), [&](size_t index, int worker) {
-    const int64_t begin = static_cast<int64_t>(index) * kPanelOuts;
+  // With few panels, several tasks pack the same one and share the tiles.
+  const int64_t panels = divide_up(a.out_features, kPanelOuts);
+  const int64_t shares = smaller(divide_up(2 * workers.count(), panels), tiles.count);
+  workers.for_each(static_cast<size_t>(panels * shares), [&](size_t index, int worker) {
+    const int64_t share = static_cast<int64_t>(index) % shares;
+    const int64_t begin = static_cast<int64_t>(index) / shares * kPanelOuts;
     const int64_t outs = smaller(kPanelOuts, a.out_features - begin);
-    const size_t panel_bytes = static_cast<size_t>(kPanelOuts * a.in_features + kLanes) * sizeof(float);
+    const size_t panel_bytes = static_cast<size_t>(kPanelOuts * depth) * sizeof(float);
     float* panel = static_cast<float*>(workers.scratch(worker, panel_bytes));
-    with_float_type(a.weight_dtype, [&](auto element) {
-      const auto* weight = static_cast<const decltype(element)*>(a.weight) + begin * a.weight_stride;
-      pack(weight, a.weight_stride, outs, a.in_features, kPanelOuts, panel);
-    });
+    with_float_type(a.weight_dtype, [&](auto element) { pack_panel<decltype(element)>(a, begin, panel); });
     float bias[kPanelOuts];
     read_bias(a, begin, outs, bias);
-    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+    for (int64_t tile = tiles.count * share / shares; tile < tiles.count * (share + 1) / shares; ++tile) {
       alignas(64) float sums[kTileRows * kPanelOuts];
-      const int64_t rows = tiles.rows(tile);
-      multiply_tile_of<kTileRows>(rows)(packed + tile * tiles.floats(), panel, a.in_features, sums);
+      const int64_t row = tiles.begin(tile), rows = tiles.rows(tile);
+      prefetch_outputs(a, row, rows, begin, outs);
+      multiply_tile_of<kTileRows>(rows)(packed + tile * tile_floats, panel, depth, sums);
       with_float_type(a.dtype, [&](auto element) {
         for (int64_t i = 0; i < rows; ++i) {
-          write_sums<decltype(element)>(a, tiles.begin(tile) + i, begin, outs, sums + i * kPanelOuts, bias);
+          write_sums<decltype(element)>(a, row + i, begin, outs, sums + i * kPanelOuts, bias);
         }
       });
     }
@@ -130,7 +142,7 @@ void multiply_many_rows(const LinearArguments& a, Workers& workers) {
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t first = a.tokens * pass / passes;
     const int64_t tokens = a.tokens * (pass + 1) / passes - first;
-    if (tokens > 0) multiply_tiles(a, workers, {first, tokens, divide_up(tokens, kTileRows), a.in_features});
+    if (tokens > 0) multiply_tiles(a, workers, {first, tokens, divide_up(tokens, kTileRows)});
   }
 }
 

@@ -1,4 +1,5 @@
-// What both products of `linear` share: loads that stop at the end of a row, and writing the results.
+// What both products of `linear` share: loads that stop at the end of a row, packed input rows, and
+// writing the results.
 #pragma once
 
 #include "kernels/linear/linear.h"
@@ -10,6 +11,7 @@ namespace {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 // The first `count` elements (all lanes, if there are as many), then zeros.
 template <class T>
@@ -18,6 +20,19 @@ inline Vec load_up_to(const T* p, int64_t count) {
   T elements[kLanes] = {};
   for (int64_t i = 0; i < count; ++i) elements[i] = p[i];
   return load(elements);
+}
+
+// Copies `rows` rows of the input, from `row` on, to [in / kLanes, row, lane] in f32, with zeros after the
+// last feature.
+inline void pack_rows(const LinearArguments& a, int64_t row, int64_t rows, float* packed) {
+  with_float_type(a.dtype, [&](auto element) {
+    const auto* input = static_cast<const decltype(element)*>(a.input) + row * a.input_stride;
+    for (int64_t k = 0; k < a.in_features; k += kLanes) {
+      for (int64_t i = 0; i < rows; ++i, packed += kLanes) {
+        store(packed, load_up_to(input + i * a.input_stride + k, a.in_features - k));
+      }
+    }
+  });
 }
 
 // output[row, out .. out + count] = sums (+ bias) (+ itself)
