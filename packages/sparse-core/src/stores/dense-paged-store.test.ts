@@ -81,7 +81,7 @@ describe.each(testDevices())('densePagedStore on $name', ({ open }) => {
     const random = new Random(22);
     const before = device.memory().live;
     const stores = densePagedStore({ dtype: 'f16', blockTokens: 8 }).create(layers, capacity);
-    const store = stores[1]!;
+    const [, store] = stores as [KvStore, KvStore];
     using keys = randomRows(device, random, 33, kvHeads);
     append(device, stream, store, [{ slot: 0, position: 0, rows: 33 }], keys, keys);
     const blockBytes = 2 * 8 * headDim * 2;
