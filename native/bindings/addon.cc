@@ -15,6 +15,7 @@
   OPERATION(decodeAttention, decode_attention)   \
   OPERATION(embedding, embedding)                \
   OPERATION(gatherKv, gather_kv)                 \
+  OPERATION(linear, linear)                      \
   OPERATION(mapFile, map_file)                   \
   OPERATION(prefillAttention, prefill_attention) \
   OPERATION(read, read)                          \

@@ -111,6 +111,14 @@ export interface Addon {
     counts: Int32Array,
   ): void;
   decodeAttention: NativeAttention;
+  linear(
+    stream: NativeStream,
+    input: NativeTensor,
+    weight: NativeTensor,
+    bias: NativeTensor | undefined,
+    output: NativeTensor,
+    accumulate: boolean,
+  ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   prefillAttention: NativeAttention;
   read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;

@@ -1,0 +1,128 @@
+import { describe, expect, it } from 'vitest';
+import type { FloatDType } from '../dtype.js';
+import { DeviceError, DTypeError, ShapeError } from '../errors.js';
+import { decode, encode, Random, unitRoundoff } from '../testing/random.js';
+import { testDevices } from '../testing/test-devices.js';
+import { linear } from './linear.js';
+
+const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
+
+interface Sizes {
+  readonly tokens: number;
+  readonly inputs: number;
+  readonly outputs: number;
+}
+
+/** The layer in float64, and beside each value the sum of its terms' magnitudes. */
+function oracle(
+  { tokens, inputs, outputs }: Sizes,
+  input: Float64Array,
+  weight: Float64Array,
+  bias?: Float64Array,
+  before?: Float64Array,
+) {
+  const value = new Float64Array(tokens * outputs);
+  const magnitude = new Float64Array(tokens * outputs);
+  for (let index = 0; index < value.length; index++) {
+    const [token, output] = [Math.floor(index / outputs), index % outputs];
+    const terms = [bias?.[output] ?? 0, before?.[index] ?? 0];
+    for (let i = 0; i < inputs; i++) {
+      terms.push((input[token * inputs + i] ?? NaN) * (weight[output * inputs + i] ?? NaN));
+    }
+    value[index] = terms.reduce((sum, term) => sum + term, 0);
+    magnitude[index] = terms.reduce((sum, term) => sum + Math.abs(term), 0);
+  }
+  return { value, magnitude };
+}
+
+describe.each(testDevices())('linear on $name', ({ open }) => {
+  const device = open();
+  const stream = device.createStream();
+
+  it('matches the float64 oracle over random shapes, strides and dtypes', async () => {
+    const random = new Random(1);
+    for (let round = 0; round < 60; round++) {
+      const tokens = random.pick([1, 2, 3, 8, 13, 17, 40]);
+      const sizes: Sizes = { tokens, inputs: random.integer(1, 130), outputs: random.integer(1, 90) };
+      const { inputs, outputs } = sizes;
+      const [dtype, weightDType, biasDType] = [random.pick(floats), random.pick(floats), random.pick(floats)];
+      const input = random.elements(dtype, tokens * inputs);
+      const weight = random.elements(weightDType, (outputs + 1) * inputs);
+      const bias = random.next() < 0.5 ? random.elements(biasDType, outputs) : undefined;
+      const before = random.elements(dtype, (tokens + 2) * outputs);
+      const accumulate = random.next() < 0.5;
+
+      using inputTensor = device.tensor(dtype, ['token', 'in'], [tokens, inputs], input);
+      using weightTensor = device.tensor(weightDType, ['out', 'in'], [outputs + 1, inputs], weight);
+      using biasTensor = bias && device.tensor(biasDType, ['out'], [outputs], bias);
+      using outputTensor = device.tensor(dtype, ['token', 'out'], [tokens + 2, outputs], before);
+      linear(stream, {
+        input: inputTensor,
+        weight: weightTensor.slice('out', 1, outputs + 1),
+        bias: biasTensor,
+        output: outputTensor.slice('token', 1, tokens + 1),
+        accumulate,
+      });
+
+      const [first, last] = [outputs, (tokens + 1) * outputs];
+      const old = decode(dtype, before);
+      const expected = oracle(
+        sizes,
+        decode(dtype, input),
+        decode(weightDType, weight).subarray(inputs),
+        bias && decode(biasDType, bias),
+        accumulate ? old.subarray(first, last) : undefined,
+      );
+      const actual = decode(dtype, await outputTensor.read());
+      // A sum of n terms in f32, in any order, is off by at most n u / (1 - n u) of the terms' magnitudes (Higham
+      // 2002, 3.1); then the rounding to the output's dtype, whose smallest step is at most 2^-24.
+      const summing = ((inputs + 2) * unitRoundoff.f32) / (1 - (inputs + 2) * unitRoundoff.f32);
+      actual.subarray(first, last).forEach((value, index) => {
+        const [wanted, magnitude] = [expected.value[index] ?? NaN, expected.magnitude[index] ?? NaN];
+        const computed = summing * magnitude;
+        const stored = dtype === 'f32' ? 0 : unitRoundoff[dtype] * (Math.abs(wanted) + computed) + 2 ** -25;
+        expect(Math.abs(value - wanted)).toBeLessThanOrEqual(computed + stored);
+      });
+      // The rows beside the slice are as they were.
+      expect(actual.subarray(0, first)).toEqual(old.subarray(0, first));
+      expect(actual.subarray(last)).toEqual(old.subarray(last));
+    }
+  });
+
+  it('is exact on small integers, which no order of summation rounds', async () => {
+    const random = new Random(2);
+    const sizes: Sizes = { tokens: 70, inputs: 320, outputs: 127 };
+    const { tokens, inputs, outputs } = sizes;
+    const integers = (count: number) => Float64Array.from({ length: count }, () => random.integer(-4, 4));
+    const [input, weight] = [integers(tokens * inputs), integers(outputs * inputs)];
+    const expected = oracle(sizes, input, weight).value;
+    using inputTensor = device.tensor('f32', ['token', 'in'], [tokens, inputs], encode('f32', input));
+    using outputTensor = device.tensor('f32', ['token', 'out'], [tokens, outputs]);
+    for (const dtype of floats) {
+      using weightTensor = device.tensor(dtype, ['out', 'in'], [outputs, inputs], encode(dtype, weight));
+      linear(stream, { input: inputTensor, weight: weightTensor, output: outputTensor });
+      expect(Float64Array.from(await outputTensor.read())).toEqual(expected);
+    }
+  });
+
+  it('refuses bad input with a typed error', () => {
+    using input = device.tensor('f32', ['token', 'in'], [3, 8]);
+    using weight = device.tensor('f16', ['out', 'in'], [5, 8]);
+    using output = device.tensor('f32', ['token', 'out'], [3, 5]);
+    using bias = device.tensor('bf16', ['out'], [5]);
+    using narrow = device.tensor('f16', ['out', 'in'], [5, 7]);
+    using short = device.tensor('f32', ['out'], [4]);
+    using halves = device.tensor('f16', ['token', 'out'], [3, 5]);
+    using integers = device.tensor('i32', ['out', 'in'], [5, 8]);
+    using foreign = open().tensor('f16', ['out', 'in'], [5, 8]);
+    const good = { input, weight, bias, output };
+    expect(() => linear(stream, { ...good, weight: narrow })).toThrow(ShapeError);
+    expect(() => linear(stream, { ...good, bias: short })).toThrow(ShapeError);
+    expect(() => linear(stream, { ...good, output: output.slice('token', 0, 2) })).toThrow(ShapeError);
+    expect(() => linear(stream, { ...good, output: output.slice('out', 0, 4) })).toThrow(ShapeError);
+    expect(() => linear(stream, { ...good, output: halves as never })).toThrow(DTypeError);
+    expect(() => linear(stream, { ...good, weight: integers as never })).toThrow(DTypeError);
+    expect(() => linear(stream, { ...good, bias: integers as never })).toThrow(DTypeError);
+    expect(() => linear(stream, { ...good, weight: foreign })).toThrow(DeviceError);
+  });
+});
