@@ -1,12 +1,11 @@
 #include "kernels/gather-kv/gather-kv.h"
 
 #include "bindings/operation-call.h"
-#include "bindings/typed-array.h"
 
 namespace kv {
 
 // gatherKv(stream, keys, values [block, blockToken, dim], blockTable [1, kvHead, block], keyCounts [1, kvHead],
-//          indices [kvHead, kept], counts: Int32Array)
+//          indices [kvHead, kept], counts [kvHead])
 Napi::Value gather_kv(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument keys = call.tensor(1);
@@ -26,8 +25,7 @@ Napi::Value gather_kv(const Napi::CallbackInfo& info) {
   arguments.key_counts = key_counts.as<int32_t>();
   arguments.indices = indices.as<int32_t>();
   arguments.index_stride = indices.stride(0);
-  const auto* counts = reinterpret_cast<const int32_t*>(bytes_of(info[6]));
-  arguments.counts.assign(counts, counts + indices.extent(0));
+  arguments.counts = call.tensor(6).as<int32_t>();
   arguments.kv_heads = static_cast<int32_t>(indices.extent(0));
   arguments.head_dim = static_cast<int32_t>(keys.extent(2));
   return call.enqueue("gatherKv", [arguments](ExecutionContext& context) { return gather_kv(arguments, context); });

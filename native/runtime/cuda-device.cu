@@ -4,20 +4,31 @@
 
 #include "runtime/cuda-check.h"
 #include "runtime/cuda-device.h"
+#include "runtime/fault.h"
 
 namespace kv {
 namespace {
 
 class CudaQueue : public Queue {
  public:
-  explicit CudaQueue(cudaStream_t stream) : stream_(stream) {}
-  ~CudaQueue() override { cudaStreamDestroy(stream_); }
+  CudaQueue(cudaStream_t stream, Fault* fault) : stream_(stream), fault_(fault) {}
+  ~CudaQueue() override {
+    cudaStreamDestroy(stream_);
+    cudaFreeHost(fault_);
+  }
 
   void* cuda_stream() const override { return stream_; }
-  Status synchronize() override { return cuda_status(cudaStreamSynchronize(stream_)); }
+  Fault* fault() const override { return fault_; }
+
+  Status synchronize() override {
+    const Status status = cuda_status(cudaStreamSynchronize(stream_));
+    if (!status.ok() || fault_->code == FaultCode::none) return status;
+    return Status::failure(StatusCode::invalid_value, describe(std::exchange(*fault_, Fault{})));
+  }
 
  private:
   cudaStream_t stream_;
+  Fault* fault_;  // pinned host memory
 };
 
 // What is enqueued on `later` from now on runs after what is enqueued on `earlier` so far.
@@ -46,8 +57,14 @@ class CudaDevice : public Device {
   std::unique_ptr<Queue> create_queue() override {
     bind_thread();
     cudaStream_t stream = nullptr;
+    Fault* fault = nullptr;
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return nullptr;
-    return std::make_unique<CudaQueue>(stream);
+    if (cudaHostAlloc(&fault, sizeof(Fault), cudaHostAllocPortable) != cudaSuccess) {
+      cudaStreamDestroy(stream);
+      return nullptr;
+    }
+    *fault = Fault{};
+    return std::make_unique<CudaQueue>(stream, fault);
   }
 
   Status copy(void* to, const void* from, size_t bytes, Queue& queue) override {

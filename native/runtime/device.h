@@ -27,6 +27,7 @@ class Queue {
  public:
   virtual ~Queue() = default;
   virtual void* cuda_stream() const { return nullptr; }
+  virtual Fault* fault() const { return nullptr; }
   // Waits for the work launched so far. Reports its first failure.
   virtual Status synchronize() { return Status::success(); }
 };

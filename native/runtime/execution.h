@@ -10,6 +10,7 @@ enum class DeviceKind { cpu, cuda };
 
 class Device;
 class Queue;
+struct Fault;
 
 struct ExecutionContext {
   Workers& workers;
@@ -18,6 +19,7 @@ struct ExecutionContext {
   void* cuda_stream = nullptr;  // cudaStream_t, when device is cuda
   Device* owner = nullptr;
   Queue* queue = nullptr;
+  Fault* fault = nullptr;  // where a kernel on the device reports bad data
 };
 
 }  // namespace kv

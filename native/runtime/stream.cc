@@ -50,7 +50,7 @@ Status Stream::run(Entry& entry) {
 
 Status Stream::launch(Entry& entry) {
   ExecutionContext context{device_->workers(),        device_->isa(), device_->kind(),
-                           launched_->cuda_stream(), device_.get(),  launched_.get()};
+                           launched_->cuda_stream(), device_.get(),  launched_.get(), launched_->fault()};
   try {
     return entry.operation(context);
   } catch (const std::bad_alloc&) {

@@ -3,10 +3,12 @@
 #include <string>
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 
 KV_CPU_KERNEL(embedding, EmbeddingArguments)
+KV_CUDA_KERNEL(embedding, EmbeddingArguments)
 
 static Status validate_ids(const EmbeddingArguments& a) {
   for (int64_t token = 0; token < a.tokens; ++token) {
@@ -20,6 +22,7 @@ static Status validate_ids(const EmbeddingArguments& a) {
 }
 
 Status embedding(const EmbeddingArguments& arguments, ExecutionContext& context) {
+  if (context.device == DeviceKind::cuda) return embedding_cuda(arguments, context);
   Status status = validate_ids(arguments);
   if (!status.ok()) return status;
   embedding_cpu(arguments, context);

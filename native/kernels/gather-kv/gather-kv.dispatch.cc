@@ -1,4 +1,5 @@
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 #include "kernels/gather-kv/gather-kv.h"
 
 namespace kv {
@@ -8,7 +9,7 @@ Status check(const GatherKvArguments& a) {
   for (int32_t head = 0; head < a.kv_heads; ++head) {
     const int32_t* indices = a.indices + head * a.index_stride;
     int32_t before = -1;
-    for (int32_t i = 0; i < a.counts[static_cast<size_t>(head)]; ++i) {
+    for (int32_t i = 0; i < a.counts[head]; ++i) {
       if (indices[i] <= before || indices[i] >= a.key_counts[head]) {
         return Status::failure(StatusCode::invalid_value,
                                "kv head " + std::to_string(head) + " selects token " + std::to_string(indices[i]) +
@@ -24,8 +25,10 @@ Status check(const GatherKvArguments& a) {
 }  // namespace
 
 KV_CPU_KERNEL(gather_kv, GatherKvArguments)
+KV_CUDA_KERNEL(gather_kv, GatherKvArguments)
 
 Status gather_kv(const GatherKvArguments& arguments, ExecutionContext& context) {
+  if (context.device == DeviceKind::cuda) return gather_kv_cuda(arguments, context);
   Status status = check(arguments);
   if (status.ok()) gather_kv_cpu(arguments, context);
   return status;

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "runtime/dtype.h"
 #include "runtime/execution.h"
@@ -26,7 +25,7 @@ struct GatherKvArguments {
 
   const int32_t* indices = nullptr;  // [kv_head, kept], each row strictly ascending
   int64_t index_stride = 0;
-  std::vector<int32_t> counts;  // [kv_head], how many of each row are valid
+  const int32_t* counts = nullptr;  // [kv_head], how many of each row are valid
 
   int32_t kv_heads = 0;
   int32_t head_dim = 0;

@@ -1,12 +1,15 @@
 #include "kernels/rope/rope.h"
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 
 KV_CPU_KERNEL(rope, RopeArguments)
+KV_CUDA_KERNEL(rope, RopeArguments)
 
 Status rope(const RopeArguments& arguments, ExecutionContext& context) {
+  if (context.device == DeviceKind::cuda) return rope_cuda(arguments, context);
   rope_cpu(arguments, context);
   return Status::success();
 }

@@ -1,12 +1,15 @@
 #include "kernels/swiglu/swiglu.h"
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 
 KV_CPU_KERNEL(swiglu, SwigluArguments)
+KV_CUDA_KERNEL(swiglu, SwigluArguments)
 
 Status swiglu(const SwigluArguments& arguments, ExecutionContext& context) {
+  if (context.device == DeviceKind::cuda) return swiglu_cuda(arguments, context);
   swiglu_cpu(arguments, context);
   return Status::success();
 }

@@ -108,7 +108,7 @@ export interface Addon {
     blockTable: NativeTensor,
     keyCounts: NativeTensor,
     indices: NativeTensor,
-    counts: Int32Array,
+    counts: NativeTensor,
   ): void;
   decodeAttention: NativeAttention;
   linear(

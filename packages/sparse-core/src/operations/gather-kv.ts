@@ -48,6 +48,7 @@ export function gatherKv(stream: Stream, { blocks, slot, indices, counts }: Gath
       { subject: 'counts', given: counts, wanted: [kvHeads, indices.shape[1]] },
     );
   }
+  using kept = stream.device.tensor('i32', ['kvHead'], [kvHeads], Int32Array.from(counts));
   loadAddon().gatherKv(
     stream.native,
     native.keys.native,
@@ -55,7 +56,7 @@ export function gatherKv(stream: Stream, { blocks, slot, indices, counts }: Gath
     native.blockTable.native,
     native.keyCounts.native,
     native.indices.native,
-    Int32Array.from(counts),
+    kept.native,
   );
   for (const tensor of [native.keys, native.values, native.keyCounts]) tensor.writtenBy(stream);
 }

@@ -1,0 +1,38 @@
+#include "kernels/cuda-elements.h"
+#include "kernels/embedding/embedding.h"
+
+namespace kv {
+namespace {
+
+__device__ int64_t requested_row(const EmbeddingArguments& a, int64_t token) {
+  return a.id_dtype == DType::u32 ? static_cast<int64_t>(static_cast<const uint32_t*>(a.ids)[token])
+                                  : static_cast<int64_t>(static_cast<const int32_t*>(a.ids)[token]);
+}
+
+template <class From, class To>
+__global__ void copy_rows(EmbeddingArguments a, Fault* fault) {
+  const int64_t token = blockIdx.x;
+  const int64_t row = requested_row(a, token);
+  if (row < 0 || row >= a.rows) {
+    if (threadIdx.x == 0) report_fault(fault, FaultCode::id_out_of_range, static_cast<int32_t>(row));
+    return;
+  }
+  const From* from = static_cast<const From*>(a.table) + row * a.table_stride;
+  To* to = static_cast<To*>(a.output) + token * a.output_stride;
+  for (int64_t i = threadIdx.x; i < a.features; i += blockDim.x) to[i] = from_float<To>(to_float(from[i]));
+}
+
+}  // namespace
+
+Status embedding_cuda(const EmbeddingArguments& a, ExecutionContext& context) {
+  if (a.tokens == 0) return Status::success();
+  const auto tokens = static_cast<unsigned>(a.tokens);
+  with_cuda_float_type(a.table_dtype, [&](auto from) {
+    with_cuda_float_type(a.output_dtype, [&](auto to) {
+      copy_rows<decltype(from), decltype(to)><<<tokens, 256, 0, stream_of(context)>>>(a, context.fault);
+    });
+  });
+  return launch_status();
+}
+
+}  // namespace kv
