@@ -21,6 +21,7 @@
   OPERATION(read, read)                          \
   OPERATION(rmsNorm, rms_norm)                   \
   OPERATION(rope, rope)                          \
+  OPERATION(sample, sample)                      \
   OPERATION(swiglu, swiglu)                      \
   OPERATION(write, write)
 

@@ -138,6 +138,13 @@ export interface Addon {
     interleaved: boolean,
     attentionScale: number,
   ): void;
+  sample(
+    stream: NativeStream,
+    logits: NativeTensor,
+    recent: NativeTensor | undefined,
+    output: NativeTensor,
+    settings: Float64Array,
+  ): void;
   swiglu(stream: NativeStream, gate: NativeTensor, up: NativeTensor, output: NativeTensor): void;
   write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;
 }

@@ -46,6 +46,7 @@ export {
   type RopeOptions,
   type RopeScaling,
 } from './operations/rope-description.js';
+export { sample, type SampleArguments, type SampleSettings } from './operations/sample.js';
 export { swiglu, type SwigluArguments } from './operations/swiglu.js';
 export { type PagedBlocks } from './paged-blocks.js';
 export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';

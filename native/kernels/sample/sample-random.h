@@ -1,0 +1,29 @@
+// A counter-based generator, Philox4x32-10 (Salmon et al. 2011): a draw depends on its seed and step alone.
+#pragma once
+
+#include <cstdint>
+
+namespace kv {
+namespace KV_ISA {
+
+// Uniform in [0, 1), with 53 bits.
+inline double uniform_of(uint64_t seed, uint64_t step) {
+  uint32_t counter[4] = {static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), 0, 0};
+  uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t first = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t second = uint64_t{0xCD9E8D57} * counter[2];
+    const uint32_t mixed_first = static_cast<uint32_t>(second >> 32) ^ counter[1] ^ key[0];
+    const uint32_t mixed_second = static_cast<uint32_t>(first >> 32) ^ counter[3] ^ key[1];
+    counter[0] = mixed_first;
+    counter[1] = static_cast<uint32_t>(second);
+    counter[2] = mixed_second;
+    counter[3] = static_cast<uint32_t>(first);
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return (static_cast<double>(counter[0] >> 5) * 0x1p26 + static_cast<double>(counter[1] >> 6)) * 0x1p-53;
+}
+
+}  // namespace KV_ISA
+}  // namespace kv

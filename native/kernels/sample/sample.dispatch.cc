@@ -1,0 +1,36 @@
+#include "kernels/sample/sample.h"
+
+#include <string>
+
+#include "kernels/cpu-dispatch.h"
+
+namespace kv {
+
+KV_CPU_KERNEL(sample, SampleArguments)
+
+static std::string explain(const SampleOutcome& outcome, int64_t vocabulary) {
+  const std::string subject = std::to_string(outcome.subject);
+  switch (outcome.fault) {
+    case SampleFault::unordered_logit:
+      return "the score of token " + subject + " is NaN or infinite; the model's output is broken";
+    case SampleFault::no_finite_logit:
+      return "every logit is -infinity; leave at least one token possible";
+    default:
+      return "recent token " + subject + " is not one of the " + std::to_string(vocabulary) + " of the model";
+  }
+}
+
+Status sample(const SampleArguments& arguments, ExecutionContext& context) {
+  SampleArguments a = arguments;
+  const size_t outcome_bytes = static_cast<size_t>(a.rows) * sizeof(SampleOutcome);
+  a.outcomes = static_cast<SampleOutcome*>(context.workers.shared_scratch(outcome_bytes));
+  sample_cpu(a, context);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    if (a.outcomes[row].fault == SampleFault::none) continue;
+    return Status::failure(StatusCode::invalid_value,
+                           "row " + std::to_string(row) + ": " + explain(a.outcomes[row], a.vocabulary));
+  }
+  return Status::success();
+}
+
+}  // namespace kv
