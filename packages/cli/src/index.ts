@@ -1,1 +1,1 @@
-export { type CliStreams, runCli } from './run-cli.js';
+export {};

@@ -1,5 +1,5 @@
 import { createRequire } from 'node:module';
-import type { Addon, InstructionSet } from './addon.js';
+import type { Addon } from './addon.js';
 import { CapabilityError } from './errors.js';
 
 const require = createRequire(import.meta.url);
@@ -9,19 +9,14 @@ function candidates(): string[] {
   return [`${platform}-cuda`, platform];
 }
 
-interface LoadedAddon {
-  readonly addon: Addon;
-  readonly packageName: string;
-}
-
-function load(): LoadedAddon {
+function load(): Addon {
   const attempts: string[] = [];
-  for (const packageName of candidates()) {
+  for (const name of candidates()) {
     try {
-      return { addon: require(packageName) as Addon, packageName };
+      return require(name) as Addon;
     } catch (cause) {
       const message = cause instanceof Error ? (cause.message.split('\n')[0] ?? '') : String(cause);
-      attempts.push(`  ${packageName}: ${message}`);
+      attempts.push(`  ${name}: ${message}`);
     }
   }
   throw new CapabilityError(
@@ -32,31 +27,10 @@ function load(): LoadedAddon {
   );
 }
 
-let loaded: LoadedAddon | undefined;
+let addon: Addon | undefined;
 
 /** The native addon, loaded at the first use so that importing the package never fails. */
 export function loadAddon(): Addon {
-  loaded ??= load();
-  return loaded.addon;
-}
-
-/** Which native binary runs. */
-export interface NativeBinary {
-  readonly packageName: string;
-  readonly version: string;
-  /** The file that is loaded. */
-  readonly path: string;
-  /** The widest build of the CPU kernels that this processor runs. */
-  readonly instructionSet: InstructionSet;
-}
-
-/**
- * Describes the native binary, for diagnosis.
- * @throws CapabilityError when none can be loaded; it says what was tried
- */
-export function nativeBinary(): NativeBinary {
-  loaded ??= load();
-  const { addon, packageName } = loaded;
-  const { version } = require(`${packageName}/package.json`) as { version: string };
-  return { packageName, version, path: require.resolve(packageName), instructionSet: addon.instructionSet };
+  addon ??= load();
+  return addon;
 }

@@ -1,19 +1,7 @@
+import type { RopeScaling } from '@kv/sparse-core';
+
 /** The model families that the runner knows. */
 export type ModelFamily = 'llama' | 'mistral' | 'qwen2' | 'qwen3';
-
-/** How positions beyond the trained range are squeezed into it. */
-export type RopeScaling =
-  | { readonly kind: 'none' }
-  /** Every frequency is divided by `factor`. */
-  | { readonly kind: 'linear'; readonly factor: number }
-  /** Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between blended. */
-  | {
-      readonly kind: 'llama3';
-      readonly factor: number;
-      readonly lowFrequencyFactor: number;
-      readonly highFrequencyFactor: number;
-      readonly originalMaxPositions: number;
-    };
 
 /** Rotary position embedding: pair i of a head turns by position × theta^(-2i / headDim), then scaled. */
 export interface RopeConfig {

@@ -1,7 +1,8 @@
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
+import type { RopeScaling } from '@kv/sparse-core';
 
 import type { RawConfig, RawRope } from './config-schema.js';
-import type { RopeConfig, RopeScaling } from './model-config.js';
+import type { RopeConfig } from './model-config.js';
 
 const defaultTheta = 10_000;
 

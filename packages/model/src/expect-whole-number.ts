@@ -1,0 +1,11 @@
+import { InvalidValueError } from '@kv/sparse-core';
+
+/** @throws InvalidValueError unless `given` is a whole number from `least` to `most` */
+export function expectWholeNumber(name: string, given: number, least: number, most: number): void {
+  if (Number.isInteger(given) && given >= least && given <= most) return;
+  throw new InvalidValueError(`${name}: given ${given}, wanted a whole number from ${least} to ${most}.`, {
+    subject: name,
+    given,
+    wanted: [least, most],
+  });
+}

@@ -1,0 +1,56 @@
+import { InvalidValueError } from '@kv/sparse-core';
+
+import type { Runner } from '../runner/runner.js';
+import type { Tokenizer } from '../tokenizer/tokenizer.js';
+import { generateTokens } from './generate-tokens.js';
+import type { FinishReason, GenerateTokensOptions } from './generate-tokens.js';
+import { StopMatcher } from './stop-matcher.js';
+
+export interface GenerateOptions extends GenerateTokensOptions {
+  /** Texts that end the answer; they are not part of it. */
+  readonly stop?: readonly string[];
+}
+
+/** One more token of an answer. */
+export interface GeneratedToken {
+  readonly id: number;
+  /** The text that the token completes: possibly none, where a character or a stop string is not decided yet. */
+  readonly text: string;
+  /** Since the token before, or for the first one since the call. */
+  readonly milliseconds: number;
+  /** Set on the last token. */
+  readonly finishReason: FinishReason | null;
+}
+
+/**
+ * Answers a prompt, token by token. The texts, taken together, are the answer.
+ * @param prompt a text, tokenised with the special tokens that the model wants, or token ids
+ * @throws InvalidValueError for an empty or over-long prompt, or an empty stop string
+ * @throws the signal's reason when it is aborted
+ */
+export async function* generate(
+  runner: Runner,
+  tokenizer: Tokenizer,
+  prompt: string | ArrayLike<number>,
+  options: GenerateOptions = {},
+): AsyncGenerator<GeneratedToken, void> {
+  const { stop = [], signal } = options;
+  if (stop.includes('')) {
+    throw new InvalidValueError(
+      'stop: an empty text was given; it would end every answer at once. Leave it out.',
+      {
+        subject: 'stop',
+        given: stop,
+      },
+    );
+  }
+  const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, signal ? { signal } : {}) : prompt;
+  const decoder = tokenizer.stream(ids);
+  const matcher = new StopMatcher(stop);
+  for await (const { id, milliseconds, finishReason } of generateTokens(runner, ids, options)) {
+    let text = matcher.push(decoder.push(id));
+    if (finishReason !== null) text += matcher.push(decoder.end()) + matcher.end();
+    yield { id, text, milliseconds, finishReason: matcher.stopped ? 'stop' : finishReason };
+    if (matcher.stopped) return;
+  }
+}

@@ -1,0 +1,64 @@
+import { sample } from '@kv/sparse-core';
+import type { SampleSettings, Stream, TensorHandle } from '@kv/sparse-core';
+
+import type { DeviceIds } from '../runner/model-batch.js';
+import type { Logits } from '../runner/runner.js';
+
+/** One chosen token: on the device at once, and as a number when the device has chosen it. */
+export interface Choice {
+  readonly ids: DeviceIds;
+  readonly id: Promise<number>;
+}
+
+/** Chooses the tokens of one answer. */
+export class Sampler implements Disposable {
+  readonly #stream: Stream;
+  readonly #settings: SampleSettings;
+  /** Prompt and answer so far, which a repetition penalty looks at. */
+  readonly #tokens: number[];
+  readonly #chosen: TensorHandle<'i32', readonly ['row']>;
+
+  /** @throws InvalidValueError when a setting is out of its domain */
+  constructor(stream: Stream, settings: SampleSettings, prompt: ArrayLike<number>) {
+    this.#stream = stream;
+    this.#settings = settings;
+    this.#tokens = Array.from(prompt);
+    this.#chosen = stream.device.tensor('i32', ['row'], [1]);
+    // Choosing from a vocabulary of one shows bad settings now, not behind a long prompt.
+    try {
+      this.#sample(stream.device.tensor('f32', ['row', 'vocabulary'], [1, 1], new Float32Array(1)), [0]);
+    } catch (error) {
+      this[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  /** Enqueues the choice of the next token from `[1, vocabulary]` logits, which it disposes. */
+  choose(logits: Logits): Choice {
+    this.#sample(logits, this.#tokens);
+    return { ids: this.#chosen.view(['token'], [1]), id: this.#read() };
+  }
+
+  [Symbol.dispose](): void {
+    this.#chosen.dispose();
+  }
+
+  #sample(logits: Logits, tokens: readonly number[]): void {
+    const { device } = this.#stream;
+    const { repetitionPenalty = 1 } = this.#settings;
+    const history = repetitionPenalty === 1 ? undefined : Int32Array.from(tokens);
+    using recent = history && device.tensor('i32', ['row', 'recent'], [1, history.length], history);
+    try {
+      const [settings, steps] = [[this.#settings], [tokens.length]];
+      sample(this.#stream, { logits, settings, steps, recent, output: this.#chosen });
+    } finally {
+      logits.dispose();
+    }
+  }
+
+  async #read(): Promise<number> {
+    const [id = -1] = await this.#chosen.read();
+    this.#tokens.push(id);
+    return id;
+  }
+}

@@ -1,0 +1,157 @@
+import { linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
+import type { KvPolicy, KvStore, RopeDescription, Stream, TensorHandle } from '@kv/sparse-core';
+
+import type { ModelConfig } from '../config/model-config.js';
+import type { LayerWeights } from '../weights/model-weights.js';
+import { countTokens } from './model-batch.js';
+import type { BatchPart, ModelBatch } from './model-batch.js';
+import { RecentQueries } from './recent-queries.js';
+import type { HeadRows, LayerScratch } from './scratch.js';
+
+export interface LayerParts {
+  readonly stream: Stream;
+  readonly config: ModelConfig;
+  readonly weights: LayerWeights;
+  readonly policy: KvPolicy;
+  readonly store: KvStore;
+  readonly rope: RopeDescription;
+  /** `rope.inverseFrequencies` on the device, `[pair]`. */
+  readonly inverseFrequencies: TensorHandle<'f32', readonly ['pair']>;
+}
+
+/**
+ * One transformer layer with its cache:
+ * `h += output(attention(rope(qkv(norm(h)))))`, then `h += down(silu(gate(norm(h))) ⊙ up(norm(h)))`.
+ */
+export class LayerRunner implements Disposable {
+  readonly store: KvStore;
+  readonly #parts: LayerParts;
+  /** By slot; only while a policy that selects tokens is reading a prompt. */
+  readonly #recentQueries = new Map<number, RecentQueries>();
+
+  constructor(parts: LayerParts) {
+    this.store = parts.store;
+    this.#parts = parts;
+  }
+
+  /** Enqueues the layer for all rows of a batch. Its store has made room for them. */
+  async run(batch: ModelBatch, scratch: LayerScratch): Promise<void> {
+    const { stream, config, weights } = this.#parts;
+    const { hidden } = batch;
+    const { normed, gate, up } = scratch;
+    const epsilon = config.rmsNormEpsilon;
+    rmsNorm(stream, { input: hidden, weight: weights.inputNorm, output: normed, epsilon });
+    this.#projectQueriesAndKeys(batch, scratch);
+    await this.#attend(batch, scratch);
+    linear(stream, { input: scratch.attendedRows, ...weights.output, output: hidden, accumulate: true });
+
+    rmsNorm(stream, { input: hidden, weight: weights.postAttentionNorm, output: normed, epsilon });
+    linear(stream, { input: normed, ...weights.gate, output: gate });
+    linear(stream, { input: normed, ...weights.up, output: up });
+    swiglu(stream, { gate, up, output: gate });
+    linear(stream, { input: gate, ...weights.down, output: hidden, accumulate: true });
+  }
+
+  /** Forgets a sequence and returns its memory. */
+  release(slot: number): void {
+    this.store.release(this.#parts.stream, slot);
+    this.#recentQueries.get(slot)?.dispose();
+    this.#recentQueries.delete(slot);
+  }
+
+  [Symbol.dispose](): void {
+    for (const queries of this.#recentQueries.values()) queries.dispose();
+    this.store.dispose();
+  }
+
+  #projectQueriesAndKeys(batch: ModelBatch, scratch: LayerScratch): void {
+    const { stream, config, weights, inverseFrequencies } = this.#parts;
+    const { convention, attentionScale } = this.#parts.rope;
+    const { normed, query, key } = scratch;
+    const epsilon = config.rmsNormEpsilon;
+    linear(stream, { input: normed, ...weights.query, output: scratch.queryRows });
+    linear(stream, { input: normed, ...weights.key, output: scratch.keyRows });
+    linear(stream, { input: normed, ...weights.value, output: scratch.valueRows });
+    if (weights.queryNorm)
+      rmsNorm(stream, { input: query, weight: weights.queryNorm, output: query, epsilon });
+    if (weights.keyNorm) rmsNorm(stream, { input: key, weight: weights.keyNorm, output: key, epsilon });
+    const { positions } = batch.rows;
+    const turn = { positions, inverseFrequencies, convention, attentionScale };
+    rope(stream, { ...turn, input: query, output: query });
+    rope(stream, { ...turn, input: key, output: key });
+  }
+
+  async #attend(batch: ModelBatch, { query, key, value, attended }: LayerScratch): Promise<void> {
+    const { stream, policy, store, config, rope: description } = this.#parts;
+    const scale = 1 / Math.sqrt(config.headDim);
+    store.append(stream, { batch: batch.rows, keys: key, values: value });
+    // A store may compute part of a decode step elsewhere, meanwhile this stream computes the prompts.
+    const { decode, prefill } = batch;
+    const finishDecode =
+      decode &&
+      store.startDecode(stream, {
+        batch: decode.rows,
+        query: rowsOf(decode, query),
+        output: rowsOf(decode, attended),
+        scale,
+      });
+    if (prefill) {
+      const report = await policy.prefill.attend(stream, {
+        store,
+        batch: prefill.rows,
+        query: rowsOf(prefill, query),
+        keys: rowsOf(prefill, key),
+        values: rowsOf(prefill, value),
+        rope: description,
+        output: rowsOf(prefill, attended),
+        scale,
+      });
+      batch.reports.push(report);
+      this.#finishPrompts(prefill, query, scale);
+    }
+    finishDecode?.();
+  }
+
+  /** Lets the policy drop tokens of the prompts that are complete. */
+  #finishPrompts(prefill: BatchPart, query: LayerScratch['query'], scale: number): void {
+    const { stream, policy, store } = this.#parts;
+    let row = prefill.firstRow;
+    for (const entry of prefill.entries) {
+      const { slot } = entry.sequence;
+      const end = row + countTokens(entry);
+      if (policy.select)
+        this.#recent(slot, policy.select.observationWindow).push(stream, query.slice('token', row, end));
+      row = end;
+      if (entry.phase !== 'prefill-end') continue;
+      this.#select(slot, scale);
+      store.finishPrefill?.(stream, slot);
+    }
+  }
+
+  #select(slot: number, scale: number): void {
+    const { stream, policy, store } = this.#parts;
+    const recent = this.#recentQueries.get(slot);
+    if (policy.select === undefined || recent === undefined) return;
+    const selection = policy.select.select(stream, { store, slot, lastQueries: recent.queries, scale });
+    if (selection !== undefined) {
+      store.keep(stream, slot, selection);
+      selection.indices.dispose();
+    }
+    recent.dispose();
+    this.#recentQueries.delete(slot);
+  }
+
+  #recent(slot: number, window: number): RecentQueries {
+    let recent = this.#recentQueries.get(slot);
+    if (recent === undefined) {
+      const { config, stream } = this.#parts;
+      recent = new RecentQueries(stream.device, window, config.queryHeads, config.headDim);
+      this.#recentQueries.set(slot, recent);
+    }
+    return recent;
+  }
+}
+
+function rowsOf<Head extends string>({ firstRow, rows }: BatchPart, tensor: HeadRows<Head>): HeadRows<Head> {
+  return tensor.slice('token', firstRow, firstRow + rows.rows);
+}

@@ -1,0 +1,130 @@
+import { createRowBatch } from '@kv/sparse-core';
+import type { Device, PrefillReport, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
+
+import type { Sequence } from './sequence.js';
+
+/**
+ * `prefill`: a chunk of a prompt; `prefill-end`: its last chunk, after which the policy may drop tokens;
+ * `decode`: one token of an answer.
+ */
+export type Phase = 'prefill' | 'prefill-end' | 'decode';
+
+/** Token ids that the device has just chosen: a step on them can be enqueued before anybody knows them. */
+export type DeviceIds = TensorHandle<'i32', readonly ['token']>;
+
+/** One sequence's next tokens. */
+export interface BatchEntry {
+  readonly sequence: Sequence;
+  readonly ids: ArrayLike<number> | DeviceIds;
+  readonly phase: Phase;
+}
+
+/** How many tokens an entry contributes. */
+export function countTokens({ ids }: BatchEntry): number {
+  return 'dtype' in ids ? ids.shape[0] : ids.length;
+}
+
+/** The entries of a batch that go through the same attention, and where their rows are. */
+export interface BatchPart {
+  readonly entries: readonly BatchEntry[];
+  readonly rows: RowBatch;
+  readonly firstRow: number;
+}
+
+/**
+ * The rows of one step on their way through the layers: entry by entry, those of prompts before those of
+ * answers. Made by `Runner.createBatch`.
+ */
+export class ModelBatch implements Disposable {
+  /** In the order of the rows. */
+  readonly entries: readonly BatchEntry[];
+  readonly rows: RowBatch;
+  readonly prefill: BatchPart | undefined;
+  readonly decode: BatchPart | undefined;
+  /** i32 `[token]` */
+  readonly ids: TensorHandle<'i32', readonly ['token']>;
+  /** f32 `[token, hidden]`: what the layers so far made of the rows. */
+  readonly hidden: TensorHandle<'f32', readonly ['token', 'hidden']>;
+  /** The layer that runs next; -1 before `embed`. */
+  nextLayer = -1;
+  /** What the prefill attention of each layer did. */
+  readonly reports: PrefillReport[] = [];
+  readonly #given: readonly BatchEntry[];
+
+  constructor(device: Device, stream: Stream, entries: readonly BatchEntry[], hiddenSize: number) {
+    this.#given = entries;
+    const prompts = entries.filter(({ phase }) => phase !== 'decode');
+    const answers = entries.filter(({ phase }) => phase === 'decode');
+    this.entries = [...prompts, ...answers];
+    this.rows = rowBatch(device, stream, this.entries);
+    const promptRows = prompts.reduce((sum, entry) => sum + countTokens(entry), 0);
+    this.prefill = part(device, stream, prompts, 0, this.rows);
+    this.decode = part(device, stream, answers, promptRows, this.rows);
+    this.ids = packIds(device, stream, this.entries, this.rows.rows);
+    this.hidden = device.tensor('f32', ['token', 'hidden'], [this.rows.rows, hiddenSize]);
+  }
+
+  /** The last row of each entry, in the order in which `createBatch` was given them. */
+  get lastRows(): number[] {
+    const ends = new Map<BatchEntry, number>();
+    let end = 0;
+    for (const entry of this.entries) ends.set(entry, (end += countTokens(entry)));
+    return this.#given.map((entry) => (ends.get(entry) ?? 0) - 1);
+  }
+
+  dispose(): void {
+    for (const { rows } of [this.prefill, this.decode, this].filter((each) => each !== undefined))
+      rows.dispose();
+    this.ids.dispose();
+    this.hidden.dispose();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+}
+
+function rowBatch(device: Device, stream: Stream, entries: readonly BatchEntry[]): RowBatch {
+  return createRowBatch(
+    device,
+    stream,
+    entries.map((entry) => ({
+      slot: entry.sequence.slot,
+      position: entry.sequence.length,
+      rows: countTokens(entry),
+    })),
+  );
+}
+
+function part(
+  device: Device,
+  stream: Stream,
+  entries: readonly BatchEntry[],
+  firstRow: number,
+  all: RowBatch,
+): BatchPart | undefined {
+  if (entries.length === 0) return undefined;
+  const rows = entries.length === all.entries.length ? all : rowBatch(device, stream, entries);
+  return { entries, rows, firstRow };
+}
+
+function packIds(
+  device: Device,
+  stream: Stream,
+  entries: readonly BatchEntry[],
+  rows: number,
+): TensorHandle<'i32', readonly ['token']> {
+  const known = new Int32Array(rows);
+  const chosen: { ids: DeviceIds; row: number }[] = [];
+  let row = 0;
+  for (const entry of entries) {
+    if ('dtype' in entry.ids) chosen.push({ ids: entry.ids, row });
+    else known.set(entry.ids, row);
+    row += countTokens(entry);
+  }
+  const packed = device.tensor('i32', ['token'], [rows], known);
+  for (const { ids, row: start } of chosen) {
+    stream.copy(ids, packed.slice('token', start, start + ids.shape[0]));
+  }
+  return packed;
+}

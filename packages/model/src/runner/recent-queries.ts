@@ -1,0 +1,45 @@
+import type { Device, Stream, TensorHandle } from '@kv/sparse-core';
+
+type Queries = TensorHandle<'f32', readonly ['token', 'queryHead', 'dim']>;
+
+/**
+ * The last queries of one prompt in one layer, in order, whatever the chunks were: what a selector looks at.
+ */
+export class RecentQueries {
+  readonly #window: number;
+  #current: Queries;
+  #spare: Queries;
+  #count = 0;
+
+  constructor(device: Device, window: number, queryHeads: number, headDim: number) {
+    const allocate = (): Queries =>
+      device.tensor('f32', ['token', 'queryHead', 'dim'], [window, queryHeads, headDim]);
+    this.#window = window;
+    this.#current = allocate();
+    this.#spare = allocate();
+  }
+
+  /** Takes a chunk's queries, `[token, queryHead, dim]`. */
+  push(stream: Stream, queries: Queries): void {
+    const given = queries.shape[0];
+    const fresh = Math.min(given, this.#window);
+    const kept = Math.min(this.#count, this.#window - fresh);
+    if (kept > 0) {
+      const older = this.#current.slice('token', this.#count - kept, this.#count);
+      stream.copy(older, this.#spare.slice('token', 0, kept));
+    }
+    stream.copy(queries.slice('token', given - fresh, given), this.#spare.slice('token', kept, kept + fresh));
+    [this.#current, this.#spare] = [this.#spare, this.#current];
+    this.#count = kept + fresh;
+  }
+
+  /** `[token, queryHead, dim]`, as many as there were, at most the window. */
+  get queries(): Queries {
+    return this.#current.slice('token', 0, this.#count);
+  }
+
+  dispose(): void {
+    this.#current.dispose();
+    this.#spare.dispose();
+  }
+}

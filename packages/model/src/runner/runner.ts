@@ -1,0 +1,298 @@
+import {
+  CapabilityError,
+  DisposedError,
+  embedding,
+  InvalidValueError,
+  kvPolicy,
+  linear,
+  QueueFullError,
+  rmsNorm,
+  ropeDescription,
+} from '@kv/sparse-core';
+import type {
+  Device,
+  KvBytes,
+  KvCapacity,
+  KvPolicy,
+  RopeDescription,
+  Stream,
+  TensorHandle,
+} from '@kv/sparse-core';
+
+import type { ModelConfig } from '../config/model-config.js';
+import { expectWholeNumber } from '../expect-whole-number.js';
+import type { ModelWeights } from '../weights/model-weights.js';
+import { LayerRunner } from './layer-runner.js';
+import { countTokens, ModelBatch } from './model-batch.js';
+import type { BatchEntry } from './model-batch.js';
+import { Scratch } from './scratch.js';
+import { Sequence } from './sequence.js';
+
+export interface RunnerOptions {
+  /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
+  readonly policy?: KvPolicy;
+  /** How positions turn queries and keys. Default: as config.json says, with frequencies in f32. */
+  readonly rope?: RopeDescription;
+  /** Sequences at the same time. Default 1. */
+  readonly sequences?: number;
+  /** Tokens of the longest sequence, prompt and answer. Default: the model's own limit, at most 16,384. */
+  readonly contextTokens?: number;
+  /** Tokens of all sequences together. Default: `sequences × contextTokens`. */
+  readonly cacheTokens?: number;
+  /** Rows of the largest batch, which sizes the working memory. Default 512. */
+  readonly maxBatchRows?: number;
+}
+
+/** What a runner needs of its model. */
+export interface RunnerModel {
+  readonly device: Device;
+  readonly config: ModelConfig;
+  readonly weights: ModelWeights;
+}
+
+/** Logits of some rows. f32 `[row, vocabulary]`. */
+export type Logits = TensorHandle<'f32', readonly ['row', 'vocabulary']>;
+
+const defaultContextTokens = 16_384;
+const defaultBatchRows = 512;
+
+/**
+ * Runs a model layer by layer over a cache of its own. One batch may mix chunks of prompts and tokens of
+ * answers, and may stop between layers while others run: a scheduler's view of a model.
+ *
+ * Calls enqueue and return; `stream.synchronize()` or reading a tensor waits. If a policy's prefill plans on the
+ * host, `runLayers` resolves when its last layer is enqueued.
+ */
+export class Runner implements Disposable {
+  readonly model: RunnerModel;
+  readonly stream: Stream;
+  readonly policy: KvPolicy;
+  readonly contextTokens: number;
+  readonly maxBatchRows: number;
+  readonly #layers: readonly LayerRunner[];
+  readonly #scratch: Scratch;
+  readonly #owned: Disposable[] = [];
+  readonly #freeSlots: number[];
+  readonly #sequences = new Set<Sequence>();
+  /** The working memory serves one batch at a time. */
+  #lastRun: Promise<unknown> = Promise.resolve();
+  #disposed = false;
+
+  /** @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError */
+  constructor(model: RunnerModel, options: RunnerOptions = {}) {
+    const { config, device } = model;
+    const {
+      policy = kvPolicy(),
+      sequences = 1,
+      contextTokens = Math.min(config.maxPositions, defaultContextTokens),
+      maxBatchRows = defaultBatchRows,
+      rope = ropeDescription({ ...config.rope, headDim: config.headDim }),
+    } = options;
+    const { cacheTokens = sequences * contextTokens } = options;
+    for (const [name, value] of Object.entries({ sequences, contextTokens, cacheTokens, maxBatchRows })) {
+      expectWholeNumber(name, value, 1, Number.MAX_SAFE_INTEGER);
+    }
+    expectWholeNumber('contextTokens', contextTokens, 1, config.maxPositions);
+    this.model = model;
+    this.policy = policy;
+    this.contextTokens = contextTokens;
+    this.maxBatchRows = maxBatchRows;
+    this.stream = device.createStream();
+    // Weights that lie misaligned in their file were copied on the device's own stream.
+    this.stream.waitFor(device.defaultStream);
+    this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
+    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: cacheTokens };
+    try {
+      this.#scratch = this.#own(new Scratch(device, config, maxBatchRows));
+      this.#layers = this.#createLayers(capacity, rope);
+    } catch (error) {
+      this.dispose();
+      throw error;
+    }
+  }
+
+  /** Bytes that the cache holds now. */
+  get kvBytes(): KvBytes {
+    const all = this.#layers.map(({ store }) => store.bytes());
+    const sum = (where: keyof KvBytes): number => all.reduce((total, bytes) => total + bytes[where], 0);
+    return { device: sum('device'), host: sum('host') };
+  }
+
+  /** @throws QueueFullError when all sequences are in use */
+  openSequence(): Sequence {
+    this.#assertUsable();
+    const slot = this.#freeSlots.pop();
+    if (slot === undefined) {
+      throw new QueueFullError(
+        `All ${this.#sequences.size} sequences are in use. Dispose one, or open the runner with more sequences.`,
+        { subject: 'sequences', given: this.#sequences.size + 1, wanted: this.#sequences.size },
+      );
+    }
+    const sequence = new Sequence(slot, (released) => {
+      this.#release(released);
+    });
+    this.#sequences.add(sequence);
+    return sequence;
+  }
+
+  /**
+   * Packs the next tokens of some sequences into a batch.
+   * @throws InvalidValueError for no tokens, token ids outside the vocabulary, too many rows, a sequence that would
+   *   become too long, or a decode entry of more than one token
+   * @throws CapabilityError when the sequence would outgrow the model's sliding window
+   */
+  createBatch(entries: readonly BatchEntry[]): ModelBatch {
+    this.#assertUsable();
+    for (const entry of entries) {
+      const { sequence, ids, phase } = entry;
+      const tokens = countTokens(entry);
+      this.#checkRoom(sequence, tokens);
+      // The embedding checks the ids that are on the device.
+      if (!('dtype' in ids)) this.#checkIds(ids);
+      if (phase === 'decode') expectWholeNumber('tokens of a decode entry', tokens, 1, 1);
+    }
+    const rows = entries.reduce((sum, entry) => sum + countTokens(entry), 0);
+    expectWholeNumber('rows of a batch', rows, 1, this.maxBatchRows);
+    return new ModelBatch(this.model.device, this.stream, entries, this.model.config.hiddenSize);
+  }
+
+  /** Enqueues the embedding of a batch's tokens. */
+  embed(batch: ModelBatch): void {
+    this.#expectNextLayer(batch, -1);
+    embedding(this.stream, { ids: batch.ids, table: this.model.weights.embedding, output: batch.hidden });
+    batch.nextLayer = 0;
+  }
+
+  /**
+   * Enqueues layers `first` to `end - 1` of a batch that has passed the layers before.
+   * @throws InvalidValueError when they are not the batch's next layers
+   * @throws OutOfMemoryError when the cache has no room; nothing is enqueued then
+   */
+  async runLayers(batch: ModelBatch, first: number, end: number): Promise<void> {
+    const run = this.#lastRun.then(() => this.#run(batch, first, end));
+    this.#lastRun = run.catch(() => undefined);
+    await run;
+  }
+
+  /**
+   * Enqueues the final norm and the output head of some rows of a batch that has passed all layers.
+   * @param rows default: the last row of each entry, in the order of `createBatch`
+   * @returns f32 `[row, vocabulary]`, which the caller disposes
+   */
+  head(batch: ModelBatch, rows: readonly number[] = batch.lastRows): Logits {
+    const { config, weights, device } = this.model;
+    this.#expectNextLayer(batch, config.layers);
+    expectWholeNumber('rows of the head', rows.length, 1, this.maxBatchRows);
+    for (const row of rows) expectWholeNumber('row', row, 0, batch.rows.rows - 1);
+    const { normed } = this.#scratch.forRows(rows.length);
+    using chosen = device.tensor('i32', ['token'], [rows.length], Int32Array.from(rows));
+    embedding(this.stream, { table: batch.hidden, ids: chosen, output: normed });
+    const epsilon = config.rmsNormEpsilon;
+    rmsNorm(this.stream, { input: normed, weight: weights.finalNorm, output: normed, epsilon });
+    const logits = device.tensor('f32', ['row', 'vocabulary'], [rows.length, config.vocabularySize]);
+    const input = normed.view(['row', 'hidden'], [rows.length, config.hiddenSize]);
+    linear(this.stream, { input, weight: weights.head, output: logits });
+    return logits;
+  }
+
+  /** Returns the cache and the working memory. Sequences of this runner become unusable. */
+  dispose(): void {
+    if (this.#disposed) return;
+    for (const sequence of this.#sequences) sequence.dispose();
+    this.#disposed = true;
+    for (const owned of this.#owned) owned[Symbol.dispose]();
+    this.stream.dispose();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+
+  #createLayers(capacity: KvCapacity, rope: RopeDescription): LayerRunner[] {
+    const { config, device, weights } = this.model;
+    const { queryHeads, kvHeads, headDim } = config;
+    const shapes = weights.layers.map((_, index) => ({ index, queryHeads, kvHeads, headDim }));
+    const inverseFrequencies = this.#own(
+      device.tensor('f32', ['pair'], [rope.inverseFrequencies.length], rope.inverseFrequencies),
+    );
+    const stores = this.policy.store.create(shapes, capacity);
+    return weights.layers.map((layerWeights, index) => {
+      const store = stores[index];
+      if (store === undefined)
+        throw new Error(`the store '${this.policy.store.name}' made none for layer ${index}`);
+      const parts = { stream: this.stream, config, policy: this.policy, rope, inverseFrequencies };
+      return this.#own(new LayerRunner({ ...parts, weights: layerWeights, store }));
+    });
+  }
+
+  #own<Kind extends Disposable>(owned: Kind): Kind {
+    this.#owned.push(owned);
+    return owned;
+  }
+
+  async #run(batch: ModelBatch, first: number, end: number): Promise<void> {
+    this.#assertUsable();
+    this.#expectNextLayer(batch, first);
+    expectWholeNumber('end', end, first + 1, this.#layers.length);
+    for (const { sequence } of batch.entries) sequence.assertUsable();
+    const layers = this.#layers.slice(first, end);
+    for (const { store } of layers) store.prepare(this.stream, batch.rows);
+    const scratch = this.#scratch.forRows(batch.rows.rows);
+    for (const layer of layers) await layer.run(batch, scratch);
+    batch.nextLayer = end;
+    if (end < this.#layers.length) return;
+    for (const entry of batch.entries) entry.sequence.advance(countTokens(entry));
+  }
+
+  /**
+   * Whether a sequence can take more tokens.
+   * @throws InvalidValueError for no tokens, ids outside the vocabulary, or more than the context holds
+   * @throws CapabilityError when the sequence would outgrow the model's sliding window
+   */
+  checkTokens(sequence: Sequence, ids: ArrayLike<number>): void {
+    this.#checkRoom(sequence, ids.length);
+    this.#checkIds(ids);
+  }
+
+  #checkRoom(sequence: Sequence, tokens: number): void {
+    const { slidingWindow } = this.model.config;
+    sequence.assertUsable();
+    expectWholeNumber('tokens to add', tokens, 1, this.contextTokens - sequence.length);
+    const length = sequence.length + tokens;
+    if (slidingWindow !== null && length > slidingWindow) {
+      throw new CapabilityError(
+        `The sequence would have ${length} tokens and this model's sliding window is ${slidingWindow}: the runner ` +
+          'has no sliding-window attention. Keep prompt and answer within the window.',
+        { subject: 'sliding_window', given: length, wanted: slidingWindow },
+      );
+    }
+  }
+
+  #checkIds(ids: ArrayLike<number>): void {
+    const { vocabularySize } = this.model.config;
+    for (let index = 0; index < ids.length; index += 1) {
+      expectWholeNumber(`token id at ${index}`, ids[index] ?? -1, 0, vocabularySize - 1);
+    }
+  }
+
+  #expectNextLayer(batch: ModelBatch, layer: number): void {
+    if (batch.nextLayer === layer) return;
+    const say = (at: number): string =>
+      at < 0 ? 'embed' : at < this.#layers.length ? `layer ${at}` : 'head';
+    throw new InvalidValueError(
+      `The batch's next step is ${say(batch.nextLayer)}, and ${say(layer)} was asked for. Run the steps in order.`,
+      { subject: 'layer', given: layer, wanted: batch.nextLayer },
+    );
+  }
+
+  #assertUsable(): void {
+    if (this.#disposed)
+      throw new DisposedError('The runner was disposed; create another.', { subject: 'runner' });
+  }
+
+  #release(sequence: Sequence): void {
+    this.#sequences.delete(sequence);
+    for (const layer of this.#layers) layer.release(sequence.slot);
+    this.#freeSlots.push(sequence.slot);
+  }
+}

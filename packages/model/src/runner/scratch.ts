@@ -1,0 +1,83 @@
+import type { Device, TensorHandle } from '@kv/sparse-core';
+
+import type { ModelConfig } from '../config/model-config.js';
+
+type Rows<Feature extends string> = TensorHandle<'f32', readonly ['token', Feature]>;
+/** f32 rows by head. */
+export type HeadRows<Head extends string> = TensorHandle<'f32', readonly ['token', Head, 'dim']>;
+
+/** What one layer needs beside the hidden rows, for a batch of some rows. */
+export interface LayerScratch {
+  readonly normed: Rows<'hidden'>;
+  readonly queryRows: Rows<'feature'>;
+  readonly keyRows: Rows<'feature'>;
+  readonly valueRows: Rows<'feature'>;
+  readonly attendedRows: Rows<'feature'>;
+  /** The same memory by head. */
+  readonly query: HeadRows<'queryHead'>;
+  readonly key: HeadRows<'kvHead'>;
+  readonly value: HeadRows<'kvHead'>;
+  readonly attended: HeadRows<'queryHead'>;
+  readonly gate: Rows<'feature'>;
+  readonly up: Rows<'feature'>;
+}
+
+/** Working memory of a runner, allocated once for its largest batch: all layers and batches share it. */
+export class Scratch implements Disposable {
+  readonly #config: ModelConfig;
+  readonly #owned: TensorHandle[] = [];
+  readonly #normed: Rows<'hidden'>;
+  readonly #query: Rows<'feature'>;
+  readonly #key: Rows<'feature'>;
+  readonly #value: Rows<'feature'>;
+  readonly #attended: Rows<'feature'>;
+  readonly #gate: Rows<'feature'>;
+  readonly #up: Rows<'feature'>;
+
+  constructor(device: Device, config: ModelConfig, maxRows: number) {
+    this.#config = config;
+    const { hiddenSize, queryHeads, kvHeads, headDim, intermediateSize } = config;
+    const allocate = <Feature extends string>(feature: Feature, extent: number): Rows<Feature> => {
+      const tensor = device.tensor('f32', ['token', feature], [maxRows, extent]);
+      this.#owned.push(tensor);
+      return tensor;
+    };
+    try {
+      this.#normed = allocate('hidden', hiddenSize);
+      this.#query = allocate('feature', queryHeads * headDim);
+      this.#key = allocate('feature', kvHeads * headDim);
+      this.#value = allocate('feature', kvHeads * headDim);
+      this.#attended = allocate('feature', queryHeads * headDim);
+      this.#gate = allocate('feature', intermediateSize);
+      this.#up = allocate('feature', intermediateSize);
+    } catch (error) {
+      this[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  forRows(rows: number): LayerScratch {
+    const { queryHeads, kvHeads, headDim } = this.#config;
+    const queryRows = this.#query.slice('token', 0, rows);
+    const keyRows = this.#key.slice('token', 0, rows);
+    const valueRows = this.#value.slice('token', 0, rows);
+    const attendedRows = this.#attended.slice('token', 0, rows);
+    return {
+      normed: this.#normed.slice('token', 0, rows),
+      queryRows,
+      keyRows,
+      valueRows,
+      attendedRows,
+      query: queryRows.view(['token', 'queryHead', 'dim'], [rows, queryHeads, headDim]),
+      key: keyRows.view(['token', 'kvHead', 'dim'], [rows, kvHeads, headDim]),
+      value: valueRows.view(['token', 'kvHead', 'dim'], [rows, kvHeads, headDim]),
+      attended: attendedRows.view(['token', 'queryHead', 'dim'], [rows, queryHeads, headDim]),
+      gate: this.#gate.slice('token', 0, rows),
+      up: this.#up.slice('token', 0, rows),
+    };
+  }
+
+  [Symbol.dispose](): void {
+    for (const tensor of this.#owned) tensor.dispose();
+  }
+}
