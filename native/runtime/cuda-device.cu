@@ -13,12 +13,21 @@ class CudaQueue : public Queue {
  public:
   CudaQueue(cudaStream_t stream, Fault* fault) : stream_(stream), fault_(fault) {}
   ~CudaQueue() override {
+    if (workspace_ != nullptr) cudaFreeAsync(workspace_, stream_);
     cudaStreamDestroy(stream_);
     cudaFreeHost(fault_);
   }
 
   void* cuda_stream() const override { return stream_; }
   Fault* fault() const override { return fault_; }
+
+  void* workspace(size_t bytes) override {
+    if (bytes <= workspace_bytes_) return workspace_;
+    if (workspace_ != nullptr) cudaFreeAsync(workspace_, stream_);
+    workspace_bytes_ = cudaMallocAsync(&workspace_, bytes, stream_) == cudaSuccess ? bytes : 0;
+    if (workspace_bytes_ == 0) workspace_ = nullptr;
+    return workspace_;
+  }
 
   Status synchronize() override {
     const Status status = cuda_status(cudaStreamSynchronize(stream_));
@@ -29,6 +38,8 @@ class CudaQueue : public Queue {
  private:
   cudaStream_t stream_;
   Fault* fault_;  // pinned host memory
+  void* workspace_ = nullptr;
+  size_t workspace_bytes_ = 0;
 };
 
 // What is enqueued on `later` from now on runs after what is enqueued on `earlier` so far.

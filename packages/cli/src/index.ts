@@ -1,1 +1,1 @@
-export {};
+export { type CliStreams, runCli } from './run-cli.js';

@@ -29,6 +29,7 @@ export {
   QueueFullError,
   ShapeError,
 } from './errors.js';
+export { type NativeBinary, nativeBinary } from './load-addon.js';
 export { MappedFile } from './mapped-file.js';
 export { embedding, type EmbeddingArguments } from './operations/embedding.js';
 export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';

@@ -1,5 +1,5 @@
 import { createRequire } from 'node:module';
-import type { Addon } from './addon.js';
+import type { Addon, InstructionSet } from './addon.js';
 import { CapabilityError } from './errors.js';
 
 const require = createRequire(import.meta.url);
@@ -9,14 +9,19 @@ function candidates(): string[] {
   return [`${platform}-cuda`, platform];
 }
 
-function load(): Addon {
+interface LoadedAddon {
+  readonly addon: Addon;
+  readonly packageName: string;
+}
+
+function load(): LoadedAddon {
   const attempts: string[] = [];
-  for (const name of candidates()) {
+  for (const packageName of candidates()) {
     try {
-      return require(name) as Addon;
+      return { addon: require(packageName) as Addon, packageName };
     } catch (cause) {
       const message = cause instanceof Error ? (cause.message.split('\n')[0] ?? '') : String(cause);
-      attempts.push(`  ${name}: ${message}`);
+      attempts.push(`  ${packageName}: ${message}`);
     }
   }
   throw new CapabilityError(
@@ -27,10 +32,31 @@ function load(): Addon {
   );
 }
 
-let addon: Addon | undefined;
+let loaded: LoadedAddon | undefined;
 
 /** The native addon, loaded at the first use so that importing the package never fails. */
 export function loadAddon(): Addon {
-  addon ??= load();
-  return addon;
+  loaded ??= load();
+  return loaded.addon;
+}
+
+/** Which native binary runs. */
+export interface NativeBinary {
+  readonly packageName: string;
+  readonly version: string;
+  /** The file that is loaded. */
+  readonly path: string;
+  /** The widest build of the CPU kernels that this processor runs. */
+  readonly instructionSet: InstructionSet;
+}
+
+/**
+ * Describes the native binary, for diagnosis.
+ * @throws CapabilityError when none can be loaded; it says what was tried
+ */
+export function nativeBinary(): NativeBinary {
+  loaded ??= load();
+  const { addon, packageName } = loaded;
+  const { version } = require(`${packageName}/package.json`) as { version: string };
+  return { packageName, version, path: require.resolve(packageName), instructionSet: addon.instructionSet };
 }

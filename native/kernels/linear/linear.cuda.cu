@@ -1,0 +1,100 @@
+#include "kernels/cuda-elements.h"
+#include "kernels/linear/linear-cublas-lt.h"
+
+namespace kv {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRowsOfFew = 8;
+
+// Elements of a 16-byte load.
+template <class W>
+constexpr int kVector = 16 / static_cast<int>(sizeof(W));
+
+template <class W>
+struct alignas(16) Vector {
+  W element[kVector<W>];
+};
+
+template <class T, class W>
+__device__ void finish(const LinearArguments& a, int64_t token, int64_t out, float sum) {
+  if (a.bias != nullptr) {
+    sum += a.bias_dtype == DType::f16    ? to_float(static_cast<const __half*>(a.bias)[out])
+           : a.bias_dtype == DType::bf16 ? to_float(static_cast<const __nv_bfloat16*>(a.bias)[out])
+                                         : static_cast<const float*>(a.bias)[out];
+  }
+  T* output = static_cast<T*>(a.output) + token * a.output_stride + out;
+  *output = from_float<T>(a.accumulate ? to_float(*output) + sum : sum);
+}
+
+// One warp makes one output feature of kTokens rows, so that a weight is read once for all of them. With few
+// rows the weights' bytes are the cost; 16-byte loads, several in flight, keep the memory busy.
+template <class T, class W, int kTokens, bool kAligned>
+__global__ void __launch_bounds__(kThreads) multiply_few(LinearArguments a, int64_t first) {
+  const int64_t out = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (out >= a.out_features) return;
+  const W* weight = static_cast<const W*>(a.weight) + out * a.weight_stride;
+  const T* input = static_cast<const T*>(a.input) + first * a.input_stride;
+  float sums[kTokens] = {};
+  if constexpr (kAligned) {
+    constexpr int kStep = kWarp * kVector<W>;
+#pragma unroll 4
+    for (int64_t i = lane * kVector<W>; i < a.in_features; i += kStep) {
+      const auto weights = *reinterpret_cast<const Vector<W>*>(weight + i);
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        const T* row = input + token * a.input_stride + i;
+#pragma unroll
+        for (int e = 0; e < kVector<W>; ++e) sums[token] += to_float(weights.element[e]) * to_float(row[e]);
+      }
+    }
+  } else {
+    for (int64_t i = lane; i < a.in_features; i += kWarp) {
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        sums[token] += to_float(weight[i]) * to_float(input[token * a.input_stride + i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int token = 0; token < kTokens; ++token) {
+    const float sum = warp_sum(sums[token]);
+    if (lane == 0) finish<T, W>(a, first + token, out, sum);
+  }
+}
+
+template <class T, class W, int kTokens>
+void launch(const LinearArguments& a, int64_t first, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>((a.out_features * kWarp + kThreads - 1) / kThreads);
+  const bool aligned = reinterpret_cast<uintptr_t>(a.weight) % 16 == 0 && a.weight_stride % kVector<W> == 0 &&
+                       a.in_features % kVector<W> == 0;
+  if (aligned) {
+    multiply_few<T, W, kTokens, true><<<blocks, kThreads, 0, stream>>>(a, first);
+  } else {
+    multiply_few<T, W, kTokens, false><<<blocks, kThreads, 0, stream>>>(a, first);
+  }
+}
+
+Status linear_of_few(const LinearArguments& a, ExecutionContext& context) {
+  with_cuda_float_type(a.dtype, [&](auto element) {
+    with_cuda_float_type(a.weight_dtype, [&](auto weight) {
+      using T = decltype(element);
+      using W = decltype(weight);
+      int64_t token = 0;
+      for (; token + 4 <= a.tokens; token += 4) launch<T, W, 4>(a, token, stream_of(context));
+      for (; token < a.tokens; ++token) launch<T, W, 1>(a, token, stream_of(context));
+    });
+  });
+  return launch_status();
+}
+
+}  // namespace
+
+Status linear_cuda(const LinearArguments& a, ExecutionContext& context) {
+  if (a.tokens == 0 || a.out_features == 0) return Status::success();
+  if (a.tokens > kRowsOfFew && cublas_lt_multiplies(a)) return linear_cublas_lt(a, context);
+  return linear_of_few(a, context);
+}
+
+}  // namespace kv

@@ -1,0 +1,23 @@
+import { existsSync } from 'node:fs';
+
+import { describe, expect, it } from 'vitest';
+
+import { runKv } from '../testing/run-kv.js';
+
+describe('kv doctor', () => {
+  it('names the binary that runs, and finds that the CPU works', async () => {
+    const { exitCode, stdout, stderr } = await runKv('doctor');
+    expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
+    const [, name = '', path = ''] = /^binary +(\S+) .*\n +(\S.*)$/m.exec(stdout) ?? [];
+    expect(name).toMatch(/^@kv\/sparse-core-/);
+    expect(existsSync(path)).toBe(true);
+    expect(stdout).toMatch(/^device +cpu: works, \d+ threads, (baseline|avx2|avx512) kernels$/m);
+    expect(stdout).toContain(process.version);
+    expect(stdout).toContain('This installation is usable.');
+  });
+
+  it('says whether CUDA is used, and why not', async () => {
+    const { stdout } = await runKv('doctor');
+    expect(stdout).toMatch(/^CUDA +(used|not used: \S.+)\n +compiler: \S.*\n +driver: \S.*\n +GPU: \S.*$/m);
+  });
+});

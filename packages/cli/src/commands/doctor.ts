@@ -1,0 +1,68 @@
+import { arch, availableParallelism, cpus, freemem, platform, totalmem } from 'node:os';
+
+import { createDevice, cudaReport, DeviceError, devices, nativeBinary, rmsNorm } from '@kv/sparse-core';
+import type { CudaReport, DeviceKind } from '@kv/sparse-core';
+
+import type { CommandContext } from '../command-context.js';
+import { formatBytes, formatFacts } from '../format.js';
+import { cpuFeatures, cudaParts } from '../machine.js';
+import { version } from '../version.js';
+
+/**
+ * `kv doctor`: what this machine has, what was built, and whether they work together, which it finds out by
+ * computing something on every device.
+ * @throws CapabilityError when no native binary loads; DeviceError when a device computes the wrong thing
+ */
+export async function doctor({ stdout }: CommandContext): Promise<void> {
+  stdout.write(
+    formatFacts([
+      ['kv', version],
+      ['Node', `${process.version}, ${platform()} ${arch()}`],
+      ['processor', `${cpus()[0]?.model ?? 'unknown'}, ${availableParallelism()} cores`],
+      ['features', (await cpuFeatures()).join(' ') || 'none that the kernels use'],
+      ['memory', `${formatBytes(totalmem())}, ${formatBytes(freemem())} free`],
+    ]),
+  );
+  const binary = nativeBinary();
+  const cuda = cudaReport();
+  stdout.write(
+    formatFacts([
+      ['binary', `${binary.packageName} ${binary.version}, for ${cuda.built ? 'the CPU and CUDA' : 'the CPU only'}`],
+      ['', binary.path],
+    ]),
+  );
+  for (const kind of devices()) stdout.write(formatFacts([['device', await tryDevice(kind)]]));
+  stdout.write(formatFacts(await describeCuda(cuda)));
+  stdout.write('\nThis installation is usable.\n');
+}
+
+/** Normalises (3, 4), whose root mean square is √12.5, and describes the device. */
+async function tryDevice(kind: DeviceKind): Promise<string> {
+  const device = createDevice({ kind });
+  using stream = device.createStream();
+  using input = device.tensor('f32', ['token', 'hidden'], [1, 2], Float32Array.of(3, 4));
+  using weight = device.tensor('f32', ['hidden'], [2], Float32Array.of(1, 1));
+  using output = device.tensor('f32', ['token', 'hidden'], [1, 2]);
+  rmsNorm(stream, { input, weight, output, epsilon: 2 ** -40 });
+  const computed = await output.read(stream);
+  const wanted = [3 / Math.sqrt(12.5), 4 / Math.sqrt(12.5)];
+  // A few roundings of f32 on values below 2; the epsilon is below them.
+  if (wanted.some((value, index) => Math.abs(value - (computed[index] ?? NaN)) > 2 ** -22)) {
+    throw new DeviceError(
+      `The device '${kind}' computed ${computed.join(', ')} where ${wanted.join(', ')} was wanted. ` +
+        'Reinstall the native binary; if that does not help, report it with the lines above.',
+      { subject: kind, given: computed, wanted },
+    );
+  }
+  return `${kind}: works, ${device.threads} threads, ${device.instructionSet} kernels`;
+}
+
+async function describeCuda({ devices, reason }: CudaReport): Promise<[string, string][]> {
+  const { compiler, driver, gpus } = await cudaParts();
+  return [
+    ['CUDA', devices.length > 0 ? 'used' : `not used: ${reason}`],
+    ['', `compiler: ${compiler ?? 'no nvcc on the PATH'}`],
+    ['', `driver: ${driver ?? 'none'}`],
+    ['', `GPU: ${gpus.length === 0 ? 'none found' : gpus.join(', ')}`],
+  ];
+}

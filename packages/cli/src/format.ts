@@ -1,0 +1,20 @@
+const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+
+/** `46.9 MiB` */
+export function formatBytes(bytes: number): string {
+  const power = bytes < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(bytes) / 10));
+  const digits = power === 0 ? 0 : 1;
+  return `${(bytes / 1024 ** power).toFixed(digits)} ${units[power] ?? ''}`;
+}
+
+/** `11,450` */
+export function formatCount(count: number): string {
+  return count.toLocaleString('en-US');
+}
+
+const nameWidth = 12;
+
+/** Lines of names and values, the values below one another. A name may be left empty. */
+export function formatFacts(facts: readonly (readonly [name: string, value: string])[]): string {
+  return facts.map(([name, value]) => `${name.padEnd(nameWidth)}${value}\n`).join('');
+}
