@@ -1,9 +1,9 @@
-// Builds the native addon into native/build/Release/kv.node and copies it into the platform package that
-// publishes it. `--out DIR` builds elsewhere and copies nothing.
+// Builds the native addon into native/build and installs it in the platform package that publishes it.
+// `--out DIR` only builds, and elsewhere.
 //
 // CUDA is compiled when nvcc and a GPU are there, always with KV_CUDA=on, never with KV_CUDA=off.
 import { spawnSync } from 'node:child_process';
-import { copyFileSync, existsSync, readFileSync, renameSync } from 'node:fs';
+import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { availableParallelism } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
@@ -31,11 +31,22 @@ export function cudaChoice() {
   return { cuda: true, why: 'nvcc and a GPU were found' };
 }
 
-function platformPackage(cuda) {
-  const { header } = process.report.getReport();
-  if (process.platform !== 'linux' || process.arch !== 'x64' || !header.glibcVersionRuntime) return undefined;
-  const folder = join(root, 'packages', cuda ? 'sparse-core-linux-x64-cuda' : 'sparse-core-linux-x64');
-  return existsSync(folder) ? folder : undefined;
+/** Where @kv/sparse-core looks for the binary: in the platform package, which the workspace links. */
+export function installedBinary(cuda) {
+  const name = `sparse-core-${process.platform}-${process.arch}${cuda ? '-cuda' : ''}`;
+  return join(root, 'node_modules/@kv', name, 'kv.node');
+}
+
+function install(binary, target) {
+  const folder = dirname(target);
+  if (!existsSync(folder)) {
+    // A platform that nothing is published for, such as Linux on Arm: its package exists only here.
+    mkdirSync(folder, { recursive: true });
+    writeFileSync(join(folder, 'package.json'), JSON.stringify({ main: 'kv.node' }));
+  }
+  // Renamed into place: overwriting a file that a running process has mapped would crash it.
+  copyFileSync(binary, `${target}.new`);
+  renameSync(`${target}.new`, target);
 }
 
 export function buildNative({ out, quiet = false } = {}) {
@@ -63,11 +74,10 @@ export function buildNative({ out, quiet = false } = {}) {
     throw new Error('The native build failed; the output above says where.');
   }
   const binary = join(directory, 'Release/kv.node');
-  const target = out === undefined ? platformPackage(cuda) : undefined;
-  if (target === undefined) return;
-  // Renamed into place: overwriting a file that a running process has mapped would crash it.
-  copyFileSync(binary, join(target, 'kv.node.new'));
-  renameSync(join(target, 'kv.node.new'), join(target, 'kv.node'));
+  if (out !== undefined) return;
+  install(binary, installedBinary(cuda));
+  // sparse-core prefers a CUDA binary; one of an earlier build would hide this.
+  if (!cuda) rmSync(installedBinary(true), { force: true });
 }
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) {

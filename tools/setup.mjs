@@ -3,9 +3,9 @@
 import { spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { join, relative } from 'node:path';
+import { join, relative, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import { buildNative, cudaChoice } from './build-native.mjs';
+import { buildNative, cudaChoice, installedBinary } from './build-native.mjs';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 const stamps = join(root, 'build/stamps');
@@ -39,7 +39,7 @@ function step({ name, state, outputs, work }) {
   const stamp = join(stamps, name);
   const wanted = state();
   const upToDate = existsSync(stamp) && readFileSync(stamp, 'utf8') === wanted;
-  if (upToDate && outputs().every((output) => existsSync(join(root, output)))) return;
+  if (upToDate && outputs().every((output) => existsSync(resolve(root, output)))) return;
   console.log(`setup: ${name} …`);
   const started = performance.now();
   rmSync(stamp, { force: true });
@@ -65,42 +65,45 @@ function checkTools() {
   }
 }
 
-const supportedPlatform = process.platform === 'linux' && process.arch === 'x64';
-const steps = [
-  {
-    name: 'dependencies',
-    state: () => digest(['package-lock.json'], () => true, [process.platform, process.arch]),
-    outputs: () => ['node_modules/.package-lock.json', 'node_modules/nx/package.json'],
-    // No dependency needs its install script. --force: the platform package of another platform is a workspace.
-    work: () => run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund', ...(supportedPlatform ? [] : ['--force'])]),
-  },
-  {
-    name: 'native addon',
-    state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cudaChoice()]),
-    outputs: () => ['native/build/Release/kv.node'],
-    work: () => {
-      checkTools();
-      const { cuda, why } = cudaChoice();
-      console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why})`);
-      buildNative({ quiet: true });
+function steps() {
+  const { cuda, why } = cudaChoice();
+  // The platform package of another platform is a workspace too, which npm refuses to install unless forced.
+  const force = process.platform === 'linux' && process.arch === 'x64' ? [] : ['--force'];
+  return [
+    {
+      name: 'dependencies',
+      state: () => digest(['package-lock.json'], () => true, [process.platform, process.arch]),
+      outputs: () => ['node_modules/.package-lock.json', 'node_modules/nx/package.json'],
+      // No dependency needs its install script.
+      work: () => run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund', ...force]),
     },
-  },
-  {
-    name: 'packages',
-    state: () =>
-      digest(
-        ['packages', 'package-lock.json', 'tsconfig.base.json', 'tsup.shared.ts', 'nx.json'],
-        (file) => !/\.test\.ts$|\.md$|\.node$/.test(file),
-      ),
-    outputs: () => packagesToBuild().map((name) => `packages/${name}/dist/index.js`),
-    work: () => run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']),
-  },
-];
+    {
+      name: 'native addon',
+      state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cuda]),
+      outputs: () => [installedBinary(cuda)],
+      work: () => {
+        checkTools();
+        console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why})`);
+        buildNative({ quiet: true });
+      },
+    },
+    {
+      name: 'packages',
+      state: () =>
+        digest(
+          ['packages', 'package-lock.json', 'tsconfig.base.json', 'tsup.shared.ts', 'nx.json'],
+          (file) => !/\.test\.ts$|\.md$|\.node$/.test(file),
+        ),
+      outputs: () => packagesToBuild().map((name) => `packages/${name}/dist/index.js`),
+      work: () => run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']),
+    },
+  ];
+}
 
 try {
   process.env.NX_DAEMON = 'false';
   process.env.NX_NO_CLOUD = 'true';
-  for (const each of steps) step(each);
+  for (const each of steps()) step(each);
 } catch (error) {
   console.error(`setup: ${error.message}`);
   process.exitCode = 1;
