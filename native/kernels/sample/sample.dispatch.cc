@@ -21,6 +21,10 @@ static std::string explain(const SampleOutcome& outcome, int64_t vocabulary) {
 }
 
 Status sample(const SampleArguments& arguments, ExecutionContext& context) {
+  if (context.device == DeviceKind::cuda) {
+    return Status::failure(StatusCode::capability,
+                           "it has no CUDA kernel; copy the logits to a CPU device and sample there");
+  }
   SampleArguments a = arguments;
   const size_t outcome_bytes = static_cast<size_t>(a.rows) * sizeof(SampleOutcome);
   a.outcomes = static_cast<SampleOutcome*>(context.workers.shared_scratch(outcome_bytes));
