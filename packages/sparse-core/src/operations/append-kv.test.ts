@@ -1,13 +1,13 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import type { FloatDType } from '../dtype.js';
 import { DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import { decode, encode, Random } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { appendKv } from './append-kv.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 
-describe.each(testDevices())('appendKv on $name', ({ open }) => {
+describeOnDevices('appendKv', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

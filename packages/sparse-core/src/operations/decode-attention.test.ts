@@ -1,11 +1,11 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { checkAgainstOracle, checkRefusals, randomSizes } from '../testing/attention-checks.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { decodeAttention } from './decode-attention.js';
 
-describe.each(testDevices())('decodeAttention on $name', ({ open }) => {
+describeOnDevices('decodeAttention', ({ open }) => {
   it('matches the float64 oracle over random shapes, strides and dtypes', async () => {
     const device = open();
     const random = new Random(1);

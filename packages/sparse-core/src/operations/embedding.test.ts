@@ -1,13 +1,13 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import type { FloatDType } from '../dtype.js';
 import { decode, Random } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { embedding } from './embedding.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 
-describe.each(testDevices())('embedding on $name', ({ open }) => {
+describeOnDevices('embedding', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

@@ -1,8 +1,8 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import type { Device } from '../device.js';
 import { InvalidValueError, ShapeError } from '../errors.js';
 import { Random } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { gatherKv } from './gather-kv.js';
 
 /** A cache of two slots whose stored bits tell block, place and dim; the blocks are in random order. */
@@ -30,7 +30,7 @@ function createCache(device: Device, random: Random, kvHeads: number, blockToken
   return { blocks, bits, place };
 }
 
-describe.each(testDevices())('gatherKv on $name', ({ open }) => {
+describeOnDevices('gatherKv', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

@@ -1,8 +1,8 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import type { FloatDType } from '../dtype.js';
 import { DeviceError, DTypeError, ShapeError } from '../errors.js';
 import { decode, encode, Random, unitRoundoff } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { linear } from './linear.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
@@ -35,7 +35,7 @@ function oracle(
   return { value, magnitude };
 }
 
-describe.each(testDevices())('linear on $name', ({ open }) => {
+describeOnDevices('linear', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

@@ -1,11 +1,11 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { checkAgainstOracle, checkRefusals, randomSizes } from '../testing/attention-checks.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { prefillAttention } from './prefill-attention.js';
 
-describe.each(testDevices())('prefillAttention on $name', ({ open }) => {
+describeOnDevices('prefillAttention', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

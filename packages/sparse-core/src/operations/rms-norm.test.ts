@@ -1,8 +1,8 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import type { FloatDType } from '../dtype.js';
 import { decode, Random, unitRoundoff } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { rmsNorm } from './rms-norm.js';
 
 function oracle(input: Float64Array, weight: Float64Array, epsilon: number): Float64Array {
@@ -17,7 +17,7 @@ function oracle(input: Float64Array, weight: Float64Array, epsilon: number): Flo
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 
-describe.each(testDevices())('rmsNorm on $name', ({ open }) => {
+describeOnDevices('rmsNorm', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

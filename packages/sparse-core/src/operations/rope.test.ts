@@ -1,8 +1,8 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import type { FloatDType } from '../dtype.js';
 import { decode, Random, unitRoundoff } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { rope } from './rope.js';
 import { type RopeConvention, ropeDescription } from './rope-description.js';
 
@@ -33,7 +33,7 @@ function oracle({ head, position, frequencies, convention, scale }: OracleCase) 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 const axes = ['token', 'queryHead', 'dim'] as const;
 
-describe.each(testDevices())('rope on $name', ({ open }) => {
+describeOnDevices('rope', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import { philox, uniform } from '../testing/philox.js';
 import { Random } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { sample, type SampleSettings } from './sample.js';
 
 interface OracleCandidate {
@@ -80,7 +80,7 @@ describe('the oracle of draws', () => {
   });
 });
 
-describe.each(testDevices())('sample on $name', ({ open }) => {
+describeOnDevices('sample', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

@@ -1,8 +1,8 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { DeviceError, DTypeError, ShapeError } from '../errors.js';
 import type { FloatDType } from '../dtype.js';
 import { decode, encode, Random, unitRoundoff } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { swiglu } from './swiglu.js';
 
 function oracle(gate: number, up: number): number {
@@ -23,7 +23,7 @@ function tolerance(wanted: number, up: number, dtype: FloatDType): number {
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 const axes = ['token', 'feature'] as const;
 
-describe.each(testDevices())('swiglu on $name', ({ open }) => {
+describeOnDevices('swiglu', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 

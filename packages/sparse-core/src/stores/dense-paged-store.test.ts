@@ -1,4 +1,4 @@
-import { describe, expect, it } from 'vitest';
+import { expect, it } from 'vitest';
 import { kvPolicy } from '../contracts/kv-policy.js';
 import type { KvStore } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
@@ -7,7 +7,7 @@ import { InvalidValueError, OutOfMemoryError } from '../errors.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
 import { Random } from '../testing/random.js';
-import { testDevices } from '../testing/test-devices.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { densePagedStore } from './dense-paged-store.js';
 
 const [queryHeads, kvHeads, headDim] = [6, 2, 16];
@@ -41,7 +41,7 @@ async function decode(device: Device, stream: Stream, store: KvStore, query: Row
   return await output.read(stream);
 }
 
-describe.each(testDevices())('densePagedStore on $name', ({ open }) => {
+describeOnDevices('densePagedStore', ({ open }) => {
   const device = open();
   const stream = device.createStream();
   const capacity = { device, slots: 3, tokensPerSlot: 64, tokens: 128 };

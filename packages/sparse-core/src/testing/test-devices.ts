@@ -1,14 +1,37 @@
-import { createDevice, type Device } from '../device.js';
+import { describe } from 'vitest';
+import { createDevice, type Device, devices } from '../device.js';
 import type { InstructionSet } from '../addon.js';
 import { loadAddon } from '../load-addon.js';
+
+export interface TestDevice {
+  readonly name: string;
+  readonly open: (threads?: number) => Device;
+}
 
 const sets: readonly InstructionSet[] = ['baseline', 'avx2', 'avx512'];
 
 /** Every device of this machine, the CPU once for each instruction set it runs, opened on demand. */
-export function testDevices(): { name: string; open: (threads?: number) => Device }[] {
+function presentDevices(): TestDevice[] {
   const widest = sets.indexOf(loadAddon().instructionSet);
-  return sets.slice(0, widest + 1).map((instructionSet) => ({
+  const cpus = sets.slice(0, widest + 1).map((instructionSet) => ({
     name: `cpu ${instructionSet}`,
     open: (threads = 2) => createDevice({ threads, instructionSet }),
   }));
+  const cuda = { name: 'cuda', open: (threads = 2) => createDevice({ kind: 'cuda', threads }) };
+  return devices().includes('cuda') ? [...cpus, cuda] : cpus;
+}
+
+/** The same tests on every device. Without a GPU those of CUDA are reported as skipped. */
+export function describeOnDevices(subject: string, tests: (device: TestDevice) => void): void {
+  for (const device of presentDevices()) {
+    describe(`${subject} on ${device.name}`, () => {
+      tests(device);
+    });
+  }
+  if (!devices().includes('cuda')) {
+    // Collected to be counted, never run: any device serves.
+    describe.skip(`${subject} on cuda`, () => {
+      tests({ name: 'cuda', open: (threads = 1) => createDevice({ threads }) });
+    });
+  }
 }
