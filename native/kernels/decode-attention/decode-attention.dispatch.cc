@@ -1,14 +1,18 @@
 #include "kernels/decode-attention/decode-attention.h"
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 
 KV_CPU_KERNEL(decode_attention, PagedAttentionArguments)
+KV_CUDA_KERNEL(attention_any, PagedAttentionArguments)
 
 Status decode_attention(const PagedAttentionArguments& arguments, ExecutionContext& context) {
   Status status = validate_sizes(arguments);
-  if (status.ok()) status = validate_tables(arguments, false);
+  if (!status.ok()) return status;
+  if (context.device == DeviceKind::cuda) return attention_any_cuda(arguments, context);
+  status = validate_tables(arguments, false);
   if (!status.ok()) return status;
   decode_attention_cpu(arguments, context);
   return Status::success();

@@ -1,14 +1,18 @@
 #include "kernels/prefill-attention/prefill-attention.h"
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 
 KV_CPU_KERNEL(prefill_attention, PagedAttentionArguments)
+KV_CUDA_KERNEL(attention_any, PagedAttentionArguments)
 
 Status prefill_attention(const PagedAttentionArguments& arguments, ExecutionContext& context) {
   Status status = validate_sizes(arguments);
-  if (status.ok()) status = validate_tables(arguments, false);
+  if (!status.ok()) return status;
+  if (context.device == DeviceKind::cuda) return attention_any_cuda(arguments, context);
+  status = validate_tables(arguments, false);
   if (!status.ok()) return status;
   prefill_attention_cpu(arguments, context);
   return Status::success();
