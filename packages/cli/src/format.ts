@@ -12,6 +12,16 @@ export function formatCount(count: number): string {
   return count.toLocaleString('en-US');
 }
 
+/** `3.21 s`, or `85 ms` below a second */
+export function formatSeconds(seconds: number): string {
+  return seconds < 1 ? `${(seconds * 1000).toFixed(0)} ms` : `${seconds.toFixed(2)} s`;
+}
+
+/** `3,812`, or `38.1` where digits behind the point say something */
+export function formatRate(perSecond: number): string {
+  return perSecond < 100 ? perSecond.toFixed(1) : formatCount(Math.round(perSecond));
+}
+
 const nameWidth = 12;
 
 /** Lines of names and values, the values below one another. A name may be left empty. */

@@ -1,8 +1,14 @@
-import { Command } from 'commander';
+import { Command, Option } from 'commander';
 
 import type { CommandContext } from './command-context.js';
+import { compare } from './commands/compare.js';
+import type { CompareOptions } from './commands/compare.js';
 import { doctor } from './commands/doctor.js';
+import { generateText } from './commands/generate.js';
+import type { GenerateTextOptions } from './commands/generate.js';
 import { inspect } from './commands/inspect.js';
+import { deviceOptions, finiteNumber, wholeNumber } from './options.js';
+import { policies } from './policies.js';
 import { version } from './version.js';
 
 const modelArgument = 'a Hugging Face directory: config.json, tokenizer.json, *.safetensors';
@@ -17,6 +23,8 @@ export function createProgram(context: CommandContext): Command {
       writeOut: (text) => context.stdout.write(text),
       writeErr: (text) => context.stderr.write(text),
     });
+  addGenerate(program, context);
+  addCompare(program, context);
   program
     .command('inspect')
     .description('say what a model is: family, sizes, weights, bytes of cache')
@@ -27,4 +35,45 @@ export function createProgram(context: CommandContext): Command {
     .description('say what was built, what this machine has, and whether they work together')
     .action(() => doctor(context));
   return program;
+}
+
+function addGenerate(program: Command, context: CommandContext): void {
+  const command = program
+    .command('generate')
+    .description('answer a prompt: text to stdout as it comes, timing to stderr')
+    .argument('<model>', modelArgument)
+    .addOption(new Option('--prompt <text>', 'the prompt').conflicts('promptFile'))
+    .option('--prompt-file <file>', 'a file that holds the prompt')
+    .option('--chat', "put the prompt into the model's chat template, as the user's message")
+    .addOption(policyOption())
+    .option('--max-new-tokens <count>', 'tokens of the longest answer', wholeNumber(1), 256)
+    .option('--stop <text...>', 'texts that end the answer')
+    .option('--temperature <number>', '0 takes the likeliest token', finiteNumber, 0)
+    .option('--top-k <count>', 'choose among this many of the likeliest tokens', wholeNumber(1))
+    .option('--top-p <share>', 'choose among the likeliest tokens of this total probability', finiteNumber)
+    .option('--min-p <share>', "choose among tokens of at least this share of the likeliest's", finiteNumber)
+    .option('--repetition-penalty <factor>', 'above 1 makes tokens that were there unlikelier', finiteNumber)
+    .option('--seed <number>', 'the same seed gives the same answer', wholeNumber(0));
+  for (const option of deviceOptions()) command.addOption(option);
+  command.action((model: string, options: GenerateTextOptions) => generateText(model, options, context));
+}
+
+function addCompare(program: Command, context: CommandContext): void {
+  const command = program
+    .command('compare')
+    .description('ask questions about a document under every policy: one row of figures each')
+    .argument('<model>', modelArgument)
+    .requiredOption('--document <file>', 'the text that the questions are about')
+    .addOption(new Option('--question <text>', 'a question, answered in one line').conflicts('questions'))
+    .option('--questions <file>', 'a JSON list of { question, answer }')
+    .option('--max-new-tokens <count>', 'tokens of the longest answer', wholeNumber(1), 64);
+  for (const option of deviceOptions()) command.addOption(option);
+  command.action((model: string, options: CompareOptions) => compare(model, options, context));
+}
+
+function policyOption(): Option {
+  const names = policies.map(({ name }) => name);
+  return new Option('--policy <name>', 'how the prompt is read and what the cache keeps')
+    .choices(names)
+    .default('dense');
 }

@@ -1,3 +1,6 @@
+import { mkdtemp, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
@@ -6,6 +9,13 @@ import { runCli } from '../run-cli.js';
 
 /** The small model that the repository ships. */
 export const needleModel = fileURLToPath(new URL('../../../../models/needle-8m', import.meta.url));
+
+/** A new file of this content, in a folder of its own. */
+export async function temporaryFile(name: string, content: string): Promise<string> {
+  const file = join(await mkdtemp(join(tmpdir(), 'kv-cli-')), name);
+  await writeFile(file, content);
+  return file;
+}
 
 export interface Ran {
   readonly exitCode: number;

@@ -1,0 +1,123 @@
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { PassThrough } from 'node:stream';
+
+import { describe, expect, it } from 'vitest';
+
+import { runCli } from '../run-cli.js';
+import { passKey, passKeyFile, passKeyQuestion } from '../testing/pass-key-document.js';
+import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
+
+/** The cells of a policy's row: its first line. */
+function rowOf(policy: string, stdout: string): string[] {
+  const line = stdout.split('\n').find((each) => each.startsWith(`│ ${policy} `)) ?? '';
+  return line.split('│').map((cell) => cell.trim());
+}
+
+describe('kv compare', () => {
+  it('answers a list of questions and says which answers are right', async () => {
+    const document = await passKeyFile();
+    const questions = await temporaryFile(
+      'questions.json',
+      JSON.stringify([
+        { question: passKeyQuestion, answer: ` ${passKey}` },
+        { question: passKeyQuestion, answer: ' 00000' },
+      ]),
+    );
+    const { exitCode, stdout, stderr } = await runKv('compare', needleModel, '--document', document, '--questions', questions);
+    expect({ exitCode }).toEqual({ exitCode: 0 });
+    expect(stderr).toContain('dense [');
+    const [, policy, answer, right, firstToken, prefill, decode, bytes, ratio] = rowOf('dense', stdout);
+    expect({ policy, answer, right, ratio }).toEqual({
+      policy: 'dense',
+      answer: `✓ ${passKey}.`,
+      right: '1 of 2',
+      ratio: '1.00×',
+    });
+    expect(stdout).toContain(`✗ ${passKey}.`);
+    expect(firstToken).toMatch(/^\d+(\.\d\d s| ms)$/);
+    for (const rate of [prefill, decode]) expect(rate).toMatch(/^[\d,.]+ tok\/s$/);
+    // 4 KiB a token in f16, in blocks of 64 tokens; the question and the answer are part of it.
+    const tokens = Number(/^ +([\d,]+) tokens:/m.exec(stdout)?.[1]?.replace(',', ''));
+    expect(tokens).toBeGreaterThan(1000);
+    const mebibytes = Number(bytes?.replace(' MiB', ''));
+    expect(mebibytes).toBeGreaterThanOrEqual((tokens * 4) / 1024 - 0.05);
+    expect(mebibytes).toBeLessThanOrEqual(((tokens + 2 * 64) * 4) / 1024 + 0.05);
+  });
+
+  it('answers a question whose answer is not known', async () => {
+    const args = ['--document', await passKeyFile(), '--question', passKeyQuestion, '--threads', '1'];
+    const { exitCode, stdout } = await runKv('compare', needleModel, ...args);
+    expect(exitCode).toBe(0);
+    expect(stdout).toContain('(1 threads');
+    expect(rowOf('dense', stdout).slice(2, 4)).toEqual([`${passKey}.`, '–']);
+  });
+
+  it('finds three facts that stand far apart in the document of the main job', async () => {
+    const folder = join(needleModel, 'documents/constitution');
+    const all = JSON.parse(await readFile(join(folder, 'questions.json'), 'utf8')) as unknown[];
+    const questions = await temporaryFile('questions.json', JSON.stringify(all.slice(0, 1)));
+    const args = ['--document', join(folder, 'document.txt'), '--questions', questions];
+    const { stdout } = await runKv('compare', needleModel, ...args);
+    expect(stdout).toContain('What are the pass keys for island, palace and cobalt?');
+    expect(rowOf('dense', stdout)[3]).toBe('1 of 1');
+  });
+
+  it('says by how much a document is too long', async () => {
+    const document = await temporaryFile('long.txt', 'The sky is blue. '.repeat(4000));
+    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', document, '--question', 'Why?');
+    expect(exitCode).toBe(1);
+    const [, given, excess] = /has ([\d,]+) tokens; .* by ([\d,]+) tokens/.exec(stderr) ?? [];
+    const count = (text = ''): number => Number(text.replace(/,/g, ''));
+    expect(count(given)).toBeGreaterThan(16_384);
+    expect(count(excess)).toBe(count(given) + 64 - 16_384);
+    expect(stderr.trimEnd().split('\n')).toHaveLength(1);
+  });
+
+  it.each([
+    ['a missing document', () => Promise.resolve('/nowhere/document.txt'), /document .*nowhere.* cannot be read/],
+    ['an empty document', () => temporaryFile('empty.txt', ' \n'), /empty\.txt is empty/],
+  ])('refuses %s', async (_name, document, message) => {
+    const { exitCode, stdout, stderr } = await runKv('compare', needleModel, '--document', await document(), '--question', 'Why?');
+    expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
+    expect(stderr).toMatch(message);
+    expect(stderr).not.toMatch(/^ {4}at /m);
+  });
+
+  it('refuses a document that is not text', async () => {
+    const document = `${needleModel}/model.safetensors`;
+    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', document, '--question', 'Why?');
+    expect(exitCode).toBe(1);
+    expect(stderr).toContain('is not UTF-8 text');
+  });
+
+  it.each([['[]'], ['{"question": "Why?"}'], ['[{"answer": "No."}]'], ['Why?']])('refuses the questions %s', async (content) => {
+    const questions = await temporaryFile('questions.json', content);
+    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', await passKeyFile(), '--questions', questions);
+    expect(exitCode).toBe(1);
+    expect(stderr).toContain('is no list of questions');
+  });
+
+  it('wants a question', async () => {
+    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', await passKeyFile());
+    expect(exitCode).toBe(1);
+    expect(stderr).toContain('give --question TEXT or --questions FILE');
+  });
+
+  it('stops in good order at Ctrl-C', async () => {
+    const stdout = new PassThrough().resume();
+    const stderr = new PassThrough();
+    let written = '';
+    stderr.on('data', (chunk: Buffer) => {
+      // The first sign of progress: the prompt is being read.
+      if (written === '') process.emit('SIGINT');
+      written += chunk.toString();
+    });
+    const listeners = process.listenerCount('SIGINT');
+    const document = await passKeyFile();
+    const args = ['compare', needleModel, '--document', document, '--question', passKeyQuestion];
+    expect(await runCli(args, { stdout, stderr })).toBe(130);
+    expect(written).toContain('kv: interrupted');
+    expect(process.listenerCount('SIGINT')).toBe(listeners);
+  });
+});

@@ -1,0 +1,56 @@
+import { devices } from '@kv/sparse-core';
+import { describe, expect, it } from 'vitest';
+
+import { passKey, passKeyDocument, passKeyQuestion } from '../testing/pass-key-document.js';
+import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
+
+describe('kv generate', () => {
+  it('writes the answer to stdout and the timing to stderr', async () => {
+    const file = await temporaryFile('prompt.txt', passKeyDocument() + passKeyQuestion);
+    const { exitCode, stdout, stderr } = await runKv('generate', needleModel, '--prompt-file', file, '--stop', '.', '\n');
+    expect({ exitCode, stdout }).toEqual({ exitCode: 0, stdout: ` ${passKey}\n` });
+    expect(stderr).toMatch(/^prompt: [\d,]+ tokens at [\d,]+\/s, first token after \d/m);
+    expect(stderr).toMatch(/^answer: \d+ tokens at [\d,.]+\/s; KV cache [\d.]+ MiB$/m);
+  });
+
+  it('writes at most as many tokens as asked for', async () => {
+    const { stdout, stderr } = await runKv('generate', needleModel, '--prompt', 'def add(', '--max-new-tokens', '3');
+    expect(stdout.trim()).not.toBe('');
+    expect(stderr).toMatch(/^answer: [123] tokens/m);
+  });
+
+  it('draws the same text from the same seed, and others from others', async () => {
+    const draw = async (seed: number): Promise<string> => {
+      const sampling = ['--temperature', '1.5', '--top-k', '200', '--top-p', '0.99', '--min-p', '0.001'];
+      const args = ['--prompt', 'import ', '--max-new-tokens', '24', '--repetition-penalty', '1.1', ...sampling];
+      const { exitCode, stdout } = await runKv('generate', needleModel, ...args, '--seed', String(seed));
+      expect(exitCode).toBe(0);
+      return stdout;
+    };
+    const [first, again, other] = [await draw(1), await draw(1), await draw(2)];
+    expect(again).toBe(first);
+    expect(other).not.toBe(first);
+  });
+
+  it.each([
+    ['no prompt', [], 'give --prompt TEXT or --prompt-file FILE'],
+    ['two prompts', ['--prompt', 'a', '--prompt-file', 'b'], 'cannot be used with'],
+    ['a chat with a model that has no template', ['--prompt', 'Hello', '--chat'], 'chat template'],
+    ['an unknown policy', ['--prompt', 'a', '--policy', 'magic'], 'Allowed choices are dense'],
+    ['no tokens', ['--prompt', 'a', '--max-new-tokens', '0'], 'at least 1'],
+    ['a share above 1', ['--prompt', 'a', '--temperature', '1', '--top-p', '1.5'], 'topP'],
+    ['too many threads', ['--prompt', 'a', '--threads', '100000'], 'threads is 100000'],
+    ['a device of no kind', ['--prompt', 'a', '--device', 'abacus'], "kind 'abacus'"],
+  ])('refuses %s', async (_name, args, message) => {
+    const { exitCode, stdout, stderr } = await runKv('generate', needleModel, ...args);
+    expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
+    expect(stderr).toContain(message);
+    expect(stderr).not.toMatch(/^ {4}at /m);
+  });
+
+  it.skipIf(devices().includes('cuda'))('says why there is no CUDA', async () => {
+    const { exitCode, stderr } = await runKv('generate', needleModel, '--prompt', 'a', '--device', 'cuda');
+    expect(exitCode).toBe(1);
+    expect(stderr).toContain('CUDA');
+  });
+});

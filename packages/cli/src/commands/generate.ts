@@ -1,0 +1,86 @@
+import type { Tokenizer } from '@kv/model';
+import { InvalidValueError } from '@kv/sparse-core';
+import type { SampleSettings } from '@kv/sparse-core';
+
+import type { CommandContext } from '../command-context.js';
+import { formatBytes, formatCount, formatRate, formatSeconds } from '../format.js';
+import { measureAnswer } from '../measure-answer.js';
+import type { MeasuredAnswer, Prompt } from '../measure-answer.js';
+import { openModel } from '../open-model.js';
+import type { DeviceChoice } from '../options.js';
+import { findPolicy } from '../policies.js';
+import { PrefillBar } from '../prefill-bar.js';
+import { readTextFile } from '../read-text-file.js';
+
+export interface GenerateTextOptions extends DeviceChoice {
+  readonly prompt?: string;
+  readonly promptFile?: string;
+  readonly chat?: boolean;
+  readonly policy: string;
+  readonly maxNewTokens: number;
+  readonly stop?: readonly string[];
+  readonly temperature: number;
+  readonly topK?: number;
+  readonly topP?: number;
+  readonly minP?: number;
+  readonly repetitionPenalty?: number;
+  readonly seed?: number;
+}
+
+/**
+ * `kv generate`: answers a prompt, text to stdout as it comes, timing to stderr.
+ * @throws KvError of any class for a bad option, model or prompt; the signal's reason when interrupted
+ */
+export async function generateText(
+  directory: string,
+  options: GenerateTextOptions,
+  { stdout, stderr, signal }: CommandContext,
+): Promise<void> {
+  const text = await readPromptText(options);
+  using model = await openModel(directory, options);
+  using runner = model.createRunner({ policy: findPolicy(options.policy).create() });
+  using bar = new PrefillBar(stderr, options.policy);
+  const answer = await measureAnswer(runner, model.tokenizer, asPrompt(text, model.tokenizer, options), {
+    maxTokens: options.maxNewTokens,
+    stop: options.stop ?? [],
+    sampling: readSampling(options),
+    signal,
+    onProgress({ tokens, total }) {
+      bar.update(tokens, total);
+      if (tokens === total) bar.dispose();
+    },
+    onText: (piece) => stdout.write(piece),
+  });
+  stdout.write('\n');
+  stderr.write(describe(answer));
+}
+
+async function readPromptText({ prompt, promptFile }: GenerateTextOptions): Promise<string> {
+  if (promptFile !== undefined) return readTextFile('prompt', promptFile);
+  if (prompt !== undefined && prompt !== '') return prompt;
+  throw new InvalidValueError('No prompt was given; give --prompt TEXT or --prompt-file FILE.', {
+    subject: 'prompt',
+    given: prompt,
+  });
+}
+
+function asPrompt(text: string, tokenizer: Tokenizer, { chat = false }: GenerateTextOptions): Prompt {
+  if (!chat) return { text, addSpecialTokens: true };
+  // A template writes the special tokens itself.
+  return { text: tokenizer.renderChat([{ role: 'user', content: text }]), addSpecialTokens: false };
+}
+
+function readSampling({ temperature, topK, topP, minP, repetitionPenalty, seed }: GenerateTextOptions): SampleSettings {
+  const chosen = { temperature, topK, topP, minP, repetitionPenalty, seed };
+  return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined));
+}
+
+function describe(answer: MeasuredAnswer): string {
+  const { promptTokens, prefillTokensPerSecond, firstTokenSeconds, answerTokens, decodeTokensPerSecond, kvBytes } = answer;
+  const decode = decodeTokensPerSecond === undefined ? '' : ` at ${formatRate(decodeTokensPerSecond)}/s`;
+  return (
+    `\nprompt: ${formatCount(promptTokens)} tokens at ${formatRate(prefillTokensPerSecond)}/s, ` +
+    `first token after ${formatSeconds(firstTokenSeconds)}\n` +
+    `answer: ${formatCount(answerTokens)} tokens${decode}; KV cache ${formatBytes(kvBytes)}\n`
+  );
+}

@@ -1,0 +1,66 @@
+import { describe, expect, it } from 'vitest';
+
+import type { MeasuredAnswer } from '../measure-answer.js';
+import { renderCompareTable } from './compare-table.js';
+import { isRight } from './questions.js';
+
+function measured(text: string, figures: Partial<MeasuredAnswer> = {}): MeasuredAnswer {
+  return {
+    text,
+    promptTokens: 1000,
+    answerTokens: 5,
+    firstTokenSeconds: 1,
+    prefillTokensPerSecond: 1000,
+    decodeTokensPerSecond: 100,
+    kvBytes: 4 << 20,
+    ...figures,
+  };
+}
+
+/** The cells of the rows under the head, line by line. */
+function cells(table: string): string[][] {
+  const lines = table.split('\n').filter((line) => line.startsWith('│'));
+  return lines.slice(1).map((line) => line.split('│').slice(1, -1).map((cell) => cell.trim()));
+}
+
+describe('renderCompareTable', () => {
+  const questions = [{ question: 'a', answer: ' 1' }, { question: 'b', answer: ' 2' }, { question: 'c' }];
+
+  it('writes medians, the right answers and the bytes against those of the first row', () => {
+    const dense = [
+      measured(' 1.', { firstTokenSeconds: 3 }),
+      measured(' 3', { firstTokenSeconds: 1.5, decodeTokensPerSecond: undefined }),
+      measured(' 4', { firstTokenSeconds: 2, prefillTokensPerSecond: 3000 }),
+    ];
+    const small = dense.map((answer) => ({ ...answer, kvBytes: 1 << 20 }));
+    const rows = cells(
+      renderCompareTable(questions, [
+        { policy: 'dense', answers: dense },
+        { policy: 'small', answers: small },
+      ]),
+    );
+    expect(rows[0]).toEqual(['dense', '✓ 1.', '1 of 2', '2.00 s', '1,000 tok/s', '100 tok/s', '4.0 MiB', '1.00×']);
+    expect(rows[1]?.[1]).toBe('✗ 3');
+    expect(rows[2]?.[1]).toBe('4');
+    expect(rows[3]).toEqual(['small', '✓ 1.', '1 of 2', '2.00 s', '1,000 tok/s', '100 tok/s', '1.0 MiB', '0.25×']);
+  });
+
+  it('takes the mean of the two in the middle of an even number', () => {
+    const answers = [1, 2, 4, 8].map((firstTokenSeconds) => measured('', { firstTokenSeconds }));
+    const [row] = cells(renderCompareTable([], [{ policy: 'dense', answers }]));
+    expect(row?.slice(2, 4)).toEqual(['–', '3.00 s']);
+  });
+});
+
+describe('isRight', () => {
+  it.each([
+    [' 27238.', ' 27238', true],
+    ['27238', ' 27238', true],
+    [' 27238..', ' 27238', false],
+    [' 2723', ' 27238', false],
+    [' 272388', ' 27238', false],
+    ['', ' 27238', false],
+  ])('%j for %j: %s', (given, wanted, right) => {
+    expect(isRight(given, wanted)).toBe(right);
+  });
+});
