@@ -42,14 +42,14 @@ export class Model implements Disposable {
   get tokenizer(): Tokenizer {
     if (this.#tokenizer !== null) return this.#tokenizer;
     throw new ModelFormatError(
-      `${this.#directory} has no tokenizer.json. Put the model's there, or use generateTokens() with token ids.`,
+      `${this.#directory} has no tokenizer.json. Put it there, or use generateTokens() with token ids.`,
       { subject: 'tokenizer.json', given: 'no such file', wanted: 'tokenizer.json' },
     );
   }
 
   /**
-   * Opens a Hugging Face directory: config.json, safetensors and, for text, tokenizer.json. The weights are mapped, not read,
-   * so that a model larger than the free memory opens too.
+   * Opens a Hugging Face directory: config.json, safetensors and, for text, tokenizer.json. The weights are
+   * mapped, not read, so that a model larger than the free memory opens too.
    * @throws ModelFormatError when a file is missing, malformed, or contradicts another
    * @throws CapabilityError when the model is of a kind that the runner does not know
    */

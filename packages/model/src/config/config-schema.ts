@@ -16,7 +16,9 @@ const ropeSchema = z.looseObject({
   original_max_position_embeddings: count.optional(),
 });
 
-/** The fields of a config.json that the runner reads, under the names of both spellings; others pass unread. */
+/**
+ * The fields of a config.json that the runner reads, under the names of both spellings; others pass unread.
+ */
 export const configSchema = z.object({
   model_type: z.string(),
   hidden_act: z.string().nullish(),

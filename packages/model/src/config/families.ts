@@ -1,7 +1,9 @@
 import type { RawConfig } from './config-schema.js';
 import type { ModelConfig, ModelFamily } from './model-config.js';
 
-/** What a family takes for granted where its config.json is silent; the figures are those of `transformers`. */
+/**
+ * What a family takes for granted where its config.json is silent; the figures are those of `transformers`.
+ */
 interface FamilyDefaults {
   /** null: as many as query heads. */
   readonly kvHeads: number | null;

@@ -106,7 +106,7 @@ describe('a config', () => {
     });
   });
 
-  it('may have as many kv heads as query heads, heads of another size than hidden / heads, no end token', () => {
+  it('may have as many kv heads as query heads, heads of a size of their own, no end token', () => {
     const config = parse({
       model_type: 'mistral',
       num_key_value_heads: null,

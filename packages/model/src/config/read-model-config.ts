@@ -122,8 +122,9 @@ function validate<Schema extends z.ZodType>(schema: Schema, file: string, json: 
 }
 
 function malformed(file: string, field: string, given: unknown, wanted: string): never {
+  const shown = given === undefined ? 'nothing' : JSON.stringify(given);
   throw new ModelFormatError(
-    `${file}: ${field}: given ${given === undefined ? 'nothing' : JSON.stringify(given)}, wanted ${wanted}. Correct the config or fetch it again.`,
+    `${file}: ${field}: given ${shown}, wanted ${wanted}. Correct the config or fetch it again.`,
     { subject: field, given, wanted },
   );
 }

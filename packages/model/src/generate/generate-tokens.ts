@@ -29,10 +29,10 @@ export interface GeneratedId {
 }
 
 /**
- * Reads a prompt and yields the token ids of an answer as they are chosen. The sequence's memory is back when the
- * loop has ended, also by `break`, an error or an abort.
- * @throws InvalidValueError for an empty or over-long prompt, ids outside the vocabulary, or sampling settings
- *   outside their domain
+ * Reads a prompt and yields the token ids of an answer as they are chosen. The sequence's memory is back when
+ * the loop has ended, also by `break`, an error or an abort.
+ * @throws InvalidValueError for an empty or over-long prompt, ids outside the vocabulary, or sampling
+ *   settings outside their domain
  * @throws the signal's reason when it is aborted
  */
 export async function* generateTokens(
@@ -57,8 +57,8 @@ export async function* generateTokens(
     let choice = sampler.choose(await prefill(runner, sequence, prompt, options));
     const limit = Math.min(maxTokens, runner.contextTokens - prompt.length + 1);
     for (let count = 1; ; count += 1) {
-      // The next step is enqueued before its token is known, so that the device never waits for this thread; the
-      // step behind an end token is computed in vain.
+      // The next step is enqueued before its token is known, so that the device never waits for this thread;
+      // the step behind an end token is computed in vain.
       next = count < limit ? decode(runner, sequence, choice.ids) : undefined;
       next?.catch(() => undefined);
       const id = await choice.id;

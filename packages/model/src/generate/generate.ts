@@ -14,7 +14,9 @@ export interface GenerateOptions extends GenerateTokensOptions {
 /** One more token of an answer. */
 export interface GeneratedToken {
   readonly id: number;
-  /** The text that the token completes: possibly none, where a character or a stop string is not decided yet. */
+  /**
+   * The text that the token completes: possibly none, where a character or a stop string is not decided yet.
+   */
   readonly text: string;
   /** Since the token before, or for the first one since the call. */
   readonly milliseconds: number;

@@ -15,7 +15,9 @@ export class StopMatcher {
     return this.#stopped;
   }
 
-  /** Takes more text and returns what can be passed on: never any part of the stop string or what follows it. */
+  /**
+   * Takes more text and returns what can be passed on: never any part of the stop string or what follows it.
+   */
   push(text: string): string {
     if (this.#stopped) return '';
     const pending = this.#held + text;

@@ -15,8 +15,8 @@ import type { BatchEntry } from './model-batch.js';
 import type { Runner } from './runner.js';
 
 /**
- * Batches of other sizes take other kernels, whose f32 sums run in another order. The logits here reach about ten;
- * a hundredth of the tolerance against the reference leaves three digits for that.
+ * Batches of other sizes take other kernels, whose f32 sums run in another order. The logits here reach about
+ * ten; a hundredth of the tolerance against the reference leaves three digits for that.
  */
 const sameLogits = 1e-4;
 
@@ -155,12 +155,12 @@ describe('a batch is refused', () => {
   it('whose layers are asked for out of order', () =>
     withSmall(async (runner) => {
       using batch = runner.createBatch([{ sequence: runner.openSequence(), ids: [1, 2], phase: 'prefill' }]);
-      await expect(runner.runLayers(batch, 0, 1)).rejects.toThrow(/next step is embed, and layer 0/);
+      await expect(runner.runLayers(batch, 0, 1)).rejects.toThrow(/next step is embed, not layer 0/);
       runner.embed(batch);
       expect(() => {
         runner.embed(batch);
       }).toThrow(InvalidValueError);
-      expect(() => runner.head(batch)).toThrow(/next step is layer 0, and head/);
+      expect(() => runner.head(batch)).toThrow(/next step is layer 0, not head/);
       await expect(runner.runLayers(batch, 1, 2)).rejects.toThrow(InvalidValueError);
       await expect(runner.runLayers(batch, 0, 3)).rejects.toThrow(/end: given 3/);
     }));

@@ -60,8 +60,8 @@ const defaultBatchRows = 512;
  * Runs a model layer by layer over a cache of its own. One batch may mix chunks of prompts and tokens of
  * answers, and may stop between layers while others run: a scheduler's view of a model.
  *
- * Calls enqueue and return; `stream.synchronize()` or reading a tensor waits. If a policy's prefill plans on the
- * host, `runLayers` resolves when its last layer is enqueued.
+ * Calls enqueue and return; `stream.synchronize()` or reading a tensor waits. If a policy's prefill plans on
+ * the host, `runLayers` resolves when its last layer is enqueued.
  */
 export class Runner implements Disposable {
   readonly model: RunnerModel;
@@ -124,7 +124,7 @@ export class Runner implements Disposable {
     const slot = this.#freeSlots.pop();
     if (slot === undefined) {
       throw new QueueFullError(
-        `All ${this.#sequences.size} sequences are in use. Dispose one, or open the runner with more sequences.`,
+        `All ${this.#sequences.size} sequences are in use. Dispose one, or make the runner with more.`,
         { subject: 'sequences', given: this.#sequences.size + 1, wanted: this.#sequences.size },
       );
     }
@@ -137,8 +137,8 @@ export class Runner implements Disposable {
 
   /**
    * Packs the next tokens of some sequences into a batch.
-   * @throws InvalidValueError for no tokens, token ids outside the vocabulary, too many rows, a sequence that would
-   *   become too long, or a decode entry of more than one token
+   * @throws InvalidValueError for no tokens, token ids outside the vocabulary, too many rows, a sequence that
+   *   would become too long, or a decode entry of more than one token
    * @throws CapabilityError when the sequence would outgrow the model's sliding window
    */
   createBatch(entries: readonly BatchEntry[]): ModelBatch {
@@ -261,8 +261,8 @@ export class Runner implements Disposable {
     const length = sequence.length + tokens;
     if (slidingWindow !== null && length > slidingWindow) {
       throw new CapabilityError(
-        `The sequence would have ${length} tokens and this model's sliding window is ${slidingWindow}: the runner ` +
-          'has no sliding-window attention. Keep prompt and answer within the window.',
+        `The sequence would have ${length} tokens, and this model's sliding window is ${slidingWindow}. ` +
+          'The runner has no sliding-window attention: keep prompt and answer within the window.',
         { subject: 'sliding_window', given: length, wanted: slidingWindow },
       );
     }
@@ -280,7 +280,7 @@ export class Runner implements Disposable {
     const say = (at: number): string =>
       at < 0 ? 'embed' : at < this.#layers.length ? `layer ${at}` : 'head';
     throw new InvalidValueError(
-      `The batch's next step is ${say(batch.nextLayer)}, and ${say(layer)} was asked for. Run the steps in order.`,
+      `The batch's next step is ${say(batch.nextLayer)}, not ${say(layer)}. Run the steps in order.`,
       { subject: 'layer', given: layer, wanted: batch.nextLayer },
     );
   }

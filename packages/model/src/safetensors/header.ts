@@ -57,7 +57,8 @@ const tensorSchema = z.object({
  * Reads the header's byte length from the first bytes of a file.
  * @param start the first `lengthFieldBytes` bytes, or fewer when the file is shorter
  * @param fileBytes byte length of the whole file
- * @throws ModelFormatError when the file is too short for the header that it promises, or the header is too long
+ * @throws ModelFormatError when the file is too short for the header that it promises, or the header is too
+ *   long
  */
 export function readHeaderLength(file: string, start: Uint8Array, fileBytes: number): number {
   if (start.byteLength < lengthFieldBytes) {

@@ -24,9 +24,9 @@ export const goldenModels = ['llama2-mha', 'llama31-gqa', 'mistral', 'qwen2', 'q
 export const goldenModel = (name: string): string => join(goldenDirectory, name);
 
 /**
- * The frequencies that the reference had. Its `model.to(dtype)` rounded them to the dtype of the weights, as it
- * rounds every buffer; with the exact ones, logits of the bf16 models differ by up to 0.05. Weights that are loaded
- * in their dtype keep f32 frequencies in transformers too: those are the runner's default.
+ * The frequencies that the reference had. Its `model.to(dtype)` rounded them to the dtype of the weights, as
+ * it rounds every buffer; with the exact ones, logits of the bf16 models differ by up to 0.05. Weights that
+ * are loaded in their dtype keep f32 frequencies in transformers too: those are the runner's default.
  */
 export async function goldenRope(name: string): Promise<RopeDescription> {
   const config = await readModelConfig(goldenModel(name));

@@ -57,7 +57,8 @@ function weightFiles(
   const files: Record<string, Uint8Array | string> = {};
   const map: Record<string, string> = {};
   for (let shard = 0; shard < shards; shard += 1) {
-    const name = `model-${String(shard + 1).padStart(5, '0')}-of-${String(shards).padStart(5, '0')}.safetensors`;
+    const [number, count] = [shard + 1, shards].map((each) => String(each).padStart(5, '0'));
+    const name = `model-${number}-of-${count}.safetensors`;
     const own = tensors.filter((_, index) => index % shards === shard);
     for (const [tensor] of own) map[tensor] = name;
     files[name] = safetensorsFile(Object.fromEntries(own));

@@ -5,8 +5,8 @@ type Row = Float64Array<ArrayBuffer>;
 
 /**
  * The logits behind every token of one sequence, in f64, by the textbook: slow and obviously right.
- * Written from the equations of the papers (Touvron et al. 2023; RoPE: Su et al. 2021; RMSNorm: Zhang & Sennrich
- * 2019; SwiGLU: Shazeer 2020), not from the runner.
+ * Written from the equations of the papers (Touvron et al. 2023; RoPE: Su et al. 2021; RMSNorm: Zhang &
+ * Sennrich 2019; SwiGLU: Shazeer 2020), not from the runner.
  */
 export function referenceLogits(model: RandomModel, ids: ArrayLike<number>): Row[] {
   const { config } = model;

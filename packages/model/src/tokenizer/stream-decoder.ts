@@ -2,8 +2,8 @@
 const contextTokens = 8;
 
 /**
- * Turns token ids into text one at a time. What it has given, taken together, is what decoding all ids at once
- * gives; a character whose bytes are spread over several tokens comes with the last of them.
+ * Turns token ids into text one at a time. What it has given, taken together, is what decoding all ids at
+ * once gives; a character whose bytes are spread over several tokens comes with the last of them.
  */
 export class StreamDecoder {
   readonly #decode: (ids: readonly number[]) => string;

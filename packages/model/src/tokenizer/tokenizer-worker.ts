@@ -4,8 +4,8 @@ import { Worker } from 'node:worker_threads';
 import { DisposedError } from '@kv/sparse-core';
 
 /**
- * The program of the worker thread. It is text, not a file, so that it starts the same way from the ESM build,
- * the CommonJS build, the sources and a user's bundle.
+ * The program of the worker thread. It is text, not a file, so that it starts the same way from the ESM
+ * build, the CommonJS build, the sources and a user's bundle.
  */
 const program = `
 const { readFileSync } = require('node:fs');
@@ -34,7 +34,9 @@ interface Waiter {
   readonly reject: (reason: unknown) => void;
 }
 
-/** Tokenises on a thread of its own, which starts with the first request and does not keep the process alive. */
+/**
+ * Tokenises on a thread of its own, which starts with the first request and does not keep the process alive.
+ */
 export class TokenizerWorker {
   readonly #definitionFile: string;
   readonly #settings: object;

@@ -93,7 +93,8 @@ describe('decode', () => {
           const stream = tokenizer.stream(ids.slice(0, preceding));
           const before = tokenizer.decode(ids.slice(0, preceding));
           const parts = ids.slice(preceding).map((id) => stream.push(id));
-          // A prompt that ends inside a character decodes to U+FFFD there: then the whole differs at the seam.
+          // A prompt that ends inside a character decodes to U+FFFD there: then the whole differs at the
+          // seam.
           fc.pre(!before.endsWith('\uFFFD'));
           expect(before + parts.join('') + stream.end()).toBe(tokenizer.decode(ids));
         },

@@ -14,7 +14,9 @@ import { TokenizerWorker } from './tokenizer-worker.js';
 const workerThreshold = 16_384;
 
 export interface EncodeOptions {
-  /** Add what the tokenizer's template adds around a text, such as a begin-of-sequence token. Default true. */
+  /**
+   * Add what the tokenizer's template adds around a text, such as a begin-of-sequence token. Default true.
+   */
   readonly addSpecialTokens?: boolean;
   readonly signal?: AbortSignal;
 }

@@ -56,8 +56,8 @@ function checkTensor(name: string, shape: readonly number[], tensor: StoredTenso
   }
   if (tensor.shape.length !== shape.length || tensor.shape.some((extent, axis) => extent !== shape[axis])) {
     throw new ModelFormatError(
-      `${tensor.file}: tensor '${name}' has shape [${tensor.shape.join(', ')}], wanted ${wanted} by config.json. ` +
-        'The config is of another model; fetch both again.',
+      `${tensor.file}: tensor '${name}' has shape [${tensor.shape.join(', ')}], wanted ${wanted}, by ` +
+        'config.json. The config is of another model; fetch both again.',
       { subject: name, given: tensor.shape, wanted: shape },
     );
   }

@@ -1,0 +1,119 @@
+import { createDevice, densePagedStore, kvPolicy } from '@kv/sparse-core';
+import type { KvSelector, SelectCall } from '@kv/sparse-core';
+import { describe, expect, it } from 'vitest';
+
+import { Model } from '../model.js';
+import { goldenModel, largestDifference, readGolden } from '../test-support/golden.js';
+import { allLogits, runBatch, withRunner } from '../test-support/run-model.js';
+import type { Runner } from './runner.js';
+
+const store = densePagedStore({ dtype: 'f32', blockTokens: 16 });
+const { ids } = await readGolden('qwen3');
+const prompt = (ids[0] ?? new Int32Array()).subarray(0, 90);
+const kvHeads = 2;
+
+/** Keeps the tokens that `keeps` names in every head, and hands each call to `see`. */
+function selector(
+  observationWindow: number,
+  keeps: readonly number[] | undefined,
+  see: (call: SelectCall) => void = () => undefined,
+): KvSelector {
+  return {
+    name: 'test',
+    observationWindow,
+    select(stream, call) {
+      see(call);
+      if (keeps === undefined) return undefined;
+      const rows = Int32Array.from(
+        { length: kvHeads * keeps.length },
+        (_, index) => keeps[index % keeps.length] ?? 0,
+      );
+      const indices = stream.device.tensor('i32', ['kvHead', 'kept'], [kvHeads, keeps.length], rows);
+      return { indices, counts: new Array<number>(kvHeads).fill(keeps.length) };
+    },
+  };
+}
+
+const withSelector = <Result>(
+  select: KvSelector,
+  use: (runner: Runner, model: Model) => Promise<Result>,
+): Promise<Result> =>
+  withRunner(goldenModel('qwen3'), { contextTokens: 128, policy: kvPolicy({ store, select }) }, use);
+
+async function decode(runner: Runner, chunkTokens: number): Promise<Float32Array> {
+  using sequence = runner.openSequence();
+  await allLogits(runner, sequence, prompt, chunkTokens);
+  using batch = runner.createBatch([{ sequence, ids: [5], phase: 'decode' }]);
+  await runBatch(runner, batch);
+  using logits = runner.head(batch);
+  return await logits.read();
+}
+
+describe('a policy that selects tokens', () => {
+  it.each([1, 16, 40, 90, 100])(
+    'sees the last %d queries of the prompt in every layer, whatever the chunks',
+    async (window) => {
+      const seen = new Map<number, Float32Array[]>();
+      const reads: Promise<unknown>[] = [];
+      const select = selector(window, undefined, ({ store: { layer }, lastQueries }) => {
+        expect(lastQueries.shape).toEqual([Math.min(window, prompt.length), 4, 64]);
+        const read = lastQueries
+          .read()
+          .then((queries) =>
+            seen.set(layer.index, [...(seen.get(layer.index) ?? []), queries as Float32Array]),
+          );
+        reads.push(read);
+      });
+      await withSelector(select, async (runner) => {
+        for (const chunk of [90, 1, 7, 64]) await decode(runner, chunk);
+      });
+      await Promise.all(reads);
+      expect(seen.size).toBe(2);
+      for (const [whole = new Float32Array(), ...chunked] of seen.values()) {
+        expect(chunked).toHaveLength(3);
+        // The same f32 sums in another order.
+        for (const queries of chunked) expect(largestDifference(queries, whole)).toBeLessThan(1e-4);
+      }
+    },
+  );
+
+  it('changes nothing when it keeps every token', async () => {
+    const every = prompt.length;
+    const kept = await withSelector(
+      selector(
+        8,
+        Array.from({ length: every }, (_, token) => token),
+      ),
+      (runner) => decode(runner, 7),
+    );
+    const dense = await withSelector(selector(8, undefined), (runner) => decode(runner, 7));
+    expect(kept).toEqual(dense);
+  });
+
+  it('gives back the memory of the others, and keeps the true position of the next token', () =>
+    withSelector(selector(8, [0, 1, 2, 50, 59]), async (runner) => {
+      using sequence = runner.openSequence();
+      await allLogits(runner, sequence, prompt.subarray(0, 60), 60);
+      const blockBytes = 2 * 16 * 64 * 4;
+      expect(runner.kvBytes.device).toBe(2 * kvHeads * blockBytes);
+      expect(sequence.length).toBe(60);
+    }));
+
+  it('leaves no memory behind when a prompt is given up', async () => {
+    using model = await Model.open(goldenModel('qwen3'), { device: createDevice({ threads: 1 }) });
+    using runner = model.createRunner({
+      contextTokens: 128,
+      policy: kvPolicy({ store, select: selector(16, [0]) }),
+    });
+    await runner.stream.synchronize();
+    const before = model.device.memory().live;
+    const sequence = runner.openSequence();
+    {
+      using batch = runner.createBatch([{ sequence, ids: prompt, phase: 'prefill' }]);
+      await runBatch(runner, batch);
+    }
+    sequence.dispose();
+    await runner.stream.synchronize();
+    expect(model.device.memory().live).toBe(before);
+  });
+});
