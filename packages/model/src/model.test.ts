@@ -1,0 +1,110 @@
+import { open } from 'node:fs/promises';
+import { totalmem } from 'node:os';
+import { join } from 'node:path';
+
+import { createDevice, DisposedError, ModelFormatError } from '@kv/sparse-core';
+import { describe, expect, it } from 'vitest';
+
+import { Model } from './model.js';
+import { goldenModel } from './test-support/golden.js';
+import { needleModel } from './test-support/paths.js';
+import { randomModel } from './test-support/random-model.js';
+import { runBatch } from './test-support/run-model.js';
+import { rawFile, withDirectory } from './test-support/safetensors-writer.js';
+import { layerShapes, outerShapes } from './weights/weight-shapes.js';
+
+const json = {
+  ...{ model_type: 'llama', vocab_size: 32, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1 },
+  ...{ num_attention_heads: 1, max_position_embeddings: 64 },
+};
+const device = createDevice({ threads: 1 });
+
+describe('a model', () => {
+  it('opens with a tokenizer, on a device of its own', async () => {
+    using model = await Model.open(needleModel);
+    expect(model.device.kind).toBe('cpu');
+    expect(model.tokenizer.eosToken).toBe('<|eos|>');
+  });
+
+  it('opens without a tokenizer, and says so when one is asked for', async () => {
+    using model = await Model.open(goldenModel('mistral'), { device });
+    expect(() => model.tokenizer).toThrow(ModelFormatError);
+    expect(() => model.tokenizer).toThrow(/has no tokenizer.json/);
+  });
+
+  it('opens when its weights are larger than the memory', async () => {
+    // All holes: the file takes no space, and pages of it are read only when they are used.
+    const vocabulary = Math.ceil((1.5 * totalmem()) / (4 * json.hidden_size));
+    const large = { ...json, vocab_size: vocabulary, tie_word_embeddings: true };
+    const { config } = randomModel({ ...large, vocab_size: 1 });
+    let offset = 0;
+    const shapes = { ...outerShapes({ ...config, vocabularySize: vocabulary }), ...layerShapes(config, 0) };
+    const entries = Object.entries(shapes).map(([name, shape]) => {
+      const begin = offset;
+      offset += shape.reduce((product, extent) => product * extent, 4);
+      return [name, { dtype: 'F32', shape, data_offsets: [begin, offset] }];
+    });
+    const header = rawFile(JSON.stringify(Object.fromEntries(entries)));
+    await withDirectory(
+      { 'config.json': JSON.stringify(large), 'model.safetensors': header },
+      async (directory) => {
+        const file = await open(join(directory, 'model.safetensors'), 'r+');
+        await file.truncate(header.byteLength + offset);
+        await file.close();
+        const before = device.memory().live;
+        using model = await Model.open(directory, { device });
+        expect(model.weights.embedding.byteLength).toBeGreaterThan(totalmem());
+        expect(device.memory().live).toBe(before);
+        using runner = model.createRunner({ contextTokens: 8, maxBatchRows: 2 });
+        using batch = runner.createBatch([
+          { sequence: runner.openSequence(), ids: [0, vocabulary - 1], phase: 'prefill' },
+        ]);
+        await runBatch(runner, batch);
+        expect(await batch.hidden.read()).toEqual(new Float32Array(2 * json.hidden_size));
+      },
+    );
+  });
+
+  it('reads weights that lie misaligned in their file', async () => {
+    const model = randomModel(json);
+    const bytes = model.files['model.safetensors'] as Uint8Array;
+    const headerBytes = Number(new DataView(bytes.buffer).getBigUint64(0, true));
+    const header = new TextDecoder().decode(bytes.subarray(8, 8 + headerBytes)).trimEnd();
+    const padded = header.padEnd(Math.ceil(header.length / 4) * 4 + 3);
+    const shifted = rawFile(padded, bytes.subarray(8 + headerBytes));
+    await withDirectory({ ...model.files, 'model.safetensors': shifted }, async (directory) => {
+      const before = device.memory().live;
+      const opened = await Model.open(directory, { device });
+      expect(await opened.weights.finalNorm.read()).toEqual(model.weights.get('model.norm.weight'));
+      opened.dispose();
+      await device.defaultStream.synchronize();
+      expect(device.memory().live).toBe(before);
+    });
+  });
+
+  it('is refused after it was disposed', async () => {
+    const model = await Model.open(goldenModel('mistral'), { device });
+    using runner = model.createRunner({ contextTokens: 64 });
+    const sequence = runner.openSequence();
+    using batch = runner.createBatch([{ sequence, ids: [1, 2], phase: 'prefill' }]);
+    model.dispose();
+    expect(() => {
+      runner.embed(batch);
+    }).toThrow(DisposedError);
+  });
+
+  it.each([
+    ['that does not exist', '/nowhere'],
+    ['without config.json', join(needleModel, 'eval')],
+  ])('is refused from a directory %s', async (_name, directory) => {
+    await expect(Model.open(directory, { device })).rejects.toThrow(ModelFormatError);
+  });
+
+  it('is refused when config and weights contradict each other', async () => {
+    const { files } = randomModel(json);
+    const other = { ...files, 'config.json': JSON.stringify({ ...json, num_hidden_layers: 2 }) };
+    await withDirectory(other, async (directory) => {
+      await expect(Model.open(directory, { device })).rejects.toThrow(/lack tensor 'model.layers.1/);
+    });
+  });
+});
