@@ -1,0 +1,47 @@
+// A ring of shared-memory stages that a producer fills through the copy engine and consumers read (sm_90).
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/mbarrier.h"
+
+namespace kv {
+
+// Which stage comes next, and the parity of its barriers on this round.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <int kStages>
+struct StageRing {
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+
+  __device__ void init(int consumer_warps) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(&full[stage], 1);
+      ptx::mbarrier_init(&empty[stage], consumer_warps);
+    }
+  }
+
+  // Producer: a fresh barrier's previous phase counts as complete, so the first round does not wait.
+  __device__ void wait_empty(RingPosition<kStages> at) { ptx::mbarrier_wait(&empty[at.stage], at.parity ^ 1); }
+
+  __device__ void wait_full(RingPosition<kStages> at) { ptx::mbarrier_wait(&full[at.stage], at.parity); }
+
+  // Consumers: one arrival for each warp.
+  __device__ void release(RingPosition<kStages> at) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[at.stage]);
+  }
+};
+
+}  // namespace kv

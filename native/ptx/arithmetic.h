@@ -1,0 +1,31 @@
+// Single instructions of the special-function and conversion units.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace kv::ptx {
+
+// 2^x with a relative error of about 2^-22; 0 for minus infinity.
+__device__ inline float exp2_approximate(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Two values rounded to Element, `low` in the low half.
+template <typename Element>
+__device__ inline uint32_t pack(float low, float high) {
+  uint32_t result;
+  if constexpr (std::is_same_v<Element, __half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  }
+  return result;
+}
+
+}  // namespace kv::ptx

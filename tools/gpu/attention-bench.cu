@@ -1,0 +1,413 @@
+// Checks the CUDA attention kernels against a float64 reference, with nothing but a driver: random inputs, NaN in
+// every cache row that holds no key, poisoned outputs. Built as a shared library, it is what
+// torch-attention.py times next to PyTorch. README.md says how to build both.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/decode-attention/decode-attention.cuda.h"
+#include "kernels/prefill-attention/prefill-attention.cuda.h"
+
+namespace {
+
+void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::printf("%s: %s\n", what, cudaGetErrorString(error));
+  std::exit(2);
+}
+
+void check(const kv::Status& status) {
+  if (status.ok()) return;
+  std::printf("%s\n", status.message.c_str());
+  std::exit(2);
+}
+
+template <typename T>
+class DeviceBuffer {
+ public:
+  explicit DeviceBuffer(size_t count, int byte = 0) : count_(count) {
+    check(cudaMalloc(&data_, std::max<size_t>(count, 1) * sizeof(T)), "cudaMalloc");
+    check(cudaMemset(data_, byte, std::max<size_t>(count, 1) * sizeof(T)), "cudaMemset");
+  }
+  explicit DeviceBuffer(const std::vector<T>& host) : DeviceBuffer(host.size()) {
+    check(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() { cudaFree(data_); }
+  T* get() const { return data_; }
+  std::vector<T> host() const {
+    std::vector<T> result(count_);
+    check(cudaMemcpy(result.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return result;
+  }
+
+ private:
+  T* data_ = nullptr;
+  size_t count_;
+};
+
+struct Sequence {
+  int queries;
+  int keys;
+};
+
+struct Case {
+  std::string name;
+  std::vector<Sequence> sequences;
+  int query_heads = 8;
+  int kv_heads = 2;
+  int head_dim = 128;
+  int block_tokens = 64;
+  kv::DType dtype = kv::DType::f16;
+  bool causal = true;
+  bool decode = false;
+  bool heads_differ = false;    // kv head h keeps 7 * h keys fewer
+  bool shift_scores = false;    // by about 1e4
+  bool growing_scores = false;  // later keys score higher and higher, so that running maxima keep moving
+};
+
+
+constexpr int kGuardRows = 3;
+constexpr uint16_t kPoison = 0x7fff;  // NaN in f16 and bf16
+
+template <typename Element>
+__device__ double as_double(Element value) {
+  return static_cast<double>(static_cast<float>(value));
+}
+
+// One block for each (row, query head): the exact result, and the one that the working precision allows, with f32
+// scores added up in runs of 16 dims (rounded toward zero, as tensor cores do), 16-bit weights and outputs.
+template <typename Element>
+__global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most_keys, double* exact, double* rounded,
+                                 double* lse) {
+  extern __shared__ double weights[];
+  float* working_scores = reinterpret_cast<float*>(weights + most_keys);
+  __shared__ double shared_maximum, shared_sum;
+  const int row = blockIdx.x;
+  const int head = blockIdx.y;
+  int entry = 0;
+  while (arguments.query_start[entry + 1] <= row) ++entry;
+  const int queries = arguments.query_start[entry + 1] - arguments.query_start[entry];
+  const int kv_head = head / (arguments.query_heads / arguments.kv_heads);
+  const int64_t table_row = int64_t{arguments.slots[entry]} * arguments.kv_heads + kv_head;
+  const int key_count = arguments.key_counts[table_row];
+  const int seen =
+      arguments.causal ? max(0, key_count - queries + (row - arguments.query_start[entry]) + 1) : key_count;
+  const auto at = [&](const void* pool, int key) {
+    const int block = arguments.block_table[table_row * arguments.table_width + key / arguments.block_tokens];
+    return static_cast<const Element*>(pool) + block * arguments.block_stride +
+           key % arguments.block_tokens * arguments.token_stride;
+  };
+  const Element* query = static_cast<const Element*>(arguments.query) + row * arguments.query_token_stride +
+                         head * arguments.query_head_stride;
+  for (int key = threadIdx.x; key < seen; key += blockDim.x) {
+    double score = 0.0;
+    float working_score = 0.0f;
+    for (int run = 0; run < arguments.head_dim; run += 16) {
+      double sum = 0.0;
+      for (int dim = run; dim < run + 16; ++dim) sum += as_double(query[dim]) * as_double(at(arguments.keys, key)[dim]);
+      score += sum;
+      working_score = __double2float_rz(working_score + sum);
+    }
+    weights[key] = score * arguments.scale;
+    working_scores[key] = working_score * arguments.scale;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    shared_maximum = -INFINITY;
+    for (int key = 0; key < seen; ++key) shared_maximum = fmax(shared_maximum, weights[key]);
+    shared_sum = 0.0;
+    for (int key = 0; key < seen; ++key) shared_sum += exp(weights[key] - shared_maximum);
+    lse[int64_t{row} * arguments.query_heads + head] = seen > 0 ? shared_maximum + log(shared_sum) : -INFINITY;
+  }
+  __syncthreads();
+  for (int dim = threadIdx.x; dim < arguments.head_dim; dim += blockDim.x) {
+    double sum = 0.0;
+    double rounded_sum = 0.0;
+    double working_sum = 0.0;
+    for (int key = 0; key < seen; ++key) {
+      const double weight = exp(weights[key] - shared_maximum);
+      const double value = as_double(at(arguments.values, key)[dim]);
+      sum += weight * value;
+      const double working_weight = exp(working_scores[key] - shared_maximum);
+      rounded_sum += as_double(Element(static_cast<float>(working_weight))) * value;
+      working_sum += working_weight;
+    }
+    const int64_t i = (int64_t{row} * arguments.query_heads + head) * arguments.head_dim + dim;
+    exact[i] = seen > 0 ? sum / shared_sum : 0.0;
+    rounded[i] = seen > 0 ? as_double(Element(static_cast<float>(rounded_sum / working_sum))) : 0.0;
+  }
+}
+
+template <typename Element>
+int run_case(const Case& test, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  const int batch = static_cast<int>(test.sequences.size());
+  std::vector<int> query_start{0};
+  for (const Sequence& sequence : test.sequences) query_start.push_back(query_start.back() + sequence.queries);
+  const int rows = query_start.back();
+
+  // Slots in reverse order with a gap, blocks in random order with spare ones between.
+  const int slot_count = batch + 1;
+  std::vector<int> slots(batch), counts(slot_count * test.kv_heads, -1);
+  int table_width = 1;
+  int block_count = 2;
+  for (int entry = 0; entry < batch; ++entry) {
+    slots[entry] = batch - entry;
+    for (int head = 0; head < test.kv_heads; ++head) {
+      const int keys = std::max(0, test.sequences[entry].keys - (test.heads_differ ? 7 * head : 0));
+      counts[slots[entry] * test.kv_heads + head] = keys;
+      const int blocks = (keys + test.block_tokens - 1) / test.block_tokens;
+      table_width = std::max(table_width, blocks);
+      block_count += blocks;
+    }
+  }
+  std::vector<int> order(block_count);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), random);
+  std::vector<int> table(size_t(slot_count) * test.kv_heads * table_width, 0x7ffffff0);
+  const size_t block_elements = size_t(test.block_tokens) * test.head_dim;
+  std::vector<Element> keys(block_count * block_elements), values(keys.size());
+  const Element nan = Element(NAN);
+  std::fill(keys.begin(), keys.end(), nan);
+  std::fill(values.begin(), values.end(), nan);
+  int next = 0;
+  for (int slot = 0; slot < slot_count; ++slot) {
+    for (int head = 0; head < test.kv_heads; ++head) {
+      const int count = counts[slot * test.kv_heads + head];
+      for (int key = 0; key < count; ++key) {
+        int& block = table[(size_t(slot) * test.kv_heads + head) * table_width + key / test.block_tokens];
+        if (key % test.block_tokens == 0) block = order[next++];
+        const size_t at = block * block_elements + size_t(key % test.block_tokens) * test.head_dim;
+        const float growth = test.growing_scores ? 0.02f * key : 1.0f;
+        for (int dim = 0; dim < test.head_dim; ++dim) {
+          keys[at + dim] = Element(normal(random) * growth);
+          values[at + dim] = Element(normal(random));
+        }
+        if (test.shift_scores) keys[at] = Element(338.0f);
+      }
+    }
+  }
+  const size_t row_elements = size_t(test.query_heads) * test.head_dim;
+  std::vector<Element> query(std::max<size_t>(1, rows * row_elements));
+  for (Element& value : query) value = Element(normal(random));
+  if (test.shift_scores) {
+    for (size_t i = 0; i < query.size(); i += test.head_dim) query[i] = Element(338.0f);
+  }
+
+  DeviceBuffer<Element> query_buffer(query), keys_buffer(keys), values_buffer(values);
+  DeviceBuffer<int> table_buffer(table), counts_buffer(counts), slots_buffer(slots), start_buffer(query_start);
+  std::vector<uint16_t> poison((rows + kGuardRows) * row_elements, kPoison);
+  DeviceBuffer<uint16_t> output_buffer(poison);
+  DeviceBuffer<float> lse_buffer(std::vector<float>(size_t(rows + kGuardRows) * test.query_heads, NAN));
+
+  kv::PagedAttentionArguments arguments;
+  arguments.query = query_buffer.get();
+  arguments.query_token_stride = row_elements;
+  arguments.query_head_stride = test.head_dim;
+  arguments.query_tokens = rows;
+  arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype = test.dtype;
+  arguments.output = output_buffer.get();
+  arguments.output_token_stride = row_elements;
+  arguments.output_head_stride = test.head_dim;
+  arguments.log_sum_exp = lse_buffer.get();
+  arguments.keys = keys_buffer.get();
+  arguments.values = values_buffer.get();
+  arguments.block_stride = block_elements;
+  arguments.token_stride = test.head_dim;
+  arguments.block_tokens = test.block_tokens;
+  arguments.block_table = table_buffer.get();
+  arguments.table_width = table_width;
+  arguments.key_counts = counts_buffer.get();
+  arguments.slots = slots_buffer.get();
+  arguments.query_start = start_buffer.get();
+  arguments.batch = batch;
+  arguments.query_heads = test.query_heads;
+  arguments.kv_heads = test.kv_heads;
+  arguments.head_dim = test.head_dim;
+  arguments.scale = 1.0f / std::sqrt(static_cast<float>(test.head_dim));
+  arguments.causal = test.causal;
+
+  size_t workspace_bytes = kv::kPrefillAttentionWorkspaceBytes;
+  if (test.decode) check(kv::cuda::decode_attention_workspace_bytes(arguments, &workspace_bytes));
+  DeviceBuffer<unsigned char> workspace(workspace_bytes);
+  // Twice: the second launch finds the workspace as the first one left it.
+  for (int launch = 0; launch < 2; ++launch) {
+    check(test.decode ? kv::cuda::decode_attention(arguments, workspace.get(), nullptr)
+                      : kv::sm90a::prefill_attention(arguments, workspace.get(), nullptr));
+  }
+  check(cudaDeviceSynchronize(), test.name.c_str());
+
+  const size_t outputs = rows * row_elements;
+  DeviceBuffer<double> exact_buffer(outputs), rounded_buffer(outputs), exact_lse_buffer(size_t(rows) * test.query_heads);
+  const int most_keys = *std::max_element(counts.begin(), counts.end());
+  check(cudaFuncSetAttribute(reference_kernel<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024), "attribute");
+  reference_kernel<Element><<<dim3(rows, test.query_heads), 128, std::max(1, most_keys) * 12>>>(
+      arguments, std::max(1, most_keys), exact_buffer.get(), rounded_buffer.get(), exact_lse_buffer.get());
+  check(cudaDeviceSynchronize(), "reference");
+
+  const auto exact = exact_buffer.host(), rounded = rounded_buffer.host(), exact_lse = exact_lse_buffer.host();
+  const auto output = output_buffer.host();
+  const auto lse = lse_buffer.host();
+  double error = 0.0, allowed = 0.0, lse_error = 0.0;
+  int failures = 0;
+  for (size_t i = 0; i < outputs; ++i) {
+    Element value;
+    std::copy_n(reinterpret_cast<const unsigned char*>(&output[i]), 2, reinterpret_cast<unsigned char*>(&value));
+    const double difference = std::abs(static_cast<double>(static_cast<float>(value)) - exact[i]);
+    if (!(difference < INFINITY)) ++failures;  // NaN: not written, or garbage got in
+    error = std::max(error, difference);
+    allowed = std::max(allowed, std::abs(rounded[i] - exact[i]));
+  }
+  allowed = 2.0 * allowed + 1e-3;
+  for (size_t i = 0; i < exact_lse.size(); ++i) {
+    if (exact_lse[i] == -INFINITY) {
+      if (lse[i] != -INFINITY) ++failures;
+      continue;
+    }
+    // f32 scores of size s carry errors of about 2^-22 s.
+    const double difference = std::abs(lse[i] - exact_lse[i]) / (1.0 + std::abs(exact_lse[i]));
+    if (!(difference < INFINITY)) ++failures;
+    lse_error = std::max(lse_error, difference);
+  }
+  for (size_t i = outputs; i < output.size(); ++i) failures += output[i] != kPoison;
+  for (size_t i = exact_lse.size(); i < lse.size(); ++i) failures += !std::isnan(lse[i]);
+  const bool passed = failures == 0 && error <= allowed && lse_error <= 1e-5;
+  std::printf("%s %-58s error %.2e of %.2e, log-sum-exp %.1e, %d bad\n", passed ? "pass" : "FAIL", test.name.c_str(), error,
+              allowed, lse_error, failures);
+  return passed ? 0 : 1;
+}
+
+std::vector<Case> cases(bool small_only) {
+  std::vector<Case> list;
+  const std::vector<Sequence> ragged{{1, 1}, {63, 63}, {64, 64}, {65, 130}, {128, 128}, {129, 400}, {200, 200}, {513, 700}};
+  const std::vector<Sequence> small{{70, 70}, {1, 200}, {130, 150}};
+  const auto add = [&](std::string name, std::vector<Sequence> sequences, auto change) {
+    for (const kv::DType dtype : {kv::DType::f16, kv::DType::bf16}) {
+      for (const int head_dim : {128, 64}) {
+        Case test;
+        test.sequences = sequences;
+        test.dtype = dtype;
+        test.head_dim = head_dim;
+        change(test);
+        test.name = std::string(test.decode ? "decode " : "prefill ") + name + (dtype == kv::DType::f16 ? " f16" : " bf16") +
+                    " d" + std::to_string(head_dim);
+        list.push_back(test);
+      }
+    }
+  };
+  add("small", small, [](Case&) {});
+  add("small, all keys", small, [](Case& test) { test.causal = false; });
+  const auto decode_of = [](std::vector<int> keys) {
+    std::vector<Sequence> sequences;
+    for (const int count : keys) sequences.push_back({1, count});
+    return sequences;
+  };
+  add("small", decode_of({1, 64, 200}), [](Case& test) { test.decode = true; });
+  if (small_only) return list;
+  add("ragged", ragged, [](Case&) {});
+  add("ragged, all keys", ragged, [](Case& test) { test.causal = false; });
+  for (const int block : {8, 16, 32, 128, 192, 1024}) {
+    add("blocks of " + std::to_string(block), ragged, [=](Case& test) { test.block_tokens = block; });
+  }
+  add("one head a group", ragged, [](Case& test) { test.kv_heads = 8; });
+  add("one kv head", ragged, [](Case& test) { test.kv_heads = 1; });
+  add("heads keep different counts", {{100, 400}, {300, 500}}, [](Case& test) {
+    test.kv_heads = 4;
+    test.heads_differ = true;
+  });
+  add("queries that see no key", {{100, 40}, {150, 0}, {300, 10}, {20, 20}}, [](Case&) {});
+  add("no keys, all keys asked for", {{100, 0}, {20, 20}}, [](Case& test) { test.causal = false; });
+  add("no queries between", {{0, 50}, {70, 70}, {0, 0}, {5, 300}}, [](Case&) {});
+  add("shifted by 1e4", {{300, 900}}, [](Case& test) { test.shift_scores = true; });
+  add("growing maxima", {{256, 1500}}, [](Case& test) {
+    test.growing_scores = true;
+    test.causal = false;
+  });
+  add("chunk at the end of many keys", {{130, 6000}}, [](Case&) {});
+  const auto decoding = [](auto change) {
+    return [=](Case& test) {
+      test.decode = true;
+      change(test);
+    };
+  };
+  const auto lengths = decode_of({1, 15, 16, 17, 63, 64, 65, 1000, 4000, 0, 333});
+  add("ragged", lengths, decoding([](Case&) {}));
+  for (const int block : {16, 128, 1024}) {
+    add("blocks of " + std::to_string(block), lengths, decoding([=](Case& test) { test.block_tokens = block; }));
+  }
+  for (const int heads : {1, 7, 8, 16, 24, 32}) {
+    add(std::to_string(heads) + " heads a group", lengths, decoding([=](Case& test) {
+          test.query_heads = 2 * heads;
+        }));
+  }
+  add("heads keep different counts", lengths, decoding([](Case& test) {
+        test.kv_heads = 4;
+        test.heads_differ = true;
+      }));
+  add("one long sequence", decode_of({16000}), decoding([](Case&) {}));
+  add("many short sequences", decode_of(std::vector<int>(300, 70)), decoding([](Case&) {}));
+  add("shifted by 1e4", decode_of({900, 5000}), decoding([](Case& test) { test.shift_scores = true; }));
+  add("growing maxima", decode_of({1500}), decoding([](Case& test) { test.growing_scores = true; }));
+  return list;
+}
+
+}  // namespace
+
+// For torch-attention.py. `sizes`: decode, rows, batch, query heads, kv heads, head dim, block tokens, table width,
+// causal, bf16. `pointers`: query, output, log-sum-exp, keys, values, table, counts, slots, query start, workspace.
+// Tensors are contiguous. Returns 0, or prints why not.
+extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
+  kv::PagedAttentionArguments arguments;
+  const bool decode = sizes[0] != 0;
+  arguments.query_tokens = static_cast<int32_t>(sizes[1]);
+  arguments.batch = static_cast<int32_t>(sizes[2]);
+  arguments.query_heads = static_cast<int32_t>(sizes[3]);
+  arguments.kv_heads = static_cast<int32_t>(sizes[4]);
+  arguments.head_dim = static_cast<int32_t>(sizes[5]);
+  arguments.block_tokens = static_cast<int32_t>(sizes[6]);
+  arguments.table_width = static_cast<int32_t>(sizes[7]);
+  arguments.causal = sizes[8] != 0;
+  arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype = sizes[9] ? kv::DType::bf16 : kv::DType::f16;
+  arguments.query_token_stride = arguments.output_token_stride = sizes[3] * sizes[5];
+  arguments.query_head_stride = arguments.output_head_stride = sizes[5];
+  arguments.token_stride = sizes[5];
+  arguments.block_stride = sizes[5] * sizes[6];
+  arguments.query = pointers[0];
+  arguments.output = pointers[1];
+  arguments.log_sum_exp = static_cast<float*>(pointers[2]);
+  arguments.keys = pointers[3];
+  arguments.values = pointers[4];
+  arguments.block_table = static_cast<const int32_t*>(pointers[5]);
+  arguments.key_counts = static_cast<const int32_t*>(pointers[6]);
+  arguments.slots = static_cast<const int32_t*>(pointers[7]);
+  arguments.query_start = static_cast<const int32_t*>(pointers[8]);
+  arguments.scale = scale;
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  const kv::Status status = decode ? kv::cuda::decode_attention(arguments, pointers[9], cuda_stream)
+                                   : kv::sm90a::prefill_attention(arguments, pointers[9], cuda_stream);
+  if (!status.ok()) std::printf("%s\n", status.message.c_str());
+  return status.ok() ? 0 : 1;
+}
+
+// usage: attention-bench [small] [seed]
+int main(int argc, char** argv) {
+  const bool small_only = argc > 1 && std::string(argv[1]) == "small";
+  const unsigned seed = argc > 2 ? std::atoi(argv[2]) : std::random_device{}();
+  std::mt19937 random(seed);
+  int failed = 0;
+  const std::vector<Case> list = cases(small_only);
+  for (const Case& test : list) {
+    failed += test.dtype == kv::DType::f16 ? run_case<__half>(test, random) : run_case<__nv_bfloat16>(test, random);
+  }
+  std::printf("tests: %d passed, %d failed, 0 skipped (seed %u)\n", static_cast<int>(list.size()) - failed, failed, seed);
+  return failed == 0 ? 0 : 1;
+}

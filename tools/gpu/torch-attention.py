@@ -1,0 +1,182 @@
+"""Times our attention kernels next to PyTorch's scaled_dot_product_attention (cuDNN and FLASH), interleaved in one
+process, and checks them against each other.
+
+usage: torch-attention.py NAME=LIBRARY.so [NAME=LIBRARY.so ...] [--rounds N] [--only TEXT] [--json FILE]
+
+LIBRARY.so is attention-bench.cu built as a shared library (README.md). Every row of the JSON holds the median and
+the spread over the rounds, and the clock and power while that kernel ran.
+"""
+import argparse
+import ctypes
+import json
+import statistics
+import threading
+import time
+
+import pynvml
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+QUERY_HEADS, KV_HEADS, BLOCK_TOKENS = 32, 8, 64
+BACKENDS = {'sdpa-cudnn': SDPBackend.CUDNN_ATTENTION, 'sdpa-flash': SDPBackend.FLASH_ATTENTION}
+
+
+class Sampler:
+    """Reads the SM clock and the power every 10 ms."""
+
+    def __init__(self):
+        pynvml.nvmlInit()
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.samples = []
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        while True:
+            clock = pynvml.nvmlDeviceGetClockInfo(self.handle, pynvml.NVML_CLOCK_SM)
+            watts = pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000
+            self.samples.append((time.time(), clock, watts))
+            time.sleep(0.01)
+
+    def between(self, start, end):
+        chosen = [sample for sample in self.samples if start <= sample[0] <= end]
+        if not chosen:
+            return None, None
+        return statistics.median(s[1] for s in chosen), statistics.median(s[2] for s in chosen)
+
+
+def pointers_of(tensors):
+    return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() if t is not None else None for t in tensors])
+
+
+class Problem:
+    def __init__(self, decode, batch, keys, head_dim, dtype, causal):
+        self.decode, self.batch, self.keys, self.head_dim, self.causal = decode, batch, keys, head_dim, causal
+        self.dtype = dtype
+        self.queries = 1 if decode else keys
+        random = lambda heads, tokens: torch.randn(batch, heads, tokens, head_dim, device='cuda', dtype=dtype)
+        self.query, self.key, self.value = random(QUERY_HEADS, self.queries), random(KV_HEADS, keys), random(KV_HEADS, keys)
+        blocks = batch * KV_HEADS * keys // BLOCK_TOKENS
+        table = torch.randperm(blocks, device='cuda')
+        paged = lambda tensor: torch.empty_like(tensor).view(blocks, BLOCK_TOKENS, head_dim).index_copy_(
+            0, table, tensor.view(blocks, BLOCK_TOKENS, head_dim))
+        int32 = lambda values: torch.tensor(values, device='cuda', dtype=torch.int32)
+        rows = batch * self.queries
+        self.packed_query = self.query.transpose(1, 2).contiguous().view(rows, QUERY_HEADS, head_dim)
+        self.output = torch.full_like(self.packed_query, float('nan'))
+        self.tensors = [self.packed_query, self.output, None, paged(self.key), paged(self.value), table.to(torch.int32),
+                        int32([keys] * batch * KV_HEADS), int32(list(range(batch))),
+                        int32([entry * self.queries for entry in range(batch + 1)])]
+        self.tensors.append(torch.zeros(64 << 20, device='cuda', dtype=torch.uint8))
+        self.sizes = (ctypes.c_int64 * 10)(decode, rows, batch, QUERY_HEADS, KV_HEADS, head_dim, BLOCK_TOKENS,
+                                           keys // BLOCK_TOKENS, causal, dtype == torch.bfloat16)
+
+    def ours(self, library):
+        status = library.kv_attention(self.sizes, pointers_of(self.tensors), ctypes.c_float(self.head_dim ** -0.5),
+                                      ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        assert status == 0
+
+    def torch(self, backend):
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(self.query, self.key, self.value,
+                                                           is_causal=self.causal and not self.decode, enable_gqa=True)
+
+    def flops(self):
+        return 4 * self.queries * self.keys * self.head_dim * QUERY_HEADS * self.batch / (
+            2 if self.causal and not self.decode else 1)
+
+    def bytes(self):
+        return (2 * self.key.numel() + 2 * self.query.numel()) * 2
+
+
+def time_once(function, repeats):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        function()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+def measure(problem, label, libraries, rounds, sampler):
+    functions = {name: (lambda library=library: problem.ours(library)) for name, library in libraries.items()}
+    functions.update({name: (lambda backend=backend: problem.torch(backend)) for name, backend in BACKENDS.items()})
+    reference = problem.torch(SDPBackend.CUDNN_ATTENTION).transpose(1, 2).reshape(problem.output.shape).float()
+    errors = {}
+    for name in libraries:
+        problem.output.fill_(float('nan'))
+        functions[name]()
+        difference = (problem.output.float() - reference).norm() / reference.norm()
+        errors[name] = difference.item()
+    del reference
+    times = {name: [] for name in functions}
+    spans = {name: [] for name in functions}
+    repeats = max(1, min(20, int(20 / time_once(functions[next(iter(functions))], 1))))
+    for round_number in range(rounds):
+        order = list(functions.items())
+        shift = round_number % len(order)
+        for name, function in order[shift:] + order[:shift]:
+            begun = time.time()
+            times[name].append(time_once(function, repeats))
+            spans[name].append((begun, time.time()))
+    rows = []
+    for name, values in times.items():
+        seconds = statistics.median(values) / 1e3
+        readings = [sampler.between(*span) for span in spans[name]]
+        middle = lambda index: statistics.median([r[index] for r in readings if r[index] is not None] or [0])
+        row = dict(operation='decode-attention' if problem.decode else 'prefill-attention', case=label, kernel=name,
+                   batch=problem.batch, keys=problem.keys, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS,
+                   headDim=problem.head_dim, dtype=str(problem.dtype)[6:], causal=problem.causal,
+                   milliseconds=round(seconds * 1e3, 4), fastest=round(min(values), 4), slowest=round(max(values), 4),
+                   rounds=rounds, repeats=repeats, teraflops=round(problem.flops() / seconds / 1e12, 1),
+                   gigabytesPerSecond=round(problem.bytes() / seconds / 1e9, 1), clockMegahertz=middle(0),
+                   watts=round(middle(1), 1), relativeError=errors.get(name))
+        rows.append(row)
+        print(f"{label:28s} {name:12s} {row['milliseconds']:9.4f} ms [{row['fastest']:.4f}..{row['slowest']:.4f}] "
+              f"{row['teraflops']:7.1f} TFLOP/s {row['gigabytesPerSecond']:7.1f} GB/s {row['clockMegahertz']:.0f} MHz "
+              f"{row['watts']:.0f} W error {row['relativeError']}", flush=True)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('libraries', nargs='+')
+    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--only', default='')
+    parser.add_argument('--json')
+    options = parser.parse_args()
+    libraries = {}
+    for argument in options.libraries:
+        name, path = argument.split('=')
+        libraries[name] = ctypes.CDLL(path)
+    torch.manual_seed(time.time_ns())
+    sampler = Sampler()
+    half, bfloat = torch.float16, torch.bfloat16
+    cases = {
+        'prefill 8x4096': (False, 8, 4096, 128, half, True),
+        'prefill 8x32768': (False, 8, 32768, 128, half, True),
+        'prefill 1x32768': (False, 1, 32768, 128, half, True),
+        'prefill 1x131072': (False, 1, 131072, 128, half, True),
+        'prefill 8x32768 bf16': (False, 8, 32768, 128, bfloat, True),
+        'prefill 8x32768 all keys': (False, 8, 32768, 128, half, False),
+        'prefill 8x32768 d64': (False, 8, 32768, 64, half, True),
+        'decode 8x32768': (True, 8, 32768, 128, half, True),
+        'decode 1x131072': (True, 1, 131072, 128, half, True),
+        'decode 1x32768': (True, 1, 32768, 128, half, True),
+        'decode 8x4096': (True, 8, 4096, 128, half, True),
+        'decode 8x32768 bf16': (True, 8, 32768, 128, bfloat, True),
+        'decode 8x32768 d64': (True, 8, 32768, 64, half, True),
+    }
+    rows = []
+    for label, arguments in cases.items():
+        if options.only and not any(text in label for text in options.only.split(',')):
+            continue
+        rows += measure(Problem(*arguments), label, libraries, options.rounds, sampler)
+        torch.cuda.empty_cache()
+        if options.json:
+            with open(options.json, 'w') as file:
+                json.dump(rows, file, indent=1)
+
+
+main()
