@@ -1,6 +1,6 @@
 // Softmax over keys that arrive in tiles, for the two rows of scores that a thread holds in the accumulator
-// layout of mma and wgmma: scores[4 * j + {0, 1}] belong to the first row, scores[4 * j + {2, 3}] to the second,
-// and the four lanes of a quad share the rows. Device code.
+// layout of mma and wgmma: scores[4 * j + {0, 1}] belong to the first row, scores[4 * j + {2, 3}] to the
+// second, and the four lanes of a quad share the rows. Device code.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,8 @@ class OnlineSoftmax {
   // `scale` is positive; weights are exp(scale * score), up to a factor that is common to a row.
   __device__ explicit OnlineSoftmax(float scale) : scale_log2_(scale * kLog2E) {}
 
-  // Takes a tile of scores into account: what was accumulated for row r from earlier tiles must be multiplied by
-  // correction[r]. Returns whether that changes anything in this warp.
+  // Takes a tile of scores into account: what was accumulated for row r from earlier tiles must be multiplied
+  // by correction[r]. Returns whether that changes anything in this warp.
   template <int kCount>
   __device__ bool observe(const float (&scores)[kCount], float (&correction)[2]) {
     constexpr int kChains = 4;  // of each row, so that no comparison waits for the previous one

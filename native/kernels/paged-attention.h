@@ -42,7 +42,6 @@ struct PagedAttentionArguments : PagedBatch {
   const void* query = nullptr;
   int64_t query_token_stride = 0;
   int64_t query_head_stride = 0;
-  int32_t query_tokens = 0;  // rows of query and output: at least query_start[batch]
   DType query_dtype = DType::f32;
   void* output = nullptr;
   int64_t output_token_stride = 0;

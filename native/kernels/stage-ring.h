@@ -34,11 +34,13 @@ struct StageRing {
   }
 
   // Producer: a fresh barrier's previous phase counts as complete, so the first round does not wait.
-  __device__ void wait_empty(RingPosition<kStages> at) { ptx::mbarrier_wait(&empty[at.stage], at.parity ^ 1); }
+  __device__ void wait_empty(RingPosition<kStages> at) {
+    ptx::mbarrier_wait(&empty[at.stage], at.parity ^ 1);
+  }
 
   __device__ void wait_full(RingPosition<kStages> at) { ptx::mbarrier_wait(&full[at.stage], at.parity); }
 
-  // Consumers: one arrival for each warp.
+  // Consumers: one arrival for each warp, after an instruction that waits for all its lanes' reads.
   __device__ void release(RingPosition<kStages> at) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[at.stage]);
   }

@@ -9,14 +9,12 @@ namespace kv::ptx {
 
 // Copies 16 bytes past the first-level cache, or writes 16 zero bytes when `valid` is false.
 __device__ inline void async_copy_16(void* shared, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
-               "r"(valid ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
 
-__device__ inline void async_copy_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of this thread's latest groups are still under way.
 template <int kPending>

@@ -18,7 +18,8 @@ __device__ inline void mbarrier_arrive(uint64_t* barrier) {
 
 // Arrives, and announces bytes that bulk copies will bring before the phase may complete.
 __device__ inline void mbarrier_arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
                : "memory");
 }
 

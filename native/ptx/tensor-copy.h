@@ -10,10 +10,11 @@
 namespace kv::ptx {
 
 // Starts the copy of the box at (x, y, z), x innermost, into shared memory; its bytes count on `barrier`.
-__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier) {
+__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z,
+                                   uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(shared_address(shared)),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
       : "memory");
 }
@@ -23,8 +24,6 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
 }
 
 // Orders this thread's ordinary shared-memory accesses before later ones by the copy engine and by wgmma.
-__device__ inline void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace kv::ptx

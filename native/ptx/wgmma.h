@@ -54,15 +54,15 @@ __device__ inline void pin_registers(Register (&registers)[kCount]) {
   }
 }
 
-#define KV_D8(d, i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-      "+f"(d[i + 7])
+#define KV_D8(d, i)                                                                           \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KV_D32(d, i) KV_D8(d, i), KV_D8(d, i + 8), KV_D8(d, i + 16), KV_D8(d, i + 24)
-#define KV_D_NAMES_32 \
+#define KV_D_NAMES_32                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define KV_D_NAMES_64 \
-  KV_D_NAMES_32 \
+#define KV_D_NAMES_64                                                                \
+  KV_D_NAMES_32                                                                      \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
@@ -74,34 +74,35 @@ struct WgmmaShared;
 template <typename Element, int N>
 struct WgmmaRegisters;
 
-#define KV_DEFINE_WGMMA(Element, types, N, D_NAMES, A0, A1, A2, A3, B, ...)                          \
-  template <>                                                                                                  \
-  struct WgmmaShared<Element, N> {                                                                             \
-    static __device__ inline void issue(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {          \
-      asm volatile(                                                                                            \
-          "{\n"                                                                                                \
-          ".reg .pred accumulate;\n"                                                                           \
-          "setp.ne.b32 accumulate, " A2 ", 0;\n"                                                               \
-          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." types " {" D_NAMES "}, " A0 ", " A1                \
-          ", accumulate, 1, 1, 0, 0;\n"                                                                        \
-          "}"                                                                                                  \
-          : __VA_ARGS__                                                                                        \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                \
-    }                                                                                                          \
-  };                                                                                                           \
-  template <>                                                                                                  \
-  struct WgmmaRegisters<Element, N> {                                                                          \
-    static __device__ inline void issue(float (&d)[N / 2], const uint32_t* a, uint64_t b) {                    \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." types " {" D_NAMES "}, {" A0 ", " A1      \
-                   ", " A2 ", " A3 "}, " B ", 1, 1, 1, 1;"                                                     \
-                   : __VA_ARGS__                                                                               \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                      \
-    }                                                                                                          \
+#define KV_DEFINE_WGMMA(Element, types, N, D_NAMES, A0, A1, A2, A3, B, ...)                               \
+  template <>                                                                                             \
+  struct WgmmaShared<Element, N> {                                                                        \
+    static __device__ inline void issue(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {     \
+      asm volatile(                                                                                       \
+          "{\n"                                                                                           \
+          ".reg .pred accumulate;\n"                                                                      \
+          "setp.ne.b32 accumulate, " A2                                                                   \
+          ", 0;\n"                                                                                        \
+          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." types " {" D_NAMES "}, " A0 ", " A1           \
+          ", accumulate, 1, 1, 0, 0;\n"                                                                   \
+          "}"                                                                                             \
+          : __VA_ARGS__                                                                                   \
+          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                           \
+    }                                                                                                     \
+  };                                                                                                      \
+  template <>                                                                                             \
+  struct WgmmaRegisters<Element, N> {                                                                     \
+    static __device__ inline void issue(float (&d)[N / 2], const uint32_t* a, uint64_t b) {               \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." types " {" D_NAMES "}, {" A0 ", " A1 \
+                   ", " A2 ", " A3 "}, " B ", 1, 1, 1, 1;"                                                \
+                   : __VA_ARGS__                                                                          \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
+    }                                                                                                     \
   };
 
-#define KV_DEFINE_WGMMA_ELEMENT(Element, types)                                                                  \
-  KV_DEFINE_WGMMA(Element, types, 64, KV_D_NAMES_32, "%32", "%33", "%34", "%35", "%36", KV_D32(d, 0))          \
-  KV_DEFINE_WGMMA(Element, types, 128, KV_D_NAMES_64, "%64", "%65", "%66", "%67", "%68", KV_D32(d, 0),         \
+#define KV_DEFINE_WGMMA_ELEMENT(Element, types)                                                        \
+  KV_DEFINE_WGMMA(Element, types, 64, KV_D_NAMES_32, "%32", "%33", "%34", "%35", "%36", KV_D32(d, 0))  \
+  KV_DEFINE_WGMMA(Element, types, 128, KV_D_NAMES_64, "%64", "%65", "%66", "%67", "%68", KV_D32(d, 0), \
                   KV_D32(d, 32))
 
 KV_DEFINE_WGMMA_ELEMENT(__half, "f16.f16")

@@ -1,5 +1,5 @@
-// Checks the CUDA attention kernels against a float64 reference, with nothing but a driver: random inputs, NaN in
-// every cache row that holds no key, poisoned outputs. Built as a shared library, it is what
+// Checks the CUDA attention kernels against a float64 reference, with nothing but a driver: random inputs,
+// NaN in every cache row that holds no key, poisoned outputs. Built as a shared library, it is what
 // torch-attention.py times next to PyTorch. README.md says how to build both.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -74,7 +74,6 @@ struct Case {
   bool growing_scores = false;  // later keys score higher and higher, so that running maxima keep moving
 };
 
-
 constexpr int kGuardRows = 3;
 constexpr uint16_t kPoison = 0x7fff;  // NaN in f16 and bf16
 
@@ -83,11 +82,12 @@ __device__ double as_double(Element value) {
   return static_cast<double>(static_cast<float>(value));
 }
 
-// One block for each (row, query head): the exact result, and the one that the working precision allows, with f32
-// scores added up in runs of 16 dims (rounded toward zero, as tensor cores do), 16-bit weights and outputs.
+// One block for each (row, query head): the exact result, and the one that the working precision allows, with
+// f32 scores added up in runs of 16 dims (rounded toward zero, as tensor cores do), 16-bit weights and
+// outputs.
 template <typename Element>
-__global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most_keys, double* exact, double* rounded,
-                                 double* lse) {
+__global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most_keys, double* exact,
+                                 double* rounded, double* lse) {
   extern __shared__ double weights[];
   float* working_scores = reinterpret_cast<float*>(weights + most_keys);
   __shared__ double shared_maximum, shared_sum;
@@ -113,7 +113,8 @@ __global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most
     float working_score = 0.0f;
     for (int run = 0; run < arguments.head_dim; run += 16) {
       double sum = 0.0;
-      for (int dim = run; dim < run + 16; ++dim) sum += as_double(query[dim]) * as_double(at(arguments.keys, key)[dim]);
+      for (int dim = run; dim < run + 16; ++dim)
+        sum += as_double(query[dim]) * as_double(at(arguments.keys, key)[dim]);
       score += sum;
       working_score = __double2float_rz(working_score + sum);
     }
@@ -126,7 +127,8 @@ __global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most
     for (int key = 0; key < seen; ++key) shared_maximum = fmax(shared_maximum, weights[key]);
     shared_sum = 0.0;
     for (int key = 0; key < seen; ++key) shared_sum += exp(weights[key] - shared_maximum);
-    lse[int64_t{row} * arguments.query_heads + head] = seen > 0 ? shared_maximum + log(shared_sum) : -INFINITY;
+    lse[int64_t{row} * arguments.query_heads + head] =
+        seen > 0 ? shared_maximum + log(shared_sum) : -INFINITY;
   }
   __syncthreads();
   for (int dim = threadIdx.x; dim < arguments.head_dim; dim += blockDim.x) {
@@ -152,7 +154,8 @@ int run_case(const Case& test, std::mt19937& random) {
   std::normal_distribution<float> normal;
   const int batch = static_cast<int>(test.sequences.size());
   std::vector<int> query_start{0};
-  for (const Sequence& sequence : test.sequences) query_start.push_back(query_start.back() + sequence.queries);
+  for (const Sequence& sequence : test.sequences)
+    query_start.push_back(query_start.back() + sequence.queries);
   const int rows = query_start.back();
 
   // Slots in reverse order with a gap, blocks in random order with spare ones between.
@@ -204,7 +207,8 @@ int run_case(const Case& test, std::mt19937& random) {
   }
 
   DeviceBuffer<Element> query_buffer(query), keys_buffer(keys), values_buffer(values);
-  DeviceBuffer<int> table_buffer(table), counts_buffer(counts), slots_buffer(slots), start_buffer(query_start);
+  DeviceBuffer<int> table_buffer(table), counts_buffer(counts), slots_buffer(slots),
+      start_buffer(query_start);
   std::vector<uint16_t> poison((rows + kGuardRows) * row_elements, kPoison);
   DeviceBuffer<uint16_t> output_buffer(poison);
   DeviceBuffer<float> lse_buffer(std::vector<float>(size_t(rows + kGuardRows) * test.query_heads, NAN));
@@ -224,6 +228,8 @@ int run_case(const Case& test, std::mt19937& random) {
   arguments.block_stride = block_elements;
   arguments.token_stride = test.head_dim;
   arguments.block_tokens = test.block_tokens;
+  arguments.block_count = block_count;
+  arguments.slot_count = slot_count;
   arguments.block_table = table_buffer.get();
   arguments.table_width = table_width;
   arguments.key_counts = counts_buffer.get();
@@ -238,8 +244,8 @@ int run_case(const Case& test, std::mt19937& random) {
 
   size_t workspace_bytes = kv::kPrefillAttentionWorkspaceBytes;
   if (test.decode) check(kv::cuda::decode_attention_workspace_bytes(arguments, &workspace_bytes));
-  DeviceBuffer<unsigned char> workspace(workspace_bytes);
-  // Twice: the second launch finds the workspace as the first one left it.
+  DeviceBuffer<unsigned char> workspace(workspace_bytes, 0x5a);
+  // Twice: the second launch finds what the first one left in the workspace.
   for (int launch = 0; launch < 2; ++launch) {
     check(test.decode ? kv::cuda::decode_attention(arguments, workspace.get(), nullptr)
                       : kv::sm90a::prefill_attention(arguments, workspace.get(), nullptr));
@@ -247,21 +253,26 @@ int run_case(const Case& test, std::mt19937& random) {
   check(cudaDeviceSynchronize(), test.name.c_str());
 
   const size_t outputs = rows * row_elements;
-  DeviceBuffer<double> exact_buffer(outputs), rounded_buffer(outputs), exact_lse_buffer(size_t(rows) * test.query_heads);
+  DeviceBuffer<double> exact_buffer(outputs), rounded_buffer(outputs),
+      exact_lse_buffer(size_t(rows) * test.query_heads);
   const int most_keys = *std::max_element(counts.begin(), counts.end());
-  check(cudaFuncSetAttribute(reference_kernel<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024), "attribute");
+  check(cudaFuncSetAttribute(reference_kernel<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             200 * 1024),
+        "attribute");
   reference_kernel<Element><<<dim3(rows, test.query_heads), 128, std::max(1, most_keys) * 12>>>(
       arguments, std::max(1, most_keys), exact_buffer.get(), rounded_buffer.get(), exact_lse_buffer.get());
   check(cudaDeviceSynchronize(), "reference");
 
-  const auto exact = exact_buffer.host(), rounded = rounded_buffer.host(), exact_lse = exact_lse_buffer.host();
+  const auto exact = exact_buffer.host(), rounded = rounded_buffer.host(),
+             exact_lse = exact_lse_buffer.host();
   const auto output = output_buffer.host();
   const auto lse = lse_buffer.host();
   double error = 0.0, allowed = 0.0, lse_error = 0.0;
   int failures = 0;
   for (size_t i = 0; i < outputs; ++i) {
     Element value;
-    std::copy_n(reinterpret_cast<const unsigned char*>(&output[i]), 2, reinterpret_cast<unsigned char*>(&value));
+    std::copy_n(reinterpret_cast<const unsigned char*>(&output[i]), 2,
+                reinterpret_cast<unsigned char*>(&value));
     const double difference = std::abs(static_cast<double>(static_cast<float>(value)) - exact[i]);
     if (!(difference < INFINITY)) ++failures;  // NaN: not written, or garbage got in
     error = std::max(error, difference);
@@ -281,14 +292,15 @@ int run_case(const Case& test, std::mt19937& random) {
   for (size_t i = outputs; i < output.size(); ++i) failures += output[i] != kPoison;
   for (size_t i = exact_lse.size(); i < lse.size(); ++i) failures += !std::isnan(lse[i]);
   const bool passed = failures == 0 && error <= allowed && lse_error <= 1e-5;
-  std::printf("%s %-58s error %.2e of %.2e, log-sum-exp %.1e, %d bad\n", passed ? "pass" : "FAIL", test.name.c_str(), error,
-              allowed, lse_error, failures);
+  std::printf("%s %-58s error %.2e of %.2e, log-sum-exp %.1e, %d bad\n", passed ? "pass" : "FAIL",
+              test.name.c_str(), error, allowed, lse_error, failures);
   return passed ? 0 : 1;
 }
 
 std::vector<Case> cases(bool small_only) {
   std::vector<Case> list;
-  const std::vector<Sequence> ragged{{1, 1}, {63, 63}, {64, 64}, {65, 130}, {128, 128}, {129, 400}, {200, 200}, {513, 700}};
+  const std::vector<Sequence> ragged{{1, 1},     {63, 63},   {64, 64},   {65, 130},
+                                     {128, 128}, {129, 400}, {200, 200}, {513, 700}};
   const std::vector<Sequence> small{{70, 70}, {1, 200}, {130, 150}};
   const auto add = [&](std::string name, std::vector<Sequence> sequences, auto change) {
     for (const kv::DType dtype : {kv::DType::f16, kv::DType::bf16}) {
@@ -298,8 +310,8 @@ std::vector<Case> cases(bool small_only) {
         test.dtype = dtype;
         test.head_dim = head_dim;
         change(test);
-        test.name = std::string(test.decode ? "decode " : "prefill ") + name + (dtype == kv::DType::f16 ? " f16" : " bf16") +
-                    " d" + std::to_string(head_dim);
+        test.name = std::string(test.decode ? "decode " : "prefill ") + name +
+                    (dtype == kv::DType::f16 ? " f16" : " bf16") + " d" + std::to_string(head_dim);
         list.push_back(test);
       }
     }
@@ -342,12 +354,12 @@ std::vector<Case> cases(bool small_only) {
   const auto lengths = decode_of({1, 15, 16, 17, 63, 64, 65, 1000, 4000, 0, 333});
   add("ragged", lengths, decoding([](Case&) {}));
   for (const int block : {16, 128, 1024}) {
-    add("blocks of " + std::to_string(block), lengths, decoding([=](Case& test) { test.block_tokens = block; }));
+    add("blocks of " + std::to_string(block), lengths,
+        decoding([=](Case& test) { test.block_tokens = block; }));
   }
   for (const int heads : {1, 7, 8, 16, 24, 32}) {
-    add(std::to_string(heads) + " heads a group", lengths, decoding([=](Case& test) {
-          test.query_heads = 2 * heads;
-        }));
+    add(std::to_string(heads) + " heads a group", lengths,
+        decoding([=](Case& test) { test.query_heads = 2 * heads; }));
   }
   add("heads keep different counts", lengths, decoding([](Case& test) {
         test.kv_heads = 4;
@@ -362,9 +374,9 @@ std::vector<Case> cases(bool small_only) {
 
 }  // namespace
 
-// For torch-attention.py. `sizes`: decode, rows, batch, query heads, kv heads, head dim, block tokens, table width,
-// causal, bf16. `pointers`: query, output, log-sum-exp, keys, values, table, counts, slots, query start, workspace.
-// Tensors are contiguous. Returns 0, or prints why not.
+// For torch-attention.py. `sizes`: decode, rows, batch, query heads, kv heads, head dim, block tokens, table
+// width, causal, bf16, blocks. `pointers`: query, output, log-sum-exp, keys, values, table, counts, slots,
+// query start, workspace. Tensors are contiguous. Returns 0, or prints why not.
 extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
   kv::PagedAttentionArguments arguments;
   const bool decode = sizes[0] != 0;
@@ -376,7 +388,9 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   arguments.block_tokens = static_cast<int32_t>(sizes[6]);
   arguments.table_width = static_cast<int32_t>(sizes[7]);
   arguments.causal = sizes[8] != 0;
-  arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype = sizes[9] ? kv::DType::bf16 : kv::DType::f16;
+  arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype =
+      sizes[9] ? kv::DType::bf16 : kv::DType::f16;
+  arguments.block_count = static_cast<int32_t>(sizes[10]);
   arguments.query_token_stride = arguments.output_token_stride = sizes[3] * sizes[5];
   arguments.query_head_stride = arguments.output_head_stride = sizes[5];
   arguments.token_stride = sizes[5];
@@ -387,7 +401,7 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   arguments.keys = pointers[3];
   arguments.values = pointers[4];
   arguments.block_table = static_cast<const int32_t*>(pointers[5]);
-  arguments.key_counts = static_cast<const int32_t*>(pointers[6]);
+  arguments.key_counts = static_cast<int32_t*>(pointers[6]);
   arguments.slots = static_cast<const int32_t*>(pointers[7]);
   arguments.query_start = static_cast<const int32_t*>(pointers[8]);
   arguments.scale = scale;
@@ -406,8 +420,10 @@ int main(int argc, char** argv) {
   int failed = 0;
   const std::vector<Case> list = cases(small_only);
   for (const Case& test : list) {
-    failed += test.dtype == kv::DType::f16 ? run_case<__half>(test, random) : run_case<__nv_bfloat16>(test, random);
+    failed +=
+        test.dtype == kv::DType::f16 ? run_case<__half>(test, random) : run_case<__nv_bfloat16>(test, random);
   }
-  std::printf("tests: %d passed, %d failed, 0 skipped (seed %u)\n", static_cast<int>(list.size()) - failed, failed, seed);
+  std::printf("tests: %d passed, %d failed, 0 skipped (seed %u)\n", static_cast<int>(list.size()) - failed,
+              failed, seed);
   return failed == 0 ? 0 : 1;
 }

@@ -9,6 +9,7 @@ the spread over the rounds, and the clock and power while that kernel ran.
 import argparse
 import ctypes
 import json
+import math
 import statistics
 import threading
 import time
@@ -68,8 +69,8 @@ class Problem:
                         int32([keys] * batch * KV_HEADS), int32(list(range(batch))),
                         int32([entry * self.queries for entry in range(batch + 1)])]
         self.tensors.append(torch.zeros(64 << 20, device='cuda', dtype=torch.uint8))
-        self.sizes = (ctypes.c_int64 * 10)(decode, rows, batch, QUERY_HEADS, KV_HEADS, head_dim, BLOCK_TOKENS,
-                                           keys // BLOCK_TOKENS, causal, dtype == torch.bfloat16)
+        self.sizes = (ctypes.c_int64 * 11)(decode, rows, batch, QUERY_HEADS, KV_HEADS, head_dim, BLOCK_TOKENS,
+                                           keys // BLOCK_TOKENS, causal, dtype == torch.bfloat16, blocks)
 
     def ours(self, library):
         status = library.kv_attention(self.sizes, pointers_of(self.tensors), ctypes.c_float(self.head_dim ** -0.5),
@@ -124,7 +125,7 @@ def measure(problem, label, libraries, rounds, sampler):
     for name, values in times.items():
         seconds = statistics.median(values) / 1e3
         readings = [sampler.between(*span) for span in spans[name]]
-        middle = lambda index: statistics.median([r[index] for r in readings if r[index] is not None] or [0])
+        middle = lambda index: statistics.median([r[index] for r in readings if r[index] is not None] or [math.nan])
         row = dict(operation='decode-attention' if problem.decode else 'prefill-attention', case=label, kernel=name,
                    batch=problem.batch, keys=problem.keys, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS,
                    headDim=problem.head_dim, dtype=str(problem.dtype)[6:], causal=problem.causal,

@@ -1,11 +1,11 @@
 // Decode attention: one query a sequence against all its keys, bound by the bandwidth of reading each key and
 // value once.
 //
-// The query heads that share a kv head form the 16 rows of one tensor-core product. The keys of all sequences
-// are cut into equal spans (decode-split.h). Each warp of a block streams its own tokens of every unit through
-// its own ring of asynchronous copies, so that warps never wait for each other until a segment ends; partial
-// outputs, maxima and sums of warps and of blocks are merged in f32 by the same code, blocks by whichever
-// finishes an entry last.
+// The query heads that share a kv head form the rows of one tensor-core product. The keys of all sequences
+// are cut into equal spans (decode-split.h). Each warp of a block streams its own tokens of every unit
+// through its own ring of asynchronous copies, so that warps never wait for each other until a segment ends.
+// The partial outputs of warps, then of blocks, are merged in f32; whichever block finishes an entry last
+// merges the blocks'.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -17,6 +17,7 @@
 #include "ptx/async-copy.h"
 #include "ptx/matrix-load.h"
 #include "ptx/mma.h"
+#include "runtime/cuda-check.h"
 
 namespace kv::cuda {
 namespace {
@@ -26,13 +27,10 @@ constexpr int kStepTokens = 16;  // of one warp
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kUnitTokens = kStepTokens * kWarps;
-#ifndef KV_STAGES
-#define KV_STAGES 3
-#endif
-constexpr int kStages = KV_STAGES;
+constexpr int kStages = 3;
 constexpr int kBlocksPerMultiprocessor = 2;
 
-using Split = DecodeSplit<kUnitTokens, kPackHeads>;
+using Entries = DecodeEntries<kUnitTokens, kPackHeads>;
 
 // Unnormalised output of some of an entry's keys: weights are exp2(score - reference).
 template <int kHeadDim>
@@ -54,7 +52,7 @@ struct SharedStorage {
     Stage<Element, kHeadDim> ring[kWarps][kStages];
     Partial<kHeadDim> partials[kWarps];
   };
-  int64_t scan[kWarps];
+  int64_t warp_units[kWarps];
   int64_t first_unit_of_entry;
   int entry;
   bool finishes_entry;
@@ -62,8 +60,8 @@ struct SharedStorage {
 
 struct Parameters {
   PagedAttentionArguments arguments;
-  unsigned* arrivals;  // [entry], 0 between launches
-  void* partials;      // [span, 2]: the span's first segment, and its last
+  unsigned* arrivals;  // [entry], blocks that have written their partial; 0 at launch
+  void* partials;      // [span + entry]: no two segments share this sum, and an entry's are neighbours
 };
 
 // The swizzle that keeps 16-byte chunks of eight neighbouring rows in different banks.
@@ -112,7 +110,8 @@ class WarpStream {
     if (next_token_ < end_token_) {
       const int chunk = lane_ % kChunks;
       const int64_t start = int64_t{next_block_} * arguments_.block_stride +
-                            int64_t{next_token_ % arguments_.block_tokens} * arguments_.token_stride + chunk * 8;
+                            int64_t{next_token_ % arguments_.block_tokens} * arguments_.token_stride +
+                            chunk * 8;
       const Element* keys = static_cast<const Element*>(arguments_.keys) + start;
       const Element* values = static_cast<const Element*>(arguments_.values) + start;
       Stage<Element, kHeadDim>& stage = ring_[write_stage_];
@@ -156,7 +155,8 @@ class WarpAttention {
       const int row = lane_ / 4 + i % 2 * 8;
       const int column = i / 4 * 16 + i / 2 % 2 * 8 + lane_ % 4 * 2;
       query_[i / 4][i % 4] =
-          row < heads ? *reinterpret_cast<const uint32_t*>(query + row * arguments.query_head_stride + column) : 0;
+          row < heads ? *reinterpret_cast<const uint32_t*>(query + row * arguments.query_head_stride + column)
+                      : 0;
     }
   }
 
@@ -183,12 +183,14 @@ class WarpAttention {
       for (int i = 0; i < kHeadDim / 2; ++i) output_[i] *= correction[i / 2 % 2];
     }
     softmax_.weigh<0, 8>(scores);
-    const uint32_t weights[4] = {ptx::pack<Element>(scores[0], scores[1]), ptx::pack<Element>(scores[2], scores[3]),
-                                 ptx::pack<Element>(scores[4], scores[5]), ptx::pack<Element>(scores[6], scores[7])};
+    const uint32_t weights[4] = {
+        ptx::pack<Element>(scores[0], scores[1]), ptx::pack<Element>(scores[2], scores[3]),
+        ptx::pack<Element>(scores[4], scores[5]), ptx::pack<Element>(scores[6], scores[7])};
 #pragma unroll
     for (int i = 0; i < kHeadDim / 16; ++i) {
       uint32_t values[4];
-      ptx::load_matrices_transposed(values, chunk_at(stage.values, matrix % 2 * 8 + lane_ % 8, 2 * i + matrix / 2));
+      ptx::load_matrices_transposed(values,
+                                    chunk_at(stage.values, matrix % 2 * 8 + lane_ % 8, 2 * i + matrix / 2));
       ptx::mma_m16n8k16<Element>(&output_[8 * i], weights, values[0], values[1]);
       ptx::mma_m16n8k16<Element>(&output_[8 * i + 4], weights, values[2], values[3]);
     }
@@ -220,208 +222,263 @@ class WarpAttention {
 
 // ---- Merging partials. ----
 
-// Where the partials to merge lie: `first`, then `rest`, every `stride`.
-template <int kHeadDim>
-struct PartialList {
-  const Partial<kHeadDim>* first;
-  const Partial<kHeadDim>* rest;
-  int stride;
-  int count;
-
-  __device__ const Partial<kHeadDim>& operator[](int i) const { return i == 0 ? *first : rest[int64_t{i - 1} * stride]; }
-};
-
-// Four neighbouring dims of one row over all partials.
-struct Merged {
-  float reference = -INFINITY;
-  float sum = 0.0f;
-  float4 output = {0.0f, 0.0f, 0.0f, 0.0f};
-};
-
-template <int kHeadDim>
-__device__ Merged merge(const PartialList<kHeadDim>& partials, int row, int dim) {
-  Merged merged;
-  for (int i = 0; i < partials.count; ++i) merged.reference = fmaxf(merged.reference, partials[i].reference[row]);
-  if (merged.reference == -INFINITY) return merged;
-#pragma unroll 8
-  for (int i = 0; i < partials.count; ++i) {
-    const Partial<kHeadDim>& partial = partials[i];
-    const float weight = ptx::exp2_approximate(partial.reference[row] - merged.reference);
+// Four neighbouring dims of one row.
+class Merged {
+ public:
+  template <int kHeadDim>
+  __device__ void add(const Partial<kHeadDim>& partial, int row, int dim) {
+    const float other = partial.reference[row];
     const float4 output = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
-    merged.sum += weight * partial.sum[row];
-    merged.output.x += weight * output.x;
-    merged.output.y += weight * output.y;
-    merged.output.z += weight * output.z;
-    merged.output.w += weight * output.w;
+    const float reference = fmaxf(reference_, other);
+    const float offset = reference == -INFINITY ? 0.0f : reference;
+    const float own_factor = ptx::exp2_approximate(reference_ - offset);
+    const float other_factor = ptx::exp2_approximate(other - offset);
+    sum_ = sum_ * own_factor + partial.sum[row] * other_factor;
+    output_.x = output_.x * own_factor + output.x * other_factor;
+    output_.y = output_.y * own_factor + output.y * other_factor;
+    output_.z = output_.z * own_factor + output.z * other_factor;
+    output_.w = output_.w * own_factor + output.w * other_factor;
+    reference_ = reference;
   }
-  return merged;
-}
 
-template <typename Element, int kHeadDim>
-__device__ void write_output(const PagedAttentionArguments& arguments, const Split& split, int entry,
-                             const PartialList<kHeadDim>& partials) {
-  const int64_t query_row = arguments.query_start[split.batch_entry(entry)];
-  for (int i = threadIdx.x; i < split.heads(entry) * kHeadDim / 4; i += kThreads) {
-    const int row = i / (kHeadDim / 4);
-    const int dim = i % (kHeadDim / 4) * 4;
-    const int head = split.first_head(entry) + row;
-    const Merged merged = merge(partials, row, dim);
-    const float normalizer = OnlineSoftmax::normalizer(merged.sum);
-    Element* output = static_cast<Element*>(arguments.output) + query_row * arguments.output_token_stride +
-                      head * arguments.output_head_stride + dim;
-    *reinterpret_cast<uint2*>(output) =
-        make_uint2(ptx::pack<Element>(merged.output.x * normalizer, merged.output.y * normalizer),
-                   ptx::pack<Element>(merged.output.z * normalizer, merged.output.w * normalizer));
-    if (arguments.log_sum_exp != nullptr && dim == 0) {
-      arguments.log_sum_exp[query_row * arguments.query_heads + head] =
-          OnlineSoftmax::log_sum_exp(merged.reference, merged.sum);
+  template <int kHeadDim>
+  __device__ void write(Partial<kHeadDim>& partial, int row, int dim) const {
+    *reinterpret_cast<float4*>(&partial.output[row][dim]) = output_;
+    if (dim == 0) {
+      partial.reference[row] = reference_;
+      partial.sum[row] = sum_;
     }
   }
+
+  template <typename Element>
+  __device__ void write_mean(Element* output) const {
+    const float normalizer = OnlineSoftmax::normalizer(sum_);
+    *reinterpret_cast<uint2*>(output) =
+        make_uint2(ptx::pack<Element>(output_.x * normalizer, output_.y * normalizer),
+                   ptx::pack<Element>(output_.z * normalizer, output_.w * normalizer));
+  }
+
+  __device__ float log_sum_exp() const { return OnlineSoftmax::log_sum_exp(reference_, sum_); }
+
+ private:
+  float reference_ = -INFINITY;
+  float sum_ = 0.0f;
+  float4 output_ = {0.0f, 0.0f, 0.0f, 0.0f};
+};
+
+// Each warp merges every kWarps-th of the partials into its own.
+template <int kHeadDim>
+__device__ void merge_blocks(const Partial<kHeadDim>* partials, int count, int heads,
+                             Partial<kHeadDim>& destination) {
+  constexpr int kRowsAtOnce = 4;
+  const int dim = threadIdx.x % 32 * 4;
+  if (dim >= kHeadDim) return;
+  for (int first_row = 0; first_row < heads; first_row += kRowsAtOnce) {
+    Merged merged[kRowsAtOnce];
+#pragma unroll 4
+    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row)
+        merged[row].add(partials[i], min(first_row + row, heads - 1), dim);
+    }
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row)
+      merged[row].write(destination, min(first_row + row, heads - 1), dim);
+  }
 }
 
-template <int kHeadDim>
-__device__ void write_partial(int heads, const PartialList<kHeadDim>& partials, Partial<kHeadDim>* destination) {
+// Calls use(merged, row, dim) with what the warps' partials add up to.
+template <int kHeadDim, typename Use>
+__device__ void merge_warps(const Partial<kHeadDim> (&partials)[kWarps], int heads, const Use& use) {
   for (int i = threadIdx.x; i < heads * kHeadDim / 4; i += kThreads) {
     const int row = i / (kHeadDim / 4);
     const int dim = i % (kHeadDim / 4) * 4;
-    const Merged merged = merge(partials, row, dim);
-    *reinterpret_cast<float4*>(&destination->output[row][dim]) = merged.output;
-    if (dim == 0) {
-      destination->reference[row] = merged.reference;
-      destination->sum[row] = merged.sum;
-    }
+    Merged merged;
+    for (const Partial<kHeadDim>& partial : partials) merged.add(partial, row, dim);
+    use(merged, row, dim);
   }
 }
 
-// ---- The block: finds its span, then works through the span's segments. ----
+// ---- A block: works through the segments of its span. ----
 
-// Adds up all entries' units and finds the entry that holds this block's first unit.
-template <typename Shared>
-__device__ DecodeSpans find_span(const Split& split, Shared& shared) {
-  const int each = (split.entries() + kThreads - 1) / kThreads;
-  const int begin = min(static_cast<int>(threadIdx.x) * each, split.entries());
-  const int end = min(begin + each, split.entries());
-  int64_t own = 0;
-  for (int entry = begin; entry < end; ++entry) own += split.units_of(entry);
-  int64_t inclusive = own;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int64_t before = __shfl_up_sync(0xffffffffu, inclusive, distance);
-    if (threadIdx.x % 32 >= distance) inclusive += before;
-  }
-  if (threadIdx.x % 32 == 31) shared.scan[threadIdx.x / 32] = inclusive;
-  __syncthreads();
-  int64_t total = 0;
-  for (int warp = 0; warp < kWarps; ++warp) {
-    if (warp < static_cast<int>(threadIdx.x) / 32) inclusive += shared.scan[warp];
-    total += shared.scan[warp];
-  }
-  // No more spans than units: none is empty.
-  const DecodeSpans spans{total, static_cast<int>(min(total, int64_t{gridDim.x}))};
-  const int64_t wanted = spans.first_unit(blockIdx.x);
-  int64_t first = inclusive - own;
-  if (first <= wanted && wanted < inclusive) {
-    int entry = begin;
-    for (int units = split.units_of(entry); first + units <= wanted; units = split.units_of(entry)) {
-      first += units;
-      ++entry;
+template <typename Element, int kHeadDim>
+class Block {
+ public:
+  __device__ Block(const Parameters& parameters, SharedStorage<Element, kHeadDim>& shared)
+      : parameters_(parameters),
+        arguments_(parameters.arguments),
+        shared_(shared),
+        entries_(parameters.arguments),
+        begin_entry_(entries_of_thread() * threadIdx.x),
+        spans_(count_units(), gridDim.x) {}
+
+  __device__ void run() {
+    const int span = blockIdx.x;
+    if (span >= spans_.count()) return;
+    int64_t unit = spans_.first_unit(span);
+    const int64_t end = spans_.first_unit(span + 1);
+    find_entry(unit);
+    int entry = shared_.entry;
+    int64_t entry_begin = shared_.first_unit_of_entry;
+    for (; unit < end; ++entry) {
+      const int64_t entry_end = entry_begin + entries_.units(entry);
+      const int64_t segment_end = min(entry_end, end);
+      stream_segment(entry, static_cast<int>(unit - entry_begin),
+                     static_cast<int>(segment_end - entry_begin));
+      if (unit == entry_begin && segment_end == entry_end) {
+        write_output(entry);
+      } else {
+        contribute(entry, entry_begin, entry_end);
+      }
+      __syncthreads();  // the partials give way to the ring
+      unit = segment_end;
+      entry_begin = entry_end;
     }
-    shared.entry = entry;
-    shared.first_unit_of_entry = first;
   }
-  __syncthreads();
-  return spans;
-}
+
+ private:
+  __device__ int entries_of_thread() const { return (entries_.count() + kThreads - 1) / kThreads; }
+
+  // Of all entries. Each thread remembers where the units of its own entries begin and end.
+  __device__ int64_t count_units() {
+    const int end_entry = min(begin_entry_ + entries_of_thread(), entries_.count());
+    int64_t own = 0;
+    for (int entry = begin_entry_; entry < end_entry; ++entry) own += entries_.units(entry);
+    end_unit_ = own;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int64_t before = __shfl_up_sync(0xffffffffu, end_unit_, distance);
+      if (threadIdx.x % 32 >= distance) end_unit_ += before;
+    }
+    if (threadIdx.x % 32 == 31) shared_.warp_units[threadIdx.x / 32] = end_unit_;
+    __syncthreads();
+    int64_t total = 0;
+    for (int warp = 0; warp < kWarps; ++warp) {
+      if (warp < static_cast<int>(threadIdx.x) / 32) end_unit_ += shared_.warp_units[warp];
+      total += shared_.warp_units[warp];
+    }
+    begin_unit_ = end_unit_ - own;
+    return total;
+  }
+
+  // Leaves the entry that holds `unit`, and the entry's first unit, in shared memory.
+  __device__ void find_entry(int64_t unit) {
+    if (begin_unit_ <= unit && unit < end_unit_) {
+      int entry = begin_entry_;
+      int64_t first = begin_unit_;
+      for (int units = entries_.units(entry); first + units <= unit; units = entries_.units(entry)) {
+        first += units;
+        ++entry;
+      }
+      shared_.entry = entry;
+      shared_.first_unit_of_entry = first;
+    }
+    __syncthreads();
+  }
+
+  // Leaves each warp's partial of these units in shared memory.
+  __device__ void stream_segment(int entry, int first_unit, int end_unit) {
+    const int warp = threadIdx.x / 32;
+    const int64_t cache_head = entries_.cache_head(entry);
+    const int key_count = arguments_.key_counts[cache_head];
+    WarpStream<Element, kHeadDim> stream(arguments_, shared_.ring[warp],
+                                         arguments_.block_table + cache_head * arguments_.table_width,
+                                         key_count, first_unit, end_unit);
+    const Element* query = static_cast<const Element*>(arguments_.query) +
+                           query_row(entry) * arguments_.query_token_stride +
+                           entries_.first_head(entry) * arguments_.query_head_stride;
+    WarpAttention<Element, kHeadDim> attention(arguments_, query, entries_.heads(entry));
+    for (int unit = first_unit; unit < end_unit; ++unit) {
+      attention.step(stream.next(), key_count - unit * kUnitTokens - warp * kStepTokens);
+    }
+    ptx::async_copy_wait<0>();
+    __syncthreads();
+    attention.write(shared_.partials[warp]);
+    __syncthreads();
+  }
+
+  // Publishes the block's partial of an entry that other blocks work on too; the last to do so merges them.
+  __device__ void contribute(int entry, int64_t entry_begin, int64_t entry_end) {
+    auto* partials = static_cast<Partial<kHeadDim>*>(parameters_.partials) + entry;
+    merge_warps(shared_.partials, entries_.heads(entry), [&](const Merged& merged, int row, int dim) {
+      merged.write(partials[blockIdx.x], row, dim);
+    });
+    const int first_span = spans_.span_of(entry_begin);
+    const int contributions = spans_.span_of(entry_end - 1) - first_span + 1;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      shared_.finishes_entry =
+          atomicAdd(&parameters_.arrivals[entry], 1u) + 1 == static_cast<unsigned>(contributions);
+    }
+    __syncthreads();
+    if (!shared_.finishes_entry) return;
+    __threadfence();
+    merge_blocks(&partials[first_span], contributions, entries_.heads(entry),
+                 shared_.partials[threadIdx.x / 32]);
+    __syncthreads();
+    write_output(entry);
+  }
+
+  __device__ void write_output(int entry) {
+    Element* output = static_cast<Element*>(arguments_.output) +
+                      query_row(entry) * arguments_.output_token_stride +
+                      entries_.first_head(entry) * arguments_.output_head_stride;
+    merge_warps(shared_.partials, entries_.heads(entry), [&](const Merged& merged, int row, int dim) {
+      merged.write_mean(output + row * arguments_.output_head_stride + dim);
+      if (arguments_.log_sum_exp != nullptr && dim == 0) {
+        arguments_.log_sum_exp[query_row(entry) * arguments_.query_heads + entries_.first_head(entry) + row] =
+            merged.log_sum_exp();
+      }
+    });
+  }
+
+  __device__ int64_t query_row(int entry) const {
+    return arguments_.query_start[entries_.batch_entry(entry)];
+  }
+
+  const Parameters& parameters_;
+  const PagedAttentionArguments& arguments_;
+  SharedStorage<Element, kHeadDim>& shared_;
+  const Entries entries_;
+  const int begin_entry_;  // of this thread's share of the entries
+  int64_t begin_unit_;
+  int64_t end_unit_;
+  const DecodeSpans spans_;
+};
 
 template <typename Element, int kHeadDim>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     decode_attention_kernel(const __grid_constant__ Parameters parameters) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Element, kHeadDim>*>(shared_memory);
-  auto* partials = static_cast<Partial<kHeadDim>*>(parameters.partials);
-  const PagedAttentionArguments& arguments = parameters.arguments;
-  const Split split(arguments);
-  const DecodeSpans spans = find_span(split, shared);
-  if (blockIdx.x >= spans.count) return;
-  const int64_t span_begin = spans.first_unit(blockIdx.x);
-  const int64_t span_end = spans.first_unit(blockIdx.x + 1);
-  const int warp = threadIdx.x / 32;
-
-  int64_t entry_begin = shared.first_unit_of_entry;
-  int entry = shared.entry;
-  for (int64_t unit = span_begin; unit < span_end; ++entry) {
-    const int64_t table_row = split.table_row(entry);
-    const int key_count = arguments.key_counts[table_row];
-    const int64_t entry_end = entry_begin + split.units(key_count);
-    const int64_t segment_end = min(entry_end, span_end);
-    const int first_unit = static_cast<int>(unit - entry_begin);
-    const int end_unit = static_cast<int>(segment_end - entry_begin);
-
-    WarpStream<Element, kHeadDim> stream(arguments, shared.ring[warp], arguments.block_table + table_row * arguments.table_width,
-                                         key_count, first_unit, end_unit);
-    const Element* query = static_cast<const Element*>(arguments.query) +
-                           int64_t{arguments.query_start[split.batch_entry(entry)]} * arguments.query_token_stride +
-                           split.first_head(entry) * arguments.query_head_stride;
-    WarpAttention<Element, kHeadDim> attention(arguments, query, split.heads(entry));
-    for (int step = first_unit; step < end_unit; ++step) {
-      attention.step(stream.next(), key_count - step * kUnitTokens - warp * kStepTokens);
-    }
-    ptx::async_copy_wait<0>();
-    __syncthreads();
-    attention.write(shared.partials[warp]);
-    __syncthreads();
-
-    const PartialList<kHeadDim> warps{&shared.partials[0], &shared.partials[1], 1, kWarps};
-    if (unit == entry_begin && segment_end == entry_end) {
-      write_output<Element>(arguments, split, entry, warps);
-    } else {
-      write_partial(split.heads(entry), warps, &partials[2 * blockIdx.x + (unit == span_begin ? 0 : 1)]);
-      const int first_span = spans.span_of(entry_begin);
-      const int last_span = spans.span_of(entry_end - 1);
-      __threadfence();
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        const unsigned contributions = last_span - first_span + 1;
-        shared.finishes_entry = atomicAdd(&parameters.arrivals[entry], 1u) + 1 == contributions;
-        if (shared.finishes_entry) parameters.arrivals[entry] = 0;
-      }
-      __syncthreads();
-      if (shared.finishes_entry) {
-        __threadfence();
-        // A span that begins before the entry meets it in its last segment, all later ones in their first.
-        const int in_last_segment = spans.first_unit(first_span) < entry_begin ? 1 : 0;
-        const PartialList<kHeadDim> blocks{&partials[2 * first_span + in_last_segment], &partials[2 * (first_span + 1)], 2,
-                                           last_span - first_span + 1};
-        write_output<Element>(arguments, split, entry, blocks);
-      }
-    }
-    __syncthreads();  // the ring is overwritten next
-    unit = segment_end;
-    entry_begin = entry_end;
-  }
+  Block<Element, kHeadDim>(parameters, shared).run();
 }
 
 // ---- Launch ----
 
-Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, "decode-attention: " + message); }
-
-Status cuda_status(cudaError_t error) {
-  if (error == cudaSuccess) return Status::success();
-  return Status::failure(StatusCode::device_fault, std::string("decode-attention: ") + cudaGetErrorString(error));
+Status invalid(const std::string& message) {
+  return Status::failure(StatusCode::invalid_value, "decode-attention: " + message);
 }
 
 cudaError_t count_blocks(int* blocks) {
   int device = 0;
   int multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   *blocks = multiprocessors * kBlocksPerMultiprocessor;
   return error;
 }
 
-size_t arrival_bytes(const PagedAttentionArguments& arguments) {
+size_t count_entries(const PagedAttentionArguments& arguments) {
   const int group = arguments.query_heads / arguments.kv_heads;
-  const size_t entries = size_t{1} * arguments.batch * arguments.kv_heads * ((group + kPackHeads - 1) / kPackHeads);
-  return (entries * sizeof(unsigned) + 255) / 256 * 256;
+  return size_t{1} * arguments.batch * arguments.kv_heads * ((group + kPackHeads - 1) / kPackHeads);
+}
+
+// Up to where the partials begin.
+size_t arrival_bytes(const PagedAttentionArguments& arguments) {
+  constexpr size_t kAlignment = 256;
+  return (count_entries(arguments) * sizeof(unsigned) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 template <typename Element, int kHeadDim>
@@ -432,10 +489,13 @@ Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStr
   cudaError_t error = count_blocks(&blocks);
   const auto kernel = decode_attention_kernel<Element, kHeadDim>;
   constexpr int kSharedBytes = sizeof(SharedStorage<Element, kHeadDim>);
-  if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  }
+  if (error == cudaSuccess) error = cudaMemsetAsync(workspace, 0, arrival_bytes(arguments), stream);
   if (error != cudaSuccess) return cuda_status(error);
   kernel<<<blocks, kThreads, kSharedBytes, stream>>>(parameters);
-  return cuda_status(cudaGetLastError());
+  return launch_status();
 }
 
 template <typename Element>
@@ -455,7 +515,8 @@ Status launch_for_head_dim(const PagedAttentionArguments& arguments, void* works
 Status decode_attention_workspace_bytes(const PagedAttentionArguments& arguments, size_t* bytes) {
   int blocks = 0;
   const Status status = cuda_status(count_blocks(&blocks));
-  *bytes = arrival_bytes(arguments) + size_t{2} * blocks * sizeof(Partial<128>);
+  const size_t segments = blocks + count_entries(arguments);
+  *bytes = arrival_bytes(arguments) + segments * sizeof(Partial<128>);
   return status;
 }
 
@@ -464,7 +525,8 @@ Status decode_attention(const PagedAttentionArguments& arguments, void* workspac
     return invalid("queries, cache and output must have one dtype; convert them to the cache's");
   }
   if (arguments.block_tokens < kStepTokens || arguments.block_tokens % kStepTokens != 0) {
-    return invalid("block_tokens is " + std::to_string(arguments.block_tokens) + "; it must be a multiple of 16");
+    return invalid("block_tokens is " + std::to_string(arguments.block_tokens) +
+                   "; it must be a multiple of 16");
   }
   if (!(arguments.scale > 0.0f)) return invalid("scale must be positive");
   if (arguments.batch == 0) return Status::success();

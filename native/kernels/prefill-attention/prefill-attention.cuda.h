@@ -1,5 +1,5 @@
-// Launchers of prefill attention on CUDA devices. They validate what the host can see, enqueue on `stream` and
-// return; faults of the kernel itself surface on the stream.
+// Launchers of prefill attention on CUDA devices. They validate what the host can see, enqueue on `stream`
+// and return; faults of the kernel itself surface on the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,9 +9,9 @@
 
 namespace kv {
 
-// The kernel hands out its work through this much device memory. The caller zeroes it once; every launch leaves
-// it zeroed. Launches that may run at the same time need one each.
-constexpr size_t kPrefillAttentionWorkspaceBytes = 8;
+// Device memory that a launch needs, to hand out its work. Its content does not matter. Launches that may run
+// at the same time need one each.
+constexpr size_t kPrefillAttentionWorkspaceBytes = 16;
 
 namespace sm90a {
 

@@ -1,10 +1,10 @@
-// Prefill attention for Hopper: O = softmax(scale * Q K^T) V, tile by tile with running maxima and sums, so that
-// scores never leave registers.
+// Prefill attention for Hopper: O = softmax(scale * Q K^T) V, tile by tile with running maxima and sums, so
+// that scores never leave registers.
 //
-// A persistent block takes work tiles from a queue: 64 queries of one head for each of its consumer warpgroups.
-// One producer warp streams the keys and values of a tile, last tile first, through a ring of stages. The
-// consumers compute S = Q K^T of one key tile while the tensor cores still add the previous tile's P V; one
-// warpgroup's softmax runs under the other's products.
+// A persistent block takes work tiles from a queue: 64 queries of one head for each of its consumer
+// warpgroups. One producer warp streams the keys and values of a tile, last tile first, through a ring of
+// stages. The consumers compute S = Q K^T of one key tile while the tensor cores still add the previous
+// tile's P V; one warpgroup's softmax runs under the other's products.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -15,9 +15,11 @@
 #include "kernels/prefill-attention/prefill-work.h"
 #include "kernels/stage-ring.h"
 #include "ptx/matrix-load.h"
+#include "ptx/named-barrier.h"
 #include "ptx/register-shares.h"
 #include "ptx/tensor-copy.h"
 #include "ptx/wgmma.h"
+#include "runtime/cuda-check.h"
 #include "runtime/tensor-map.h"
 
 namespace kv::sm90a {
@@ -27,6 +29,10 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kPanelColumns = 64;   // columns of 16-bit elements in a swizzled row
 constexpr int kPanelBytes = 128;    // of such a row
+
+// Named barriers between the producer warp and the consumers: a work tile is posted, and has been read.
+constexpr int kWorkPosted = 1;
+constexpr int kWorkTaken = 2;
 
 template <typename ElementType, int kDim>
 struct Shape {
@@ -40,6 +46,7 @@ struct Shape {
   static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
   static constexpr int kQueryTile = kWarpgroupRows * kConsumerWarpgroups;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumerWarpgroups);
+  static constexpr int kHandoverThreads = 32 + kWarpgroupThreads * kConsumerWarpgroups;
   static constexpr int kPanels = kDim / kPanelColumns;
   static constexpr int kStages = kDim == 128 ? 5 : 8;  // tiles of keys or values in shared memory
   static constexpr int kEarlyScores = kDim == 128 ? 32 : 0;
@@ -56,17 +63,17 @@ struct alignas(1024) SharedStorage {
   KeyValueTile<Shape> tiles[Shape::kStages];
   Element output[Shape::kConsumerWarps][16][Shape::kHeadDim];
   StageRing<Shape::kStages> tile_ring;
-  StageRing<1> work_ring;  // `work` and `query`
-  uint64_t tail_landed;    // the values of a key tile that is not full
-  PrefillTile work;        // key_tiles < 0: no more work
+  uint64_t query_landed;
+  uint64_t tail_landed;  // the values of a key tile that is not full
+  PrefillTile work;      // key_tiles < 0: no more work
 };
 
 struct Parameters {
   PagedAttentionArguments arguments;
-  int box_tokens;             // divides both block_tokens and the key tile
-  unsigned* queue;            // work tiles handed out, blocks finished; both 0 between launches
-  CUtensorMap query;          // [token, query_head, dim]
-  CUtensorMap keys;           // [block, block_token, dim]
+  int box_tokens;         // of one copy: divides both block_tokens and the key tile
+  unsigned* tiles_taken;  // beyond each block's first; 0 at launch
+  CUtensorMap query;      // [token, query_head, dim]
+  CUtensorMap keys;       // [block, block_token, dim]
   CUtensorMap values;
 };
 
@@ -84,36 +91,31 @@ class Producer {
     unsigned number = blockIdx.x;
     while (work.find(number, &tile)) {
       unsigned next = 0;
-      if (lane_ == 0) next = gridDim.x + atomicAdd(&parameters_.queue[0], 1u);
+      if (lane_ == 0) next = gridDim.x + atomicAdd(parameters_.tiles_taken, 1u);
       publish(tile);
       if (tile.key_tiles > 0) load_keys_and_values(tile);
       number = __shfl_sync(0xffffffffu, next, 0);
     }
     tile.key_tiles = -1;
     publish(tile);
-    if (lane_ == 0) leave_queue();
   }
 
  private:
-  // Waits until the consumers are done with the previous work tile, then hands them the next and its queries.
+  // Waits until the consumers have read the previous work tile and its queries, then hands them the next.
   __device__ void publish(const PrefillTile& work) {
-    shared_.work_ring.wait_empty(work_at_);
-    uint64_t* full = &shared_.work_ring.full[0];
+    ptx::named_barrier_sync(kWorkTaken, Shape::kHandoverThreads);
     if (lane_ == 0) {
       shared_.work = work;
-      if (work.key_tiles > 0) {
-        ptx::mbarrier_arrive_expect_bytes(full, sizeof(shared_.query));
-      } else {
-        ptx::mbarrier_arrive(full);
-      }
+      if (work.key_tiles > 0) ptx::mbarrier_arrive_expect_bytes(&shared_.query_landed, sizeof(shared_.query));
     }
     if (work.key_tiles > 0 && lane_ < Shape::kConsumerWarpgroups * Shape::kPanels) {
       const int warpgroup = lane_ / Shape::kPanels;
       const int panel = lane_ % Shape::kPanels;
-      ptx::tensor_copy(shared_.query[warpgroup][panel], &parameters_.query, panel * kPanelColumns, work.query_head,
-                       work.first_row + work.first_query + warpgroup * kWarpgroupRows, full);
+      ptx::tensor_copy(shared_.query[warpgroup][panel], &parameters_.query, panel * kPanelColumns,
+                       work.query_head, work.first_row + work.first_query + warpgroup * kWarpgroupRows,
+                       &shared_.query_landed);
     }
-    work_at_.advance();
+    ptx::named_barrier_arrive(kWorkPosted, Shape::kHandoverThreads);
   }
 
   // In the order of use: values are wanted one step later than keys.
@@ -180,7 +182,8 @@ class Producer {
       tail_parity_ ^= 1;
       for (int panel = 0; panel < Shape::kPanels; ++panel) {
         uint4* rows = reinterpret_cast<uint4*>(shared_.tiles[tile_at_.stage][panel][keys]);
-        for (int i = lane_; i < (Shape::kKeyTile - keys) * kPanelBytes / 16; i += 32) rows[i] = make_uint4(0, 0, 0, 0);
+        for (int i = lane_; i < (Shape::kKeyTile - keys) * kPanelBytes / 16; i += 32)
+          rows[i] = make_uint4(0, 0, 0, 0);
       }
       ptx::fence_async_proxy();
       __syncwarp();
@@ -193,8 +196,8 @@ class Producer {
   __device__ void copy(const CUtensorMap* map, const Box& box, uint64_t* barrier) {
     const unsigned present = __ballot_sync(0xffffffffu, box.block >= 0);
     if (lane_ == 0) {
-      ptx::mbarrier_arrive_expect_bytes(barrier,
-                                        __popc(present) * parameters_.box_tokens * Shape::kPanels * kPanelBytes);
+      ptx::mbarrier_arrive_expect_bytes(
+          barrier, __popc(present) * parameters_.box_tokens * Shape::kPanels * kPanelBytes);
     }
     if (box.block < 0) return;
     for (int panel = 0; panel < Shape::kPanels; ++panel) {
@@ -203,19 +206,10 @@ class Producer {
     }
   }
 
-  // The last block to leave puts the queue back to zero for the next launch.
-  __device__ void leave_queue() {
-    if (atomicAdd(&parameters_.queue[1], 1u) + 1 == gridDim.x) {
-      parameters_.queue[0] = 0;
-      parameters_.queue[1] = 0;
-    }
-  }
-
   const Parameters& parameters_;
   SharedStorage<Shape>& shared_;
   const int lane_;
   RingPosition<Shape::kStages> tile_at_;
-  RingPosition<1> work_at_;
   const int32_t* table_ = nullptr;  // of the current slot and kv head
   uint32_t tail_parity_ = 0;
 };
@@ -235,8 +229,9 @@ class Consumer {
         lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
-    for (;; work_at_.advance()) {
-      shared_.work_ring.wait_full(work_at_);
+    release_work();
+    for (;;) {
+      ptx::named_barrier_sync(kWorkPosted, Shape::kHandoverThreads);
       const PrefillTile work = shared_.work;
       if (work.key_tiles < 0) break;
       attend(work);
@@ -244,12 +239,14 @@ class Consumer {
   }
 
  private:
-  static constexpr int kScores = Shape::kKeyTile / 2;    // of a thread
+  static constexpr int kScores = Shape::kKeyTile / 2;  // of a thread
   static constexpr int kOutputs = Shape::kHeadDim / 2;
   using Position = RingPosition<Shape::kStages>;
 
   // Rows of scores that a thread holds: `row` and row + 8 of the work tile.
   __device__ int row() const { return warp_ * 16 + lane_ / 4; }
+
+  __device__ void release_work() { ptx::named_barrier_arrive(kWorkTaken, Shape::kHandoverThreads); }
 
   __device__ Position next_tile() {
     const Position at = tile_at_;
@@ -266,6 +263,8 @@ class Consumer {
     if (work.key_tiles > 0) {
       uint32_t weights[kScores / 2];
       int key_tile = work.key_tiles - 1;
+      ptx::mbarrier_wait(&shared_.query_landed, query_parity_);
+      query_parity_ ^= 1;
       first_step(work, key_tile, softmax, weights);
       // The tiles that reach past the last key that every query sees come first.
       const int first_partial = max(0, min(work.visible_keys, work.key_count)) / Shape::kKeyTile;
@@ -273,10 +272,10 @@ class Consumer {
         step<true>(work, key_tile, softmax, output, weights);
       }
       for (; key_tile >= 0; --key_tile) step<false>(work, key_tile, softmax, output, weights);
-      shared_.work_ring.release(work_at_);
+      release_work();
       last_step(output, weights);
     } else {
-      shared_.work_ring.release(work_at_);
+      release_work();
     }
     softmax.finish();
     store(work, softmax, output);
@@ -298,17 +297,18 @@ class Consumer {
     softmax.observe(scores, correction);
     softmax.weigh<0, kScores>(scores);
     pack_weights(scores, weights);
+    if (key_tile > 0) shared_.tile_ring.wait_full(tile_at_);
   }
 
-  // Scores and weights of this key tile, while the previous tile's weights meet their values.
+  // Scores and weights of this key tile, whose keys have landed, while the previous tile's weights meet their
+  // values.
   template <bool kMasked>
-  __device__ void step(const PrefillTile& work, int key_tile, OnlineSoftmax& softmax, float (&output)[kOutputs],
-                       uint32_t (&weights)[kScores / 2]) {
+  __device__ void step(const PrefillTile& work, int key_tile, OnlineSoftmax& softmax,
+                       float (&output)[kOutputs], uint32_t (&weights)[kScores / 2]) {
     float scores[kScores];
     float correction[2];
     const Position keys = next_tile();
     const Position values = next_tile();
-    shared_.tile_ring.wait_full(keys);
     ptx::pin_registers(output);
     ptx::wgmma_fence();
     issue_scores(keys, scores);
@@ -320,17 +320,17 @@ class Consumer {
     shared_.tile_ring.release(keys);
     if constexpr (kMasked) mask(work, key_tile, scores);
     const bool corrects = softmax.observe(scores, correction);
-    // These run under the products of the previous weights; the branch keeps the compiler from delaying them.
+    // These run under the products of the previous weights. What follows must not move up before they are
+    // done: the wait for the next keys, a loop, keeps the compiler from that.
     softmax.weigh<0, Shape::kEarlyScores>(scores);
-    if (corrects) {
-      ptx::wgmma_wait<0>();
-      ptx::pin_registers(output);
-#pragma unroll
-      for (int i = 0; i < kOutputs; ++i) output[i] *= correction[(i >> 1) & 1];
-    }
+    if (key_tile > 0) shared_.tile_ring.wait_full(tile_at_);
     ptx::wgmma_wait<0>();
     ptx::pin_registers(output);
     shared_.tile_ring.release(values);
+    if (corrects) {
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) output[i] *= correction[(i >> 1) & 1];
+    }
     softmax.weigh<Shape::kEarlyScores, kScores>(scores);
     pack_weights(scores, weights);
   }
@@ -390,10 +390,12 @@ class Consumer {
     }
   }
 
-  __device__ void store(const PrefillTile& work, const OnlineSoftmax& softmax, const float (&output)[kOutputs]) {
+  __device__ void store(const PrefillTile& work, const OnlineSoftmax& softmax,
+                        const float (&output)[kOutputs]) {
     // Through shared memory, so that whole rows go out; 16-byte chunks are permuted against bank conflicts.
     auto& staging = shared_.output[warp_];
-    const float normalizer[2] = {OnlineSoftmax::normalizer(softmax.sum(0)), OnlineSoftmax::normalizer(softmax.sum(1))};
+    const float normalizer[2] = {OnlineSoftmax::normalizer(softmax.sum(0)),
+                                 OnlineSoftmax::normalizer(softmax.sum(1))};
     const int matrix = lane_ / 8;
     const int matrix_row = matrix % 2 * 8 + lane_ % 8;
     __syncwarp();
@@ -409,9 +411,10 @@ class Consumer {
     }
     __syncwarp();
     constexpr int kChunks = Shape::kHeadDim / 8;
-    Element* rows = static_cast<Element*>(arguments_.output) +
-                    (int64_t{work.first_row} + work.first_query + warp_ * 16) * arguments_.output_token_stride +
-                    work.query_head * arguments_.output_head_stride;
+    Element* rows =
+        static_cast<Element*>(arguments_.output) +
+        (int64_t{work.first_row} + work.first_query + warp_ * 16) * arguments_.output_token_stride +
+        work.query_head * arguments_.output_head_stride;
     const int rows_left = work.query_count - work.first_query - warp_ * 16;
     for (int i = lane_; i < 16 * kChunks; i += 32) {
       const int staged_row = i / kChunks;
@@ -434,8 +437,8 @@ class Consumer {
   const int warpgroup_;
   const int warp_;  // among all consumers
   const int lane_;
-  RingPosition<Shape::kStages> tile_at_;
-  RingPosition<1> work_at_;
+  Position tile_at_;
+  uint32_t query_parity_ = 0;
 };
 
 template <typename Shape>
@@ -445,7 +448,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = *reinterpret_cast<SharedStorage<Shape>*>(shared_memory);
   if (threadIdx.x == 0) {
     shared.tile_ring.init(Shape::kConsumerWarps);
-    shared.work_ring.init(Shape::kConsumerWarps);
+    ptx::mbarrier_init(&shared.query_landed, 1);
     ptx::mbarrier_init(&shared.tail_landed, 1);
     ptx::fence_mbarrier_init();
   }
@@ -461,11 +464,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // ---- Launch ----
 
-Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, "prefill-attention: " + message); }
-
-Status cuda_status(cudaError_t error) {
-  if (error == cudaSuccess) return Status::success();
-  return Status::failure(StatusCode::device_fault, std::string("prefill-attention: ") + cudaGetErrorString(error));
+Status invalid(const std::string& message) {
+  return Status::failure(StatusCode::invalid_value, "prefill-attention: " + message);
 }
 
 // The largest power of two up to 128 that divides both.
@@ -475,54 +475,50 @@ int common_box(int block_tokens, int key_tile) {
   return box;
 }
 
+Status describe_tensors(Parameters& parameters) {
+  const PagedAttentionArguments& arguments = parameters.arguments;
+  TensorBox query;
+  query.dtype = arguments.query_dtype;
+  query.data = arguments.query;
+  query.extents = {arguments.head_dim, arguments.query_heads, arguments.query_tokens};
+  query.strides = {arguments.query_head_stride, arguments.query_token_stride};
+  query.box = {kPanelColumns, 1, kWarpgroupRows};
+  TensorBox pool;
+  pool.dtype = arguments.cache_dtype;
+  pool.extents = {arguments.head_dim, arguments.block_tokens, arguments.block_count};
+  pool.strides = {arguments.token_stride, arguments.block_stride};
+  pool.box = {kPanelColumns, parameters.box_tokens, 1};
+  Status status = encode_tensor_map(query, &parameters.query);
+  pool.data = arguments.keys;
+  if (status.ok()) status = encode_tensor_map(pool, &parameters.keys);
+  pool.data = arguments.values;
+  if (status.ok()) status = encode_tensor_map(pool, &parameters.values);
+  return status;
+}
+
 template <typename Shape>
 Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
   Parameters parameters;
   parameters.arguments = arguments;
   parameters.box_tokens = common_box(arguments.block_tokens, Shape::kKeyTile);
-  parameters.queue = static_cast<unsigned*>(workspace);
-
-  TensorBox query;
-  query.dtype = arguments.query_dtype;
-  query.data = arguments.query;
-  query.extents[0] = arguments.head_dim;
-  query.extents[1] = arguments.query_heads;
-  query.extents[2] = arguments.query_tokens;
-  query.strides[0] = arguments.query_head_stride;
-  query.strides[1] = arguments.query_token_stride;
-  query.box[0] = kPanelColumns;
-  query.box[1] = 1;
-  query.box[2] = kWarpgroupRows;
-  Status status = encode_tensor_map(query, &parameters.query);
-  if (!status.ok()) return status;
-
-  TensorBox pool;
-  pool.dtype = arguments.cache_dtype;
-  pool.extents[0] = arguments.head_dim;
-  pool.extents[1] = arguments.block_tokens;
-  pool.extents[2] = 1ull << 31;  // the block table names only blocks that exist
-  pool.strides[0] = arguments.token_stride;
-  pool.strides[1] = arguments.block_stride;
-  pool.box[0] = kPanelColumns;
-  pool.box[1] = parameters.box_tokens;
-  pool.box[2] = 1;
-  pool.data = arguments.keys;
-  status = encode_tensor_map(pool, &parameters.keys);
-  if (!status.ok()) return status;
-  pool.data = arguments.values;
-  status = encode_tensor_map(pool, &parameters.values);
+  parameters.tiles_taken = static_cast<unsigned*>(workspace);
+  const Status status = describe_tensors(parameters);
   if (!status.ok()) return status;
 
   int device = 0;
   int multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   const auto kernel = prefill_attention_kernel<Shape>;
   constexpr int kSharedBytes = sizeof(SharedStorage<Shape>);
-  if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  }
+  if (error == cudaSuccess) error = cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream);
   if (error != cudaSuccess) return cuda_status(error);
   kernel<<<multiprocessors, Shape::kThreads, kSharedBytes, stream>>>(parameters);
-  return cuda_status(cudaGetLastError());
+  return launch_status();
 }
 
 template <typename Element>
@@ -544,7 +540,8 @@ Status prefill_attention(const PagedAttentionArguments& arguments, void* workspa
     return invalid("queries, cache and output must have one dtype; convert them to the cache's");
   }
   if (arguments.block_tokens < 8 || arguments.block_tokens % 8 != 0) {
-    return invalid("block_tokens is " + std::to_string(arguments.block_tokens) + "; it must be a multiple of 8");
+    return invalid("block_tokens is " + std::to_string(arguments.block_tokens) +
+                   "; it must be a multiple of 8");
   }
   if (!(arguments.scale > 0.0f)) return invalid("scale must be positive");
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();

@@ -1,7 +1,7 @@
 // How prefill attention is cut into work tiles: one tile is a run of queries of one query head.
 //
-// Tiles are numbered so that those handed out together share keys in the second-level cache: batch entry, then
-// kv head, then, from the longest causal tile to the shortest, the query heads that read this kv head.
+// Tiles are numbered so that those handed out together share keys in the second-level cache: batch entry,
+// then kv head, then, from the longest causal tile to the shortest, the query heads that read this kv head.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 namespace kv {
 
 struct PrefillTile {
-  int first_row;      // of the batch entry, in `query`
-  int query_count;    // of the batch entry
-  int first_query;    // of the tile, within the batch entry
+  int first_row;    // of the batch entry, in `query`
+  int query_count;  // of the batch entry
+  int first_query;  // of the tile, within the batch entry
   int query_head;
   int kv_head;
   int slot;
-  int key_count;      // of this kv head
-  int visible_keys;   // of the tile's first query; query i of the tile sees min(visible_keys + i, key_count)
-  int key_tiles;      // to be read; 0 when no query of the tile sees a key
+  int key_count;     // of this kv head
+  int visible_keys;  // of the tile's first query; query i of the tile sees min(visible_keys + i, key_count)
+  int key_tiles;     // to be read; 0 when no query of the tile sees a key
 };
 
 // Walks the numbering; tile numbers asked for must ascend.
@@ -31,7 +31,8 @@ class PrefillWork {
   // False when `number` is past the last tile.
   __device__ bool find(int64_t number, PrefillTile* tile) {
     int query_tiles = tiles_of_entry();
-    while (entry_ < arguments_.batch && number >= first_number_ + int64_t{query_tiles} * arguments_.query_heads) {
+    while (entry_ < arguments_.batch &&
+           number >= first_number_ + int64_t{query_tiles} * arguments_.query_heads) {
       first_number_ += int64_t{query_tiles} * arguments_.query_heads;
       ++entry_;
       query_tiles = tiles_of_entry();
@@ -47,8 +48,8 @@ class PrefillWork {
     tile->query_count = arguments_.query_start[entry_ + 1] - tile->first_row;
     tile->slot = arguments_.slots[entry_];
     tile->key_count = arguments_.key_counts[int64_t{tile->slot} * arguments_.kv_heads + tile->kv_head];
-    tile->visible_keys = arguments_.causal ? tile->key_count - tile->query_count + tile->first_query + 1
-                                           : tile->key_count;
+    tile->visible_keys =
+        arguments_.causal ? tile->key_count - tile->query_count + tile->first_query + 1 : tile->key_count;
     const int queries = min(kQueryTile, tile->query_count - tile->first_query);
     const int last_key = arguments_.causal ? tile->visible_keys + queries - 1 : tile->key_count;
     tile->key_tiles = (max(last_key, 0) + kKeyTile - 1) / kKeyTile;
