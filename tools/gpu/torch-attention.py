@@ -9,7 +9,6 @@ the spread over the rounds, and the clock and power while that kernel ran.
 import argparse
 import ctypes
 import json
-import math
 import statistics
 import threading
 import time
@@ -125,18 +124,19 @@ def measure(problem, label, libraries, rounds, sampler):
     for name, values in times.items():
         seconds = statistics.median(values) / 1e3
         readings = [sampler.between(*span) for span in spans[name]]
-        middle = lambda index: statistics.median([r[index] for r in readings if r[index] is not None] or [math.nan])
+        seen = [reading for reading in readings if reading[0] is not None]
+        clock, watts = (statistics.median(r[index] for r in seen) if seen else None for index in (0, 1))
         row = dict(operation='decode-attention' if problem.decode else 'prefill-attention', case=label, kernel=name,
                    batch=problem.batch, keys=problem.keys, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS,
                    headDim=problem.head_dim, dtype=str(problem.dtype)[6:], causal=problem.causal,
                    milliseconds=round(seconds * 1e3, 4), fastest=round(min(values), 4), slowest=round(max(values), 4),
                    rounds=rounds, repeats=repeats, teraflops=round(problem.flops() / seconds / 1e12, 1),
-                   gigabytesPerSecond=round(problem.bytes() / seconds / 1e9, 1), clockMegahertz=middle(0),
-                   watts=round(middle(1), 1), relativeError=errors.get(name))
+                   gigabytesPerSecond=round(problem.bytes() / seconds / 1e9, 1), clockMegahertz=clock,
+                   watts=watts, relativeError=errors.get(name))
         rows.append(row)
         print(f"{label:28s} {name:12s} {row['milliseconds']:9.4f} ms [{row['fastest']:.4f}..{row['slowest']:.4f}] "
-              f"{row['teraflops']:7.1f} TFLOP/s {row['gigabytesPerSecond']:7.1f} GB/s {row['clockMegahertz']:.0f} MHz "
-              f"{row['watts']:.0f} W error {row['relativeError']}", flush=True)
+              f"{row['teraflops']:7.1f} TFLOP/s {row['gigabytesPerSecond']:7.1f} GB/s {row['clockMegahertz']} MHz "
+              f"{row['watts']} W error {row['relativeError']}", flush=True)
     return rows
 
 

@@ -2,17 +2,17 @@
 // value once.
 //
 // The query heads that share a kv head form the rows of one tensor-core product. The keys of all sequences
-// are cut into equal spans (decode-split.h). Each warp of a block streams its own tokens of every unit
-// through its own ring of asynchronous copies, so that warps never wait for each other until a segment ends.
-// The partial outputs of warps, then of blocks, are merged in f32; whichever block finishes an entry last
-// merges the blocks'.
+// are cut into equal spans (decode-attention-split.h). Each warp of a block streams its own tokens of every
+// unit through its own ring of asynchronous copies, so that warps never wait for each other until a segment
+// ends. The partial outputs of warps, then of blocks, are merged in f32; whichever block finishes an entry
+// last merges the blocks'.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <string>
 
+#include "kernels/decode-attention/decode-attention-split.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
-#include "kernels/decode-attention/decode-split.h"
 #include "kernels/online-softmax.h"
 #include "ptx/async-copy.h"
 #include "ptx/matrix-load.h"

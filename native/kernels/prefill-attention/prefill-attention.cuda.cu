@@ -11,7 +11,8 @@ constexpr int kLargestDim = 512;
 constexpr int kDimsOfLane = kLargestDim / kWarp;
 
 __device__ float warp_maximum(float x) {
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
   return x;
 }
 
@@ -94,7 +95,8 @@ Status attention_any_cuda(const PagedAttentionArguments& a, ExecutionContext& co
     return Status::failure(StatusCode::capability,
                            "attention on CUDA takes heads of up to " + std::to_string(kLargestDim) + " dims");
   }
-  const dim3 blocks(static_cast<unsigned>(a.query_tokens), static_cast<unsigned>((a.query_heads + kWarps - 1) / kWarps));
+  const dim3 blocks(static_cast<unsigned>(a.query_tokens),
+                    static_cast<unsigned>((a.query_heads + kWarps - 1) / kWarps));
   const size_t shared = sizeof(float) * kWarps * static_cast<size_t>(a.head_dim);
   with_cuda_float_type(a.query_dtype, [&](auto query) {
     with_cuda_float_type(a.cache_dtype, [&](auto cached) {

@@ -11,8 +11,8 @@
 #include <string>
 
 #include "kernels/online-softmax.h"
+#include "kernels/prefill-attention/prefill-attention-work.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
-#include "kernels/prefill-attention/prefill-work.h"
 #include "kernels/stage-ring.h"
 #include "ptx/matrix-load.h"
 #include "ptx/named-barrier.h"
