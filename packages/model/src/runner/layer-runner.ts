@@ -72,9 +72,9 @@ export class LayerRunner implements Disposable {
     linear(stream, { input: normed, ...weights.query, output: scratch.queryRows });
     linear(stream, { input: normed, ...weights.key, output: scratch.keyRows });
     linear(stream, { input: normed, ...weights.value, output: scratch.valueRows });
-    if (weights.queryNorm)
-      rmsNorm(stream, { input: query, weight: weights.queryNorm, output: query, epsilon });
-    if (weights.keyNorm) rmsNorm(stream, { input: key, weight: weights.keyNorm, output: key, epsilon });
+    const { queryNorm, keyNorm } = weights;
+    if (queryNorm) rmsNorm(stream, { input: query, weight: queryNorm, output: query, epsilon });
+    if (keyNorm) rmsNorm(stream, { input: key, weight: keyNorm, output: key, epsilon });
     const { positions } = batch.rows;
     const turn = { positions, inverseFrequencies, convention, attentionScale };
     rope(stream, { ...turn, input: query, output: query });
@@ -119,8 +119,10 @@ export class LayerRunner implements Disposable {
     for (const entry of prefill.entries) {
       const { slot } = entry.sequence;
       const end = row + countTokens(entry);
-      if (policy.select)
-        this.#recent(slot, policy.select.observationWindow).push(stream, query.slice('token', row, end));
+      if (policy.select) {
+        const recent = this.#recent(slot, policy.select.observationWindow);
+        recent.push(stream, query.slice('token', row, end));
+      }
       row = end;
       if (entry.phase !== 'prefill-end') continue;
       this.#select(slot, scale);

@@ -73,8 +73,9 @@ export class ModelBatch implements Disposable {
   }
 
   dispose(): void {
-    for (const { rows } of [this.prefill, this.decode, this].filter((each) => each !== undefined))
-      rows.dispose();
+    this.prefill?.rows.dispose();
+    this.decode?.rows.dispose();
+    this.rows.dispose();
     this.ids.dispose();
     this.hidden.dispose();
   }

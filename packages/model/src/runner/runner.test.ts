@@ -2,9 +2,11 @@ import {
   CapabilityError,
   DisposedError,
   InvalidValueError,
+  kvPolicy,
   OutOfMemoryError,
   QueueFullError,
 } from '@kv/sparse-core';
+import type { PrefillAttention } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { goldenModel, goldenModels, largestDifference, readGolden } from '../test-support/golden.js';
@@ -165,6 +167,21 @@ describe('a batch is refused', () => {
       await expect(runner.runLayers(batch, 0, 3)).rejects.toThrow(/end: given 3/);
     }));
 
+  it('that was made before another of its sequence had passed', () =>
+    withSmall(async (runner) => {
+      const sequence = runner.openSequence();
+      const entry: BatchEntry = { sequence, ids: [1, 2], phase: 'prefill' };
+      using first = runner.createBatch([entry]);
+      using second = runner.createBatch([entry]);
+      runner.embed(first);
+      runner.embed(second);
+      await runner.runLayers(first, 0, 1);
+      await expect(runner.runLayers(second, 0, 1)).rejects.toThrow(/another batch is between its layers/);
+      await runner.runLayers(first, 1, 2);
+      await expect(runner.runLayers(second, 0, 2)).rejects.toThrow(/position 0 of a sequence of 2 tokens/);
+      expect(sequence.length).toBe(2);
+    }));
+
   it('after the sequence, or the runner, was disposed', () =>
     withSmall(async (runner) => {
       const sequence = runner.openSequence();
@@ -209,6 +226,38 @@ describe('a runner', () => {
       expect(runner.openSequence().slot).toBe(first.slot);
       return Promise.resolve();
     }));
+
+  it('disposes the sequences of a batch whose policy fails between layers', async () => {
+    const prefill: PrefillAttention = {
+      name: 'broken',
+      attend: () => {
+        throw new CapabilityError('broken on purpose');
+      },
+    };
+    const options = { contextTokens: 64, policy: kvPolicy({ prefill }) };
+    await withRunner(goldenModel('mistral'), options, async (runner) => {
+      const sequence = runner.openSequence();
+      using batch = runner.createBatch([{ sequence, ids: [1, 2], phase: 'prefill' }]);
+      await expect(runBatch(runner, batch)).rejects.toThrow('broken on purpose');
+      expect(sequence.disposed).toBe(true);
+      expect(runner.kvBytes.device).toBe(0);
+      expect(runner.openSequence().length).toBe(0);
+    });
+  });
+
+  it('takes ids that are still on the device', async () => {
+    await withRunner(goldenModel('mistral'), { sequences: 3, contextTokens: 64 }, async (runner, model) => {
+      const ids = randomIds(6, 10);
+      using onDevice = model.device.tensor('i32', ['token'], [6], ids);
+      const [a, b, c] = [runner.openSequence(), runner.openSequence(), runner.openSequence()];
+      const known = await lastLogits(runner, [{ sequence: a, ids, phase: 'prefill-end' }]);
+      const both = await lastLogits(runner, [
+        { sequence: b, ids: randomIds(9, 11), phase: 'prefill' },
+        { sequence: c, ids: onDevice, phase: 'prefill-end' },
+      ]);
+      expect(largestDifference(both.subarray(320), known)).toBeLessThan(sameLogits);
+    });
+  });
 
   it('starts a sequence anew in a slot that another has left', async () => {
     await withRunner(goldenModel('llama2-mha'), { contextTokens: 256 }, async (runner) => {

@@ -166,7 +166,9 @@ export class Runner implements Disposable {
   /**
    * Enqueues layers `first` to `end - 1` of a batch that has passed the layers before.
    * @throws InvalidValueError when they are not the batch's next layers
-   * @throws OutOfMemoryError when the cache has no room; nothing is enqueued then
+   * @throws OutOfMemoryError when the cache has no room; nothing is enqueued then, and the call may be repeated
+   * @throws what the policy throws; the batch's sequences are disposed then, since their caches are cut off
+   *   between two layers
    */
   async runLayers(batch: ModelBatch, first: number, end: number): Promise<void> {
     const run = this.#lastRun.then(() => this.#run(batch, first, end));
@@ -216,11 +218,16 @@ export class Runner implements Disposable {
       device.tensor('f32', ['pair'], [rope.inverseFrequencies.length], rope.inverseFrequencies),
     );
     const stores = this.policy.store.create(shapes, capacity);
+    const parts = { stream: this.stream, config, policy: this.policy, rope, inverseFrequencies };
     return weights.layers.map((layerWeights, index) => {
       const store = stores[index];
-      if (store === undefined)
-        throw new Error(`the store '${this.policy.store.name}' made none for layer ${index}`);
-      const parts = { stream: this.stream, config, policy: this.policy, rope, inverseFrequencies };
+      if (store === undefined) {
+        throw new CapabilityError(
+          `The store '${this.policy.store.name}' serves ${stores.length} layers, and this model has ` +
+            `${config.layers}. Make one store for each layer in the factory.`,
+          { subject: 'store', given: stores.length, wanted: config.layers },
+        );
+      }
       return this.#own(new LayerRunner({ ...parts, weights: layerWeights, store }));
     });
   }
@@ -234,14 +241,30 @@ export class Runner implements Disposable {
     this.#assertUsable();
     this.#expectNextLayer(batch, first);
     expectWholeNumber('end', end, first + 1, this.#layers.length);
-    for (const { sequence } of batch.entries) sequence.assertUsable();
     const layers = this.#layers.slice(first, end);
+    this.#assertTurn(batch);
     for (const { store } of layers) store.prepare(this.stream, batch.rows);
+    for (const { sequence } of batch.entries) sequence.enter(batch);
     const scratch = this.#scratch.forRows(batch.rows.rows);
-    for (const layer of layers) await layer.run(batch, scratch);
+    try {
+      for (const layer of layers) {
+        // A policy that plans on the host gives others a turn between layers.
+        this.#assertTurn(batch);
+        await layer.run(batch, scratch);
+      }
+    } catch (error) {
+      for (const { sequence } of batch.entries) sequence.dispose();
+      throw error;
+    }
     batch.nextLayer = end;
     if (end < this.#layers.length) return;
-    for (const entry of batch.entries) entry.sequence.advance(countTokens(entry));
+    for (const entry of batch.entries) entry.sequence.leave(countTokens(entry));
+  }
+
+  #assertTurn(batch: ModelBatch): void {
+    batch.entries.forEach(({ sequence }, index) => {
+      sequence.assertTurn(batch, batch.rows.entries[index]?.position ?? 0);
+    });
   }
 
   /**
@@ -271,7 +294,10 @@ export class Runner implements Disposable {
   #checkIds(ids: ArrayLike<number>): void {
     const { vocabularySize } = this.model.config;
     for (let index = 0; index < ids.length; index += 1) {
-      expectWholeNumber(`token id at ${index}`, ids[index] ?? -1, 0, vocabularySize - 1);
+      const id = ids[index] ?? -1;
+      if (!Number.isInteger(id) || id < 0 || id >= vocabularySize) {
+        expectWholeNumber(`token id at ${index}`, id, 0, vocabularySize - 1);
+      }
     }
   }
 
@@ -286,8 +312,8 @@ export class Runner implements Disposable {
   }
 
   #assertUsable(): void {
-    if (this.#disposed)
-      throw new DisposedError('The runner was disposed; create another.', { subject: 'runner' });
+    if (!this.#disposed) return;
+    throw new DisposedError('The runner was disposed; create another.', { subject: 'runner' });
   }
 
   #release(sequence: Sequence): void {

@@ -1,3 +1,4 @@
+import { ModelFormatError } from '@kv/sparse-core';
 import type { Device, FloatDType, MappedFile, TensorHandle } from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
@@ -36,15 +37,14 @@ export class ModelWeights implements Disposable {
   readonly finalNorm: Vector;
   /** The embedding itself where the head is tied. */
   readonly head: Matrix;
-  readonly #owned: readonly Disposable[];
+  readonly #tensors: WeightTensors;
 
-  private constructor(config: ModelConfig, tensors: WeightTensors, files: readonly MappedFile[]) {
+  private constructor(config: ModelConfig, tensors: WeightTensors) {
+    this.#tensors = tensors;
     this.embedding = tensors.matrix('model.embed_tokens.weight');
     this.finalNorm = tensors.norm('model.norm');
     this.head = config.tiedHead ? this.embedding : tensors.matrix('lm_head.weight');
     this.layers = Array.from({ length: config.layers }, (_, layer) => layerWeights(tensors, layer));
-    // The tensors too: one that lies misaligned in its file is a copy.
-    this.#owned = [...tensors.tensors, ...files];
   }
 
   /**
@@ -54,15 +54,19 @@ export class ModelWeights implements Disposable {
   static async open(device: Device, directory: string, config: ModelConfig): Promise<ModelWeights> {
     const stored = await readStoredTensors(directory);
     checkWeights(config, stored);
-    const paths = [...new Set([...stored.values()].map(({ file }) => file))];
-    const files = await Promise.all(paths.map((path) => device.mapFile(path)));
-    const byPath = new Map(files.map((file) => [file.path, file]));
-    return new ModelWeights(config, new WeightTensors(stored, byPath), files);
+    const tensors = new WeightTensors(device, stored);
+    try {
+      await tensors.mapFiles();
+      return new ModelWeights(config, tensors);
+    } catch (error) {
+      tensors.dispose();
+      throw error;
+    }
   }
 
   /** Unmaps the files once the work that is already enqueued is done. */
   dispose(): void {
-    for (const owned of this.#owned) owned[Symbol.dispose]();
+    this.#tensors.dispose();
   }
 
   [Symbol.dispose](): void {
@@ -72,24 +76,34 @@ export class ModelWeights implements Disposable {
 
 /** Finds tensors by the names of the model's files. `checkWeights` has seen that the required ones exist. */
 class WeightTensors {
-  /** All that were asked for. */
-  readonly tensors: TensorHandle[] = [];
+  readonly #device: Device;
   readonly #stored: ReadonlyMap<string, StoredTensor>;
-  readonly #files: ReadonlyMap<string, MappedFile>;
+  readonly #files = new Map<string, MappedFile>();
+  readonly #owned: Disposable[] = [];
 
-  constructor(stored: ReadonlyMap<string, StoredTensor>, files: ReadonlyMap<string, MappedFile>) {
+  constructor(device: Device, stored: ReadonlyMap<string, StoredTensor>) {
+    this.#device = device;
     this.#stored = stored;
-    this.#files = files;
+  }
+
+  async mapFiles(): Promise<void> {
+    for (const path of new Set([...this.#stored.values()].map(({ file }) => file))) {
+      this.#files.set(path, this.#own(await this.#device.mapFile(path)));
+    }
+  }
+
+  dispose(): void {
+    for (const owned of this.#owned) owned[Symbol.dispose]();
   }
 
   matrix(name: string): Matrix {
     const { file, dtype, shape, byteOffset } = this.#find(name);
-    return this.#keep(file.tensor(dtype, ['out', 'in'], [shape[0] ?? 0, shape[1] ?? 0], byteOffset));
+    return this.#own(file.tensor(dtype, ['out', 'in'], [shape[0] ?? 0, shape[1] ?? 0], byteOffset));
   }
 
   vector<const Name extends string>(name: string, axis: Name): TensorHandle<FloatDType, readonly [Name]> {
     const { file, dtype, shape, byteOffset } = this.#find(name);
-    return this.#keep(file.tensor(dtype, [axis], [shape[0] ?? 0], byteOffset));
+    return this.#own(file.tensor(dtype, [axis], [shape[0] ?? 0], byteOffset));
   }
 
   norm(name: string): Vector {
@@ -108,15 +122,18 @@ class WeightTensors {
     };
   }
 
-  #keep<Kind extends TensorHandle>(tensor: Kind): Kind {
-    this.tensors.push(tensor);
-    return tensor;
+  /** Tensors too are disposed: one that lies misaligned in its file is a copy. */
+  #own<Kind extends Disposable>(owned: Kind): Kind {
+    this.#owned.push(owned);
+    return owned;
   }
 
   #find(name: string): { file: MappedFile; dtype: FloatDType; shape: readonly number[]; byteOffset: number } {
     const tensor = this.#stored.get(name);
     const file = this.#files.get(tensor?.file ?? '');
-    if (tensor === undefined || file === undefined) throw new Error(`tensor '${name}' was not checked`);
+    if (tensor === undefined || file === undefined) {
+      throw new ModelFormatError(`the weights lack tensor '${name}'.`, { subject: name });
+    }
     return {
       file,
       dtype: tensor.dtype.toLowerCase() as FloatDType,
