@@ -43,15 +43,33 @@ inline Quad horizontal_sums(Vec a, Vec b, Vec c, Vec d) {
   return total;
 }
 
-// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and `count` keys. Query rows are
+// Rows of the cache that lie `stride` elements apart, and those that will be read after them: fetching these
+// already, one for each row in use, keeps the memory busy while this run is computed.
+template <class T>
+struct Run {
+  const T* rows;
+  const T* next;
+  int64_t stride;
+  int count;
+
+  void fetch_next(int row, int first, int elements) const {
+    constexpr int kLineElements = 64 / sizeof(T);
+    for (int d = first; d < first + elements; d += kLineElements)
+      __builtin_prefetch(next + row * stride + d, 0, 2);
+  }
+};
+
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys. Query rows are
 // `dim` floats apart; dim is a multiple of kLanes. Rounds the number of scores written up to kKeyGroup.
 template <int kRows, class T>
-inline void score_run(const float* queries, const T* keys, int64_t key_stride, int count, int dim,
-                      float* scores, int64_t score_stride) {
-  for (int key = 0; key < count; key += kKeyGroup) {
+inline void score_run(const float* queries, const Run<T>& keys, int dim, float* scores,
+                      int64_t score_stride) {
+  for (int key = 0; key < keys.count; key += kKeyGroup) {
     const T* group[kKeyGroup];
-    for (int k = 0; k < kKeyGroup; ++k)
-      group[k] = keys + (key + k < count ? key + k : count - 1) * key_stride;
+    for (int k = 0; k < kKeyGroup; ++k) {
+      group[k] = keys.rows + (key + k < keys.count ? key + k : keys.count - 1) * keys.stride;
+      keys.fetch_next(key + k, 0, dim);
+    }
     Vec totals[kRows][kKeyGroup] = {};
     for (int d = 0; d < dim; d += kLanes) {
       Vec loaded[kKeyGroup];
@@ -72,20 +90,23 @@ inline void score_run(const float* queries, const T* keys, int64_t key_stride, i
   }
 }
 
-// output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key].
+// output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key],
+// for the columns of `values` from `first` on.
 template <int kRows, int kVectors, class T>
-inline void add_value_columns(const float* weights, int64_t weight_stride, const T* values,
-                              int64_t value_stride, int count, float* output, int64_t output_stride) {
+inline void add_value_columns(const float* weights, int64_t weight_stride, const Run<T>& values, int first,
+                              float* output, int64_t output_stride) {
   Vec totals[kRows][kVectors];
 #pragma GCC unroll 4
   for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) totals[row][v] = load(output + row * output_stride + v * kLanes);
   }
-  for (int key = 0; key < count; ++key) {
+  for (int key = 0; key < values.count; ++key) {
+    values.fetch_next(key, first, kVectors * kLanes);
     Vec loaded[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) loaded[v] = load(values + key * value_stride + v * kLanes);
+    for (int v = 0; v < kVectors; ++v)
+      loaded[v] = load(values.rows + key * values.stride + first + v * kLanes);
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
       const Vec weight = splat(weights[row * weight_stride + key]);
@@ -102,16 +123,14 @@ inline void add_value_columns(const float* weights, int64_t weight_stride, const
 
 // As above for all `dim` columns, dim a multiple of kLanes; output rows are `dim` floats apart.
 template <int kRows, class T>
-inline void add_values(const float* weights, int64_t weight_stride, const T* values, int64_t value_stride,
-                       int count, int dim, float* output) {
+inline void add_values(const float* weights, int64_t weight_stride, const Run<T>& values, int dim,
+                       float* output) {
   int d = 0;
   for (; d + kValueVectors * kLanes <= dim; d += kValueVectors * kLanes) {
-    add_value_columns<kRows, kValueVectors>(weights, weight_stride, values + d, value_stride, count,
-                                            output + d, dim);
+    add_value_columns<kRows, kValueVectors>(weights, weight_stride, values, d, output + d, dim);
   }
-  for (; d < dim; d += kLanes) {
-    add_value_columns<kRows, 1>(weights, weight_stride, values + d, value_stride, count, output + d, dim);
-  }
+  for (; d < dim; d += kLanes)
+    add_value_columns<kRows, 1>(weights, weight_stride, values, d, output + d, dim);
 }
 
 }  // namespace KV_ISA

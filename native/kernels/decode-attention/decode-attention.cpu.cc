@@ -13,6 +13,10 @@ namespace {
 constexpr int kSplitKeys = 256;
 // A row's scores lie this far apart: a run may write up to kKeyGroup - 1 scores too many.
 constexpr int kScoreStride = kSplitKeys + kLanes;
+// Splits that a worker takes at a time, one after the other in memory, if every worker still finds
+// kTasksPerWorker such tasks.
+constexpr int64_t kTaskSplits = 8;
+constexpr int64_t kTasksPerWorker = 8;
 // Keys that are read again from the first-level cache when there are more rows than kRowGroup.
 constexpr int kRunKeys = 64;
 
@@ -58,27 +62,33 @@ void with_rows(int64_t rows, Body&& body) {
   }
 }
 
-// Calls body(pointer to the first row, rows' stride, first key, count) for each stretch of the keys
-// [first_key, last_key) that lies in one piece; rows whose length is no multiple of kLanes come as f32
-// copies in `padded`, `dim` floats apart.
+template <class T>
+const T* row_of(const PagedAttentionArguments& a, const RowRange& range, const void* pool, int32_t key) {
+  const int64_t block = range.blocks[key / a.block_tokens];
+  return static_cast<const T*>(pool) + block * a.block_stride + key % a.block_tokens * a.token_stride;
+}
+
+// Calls body(run, its first key) for each stretch of the keys [first_key, last_key) that lies in one piece.
+// Rows whose length is no multiple of kLanes come as f32 copies in `padded`, `dim` floats apart. `after` is
+// what will be read after the last.
 template <class T, class Body>
 void for_each_run(const PagedAttentionArguments& a, const RowRange& range, const void* pool,
-                  int32_t first_key, int32_t last_key, int dim, float* padded, Body&& body) {
+                  int32_t first_key, int32_t last_key, const T* after, int dim, float* padded, Body&& body) {
   for (int32_t key = first_key; key < last_key;) {
-    const int32_t in_block = key % a.block_tokens;
-    int32_t count = a.block_tokens - in_block;
+    int32_t count = a.block_tokens - key % a.block_tokens;
     count = count < last_key - key ? count : last_key - key;
     count = count < kRunKeys ? count : kRunKeys;
-    const T* rows = static_cast<const T*>(pool) + range.blocks[key / a.block_tokens] * a.block_stride +
-                    in_block * a.token_stride;
+    const T* rows = row_of<T>(a, range, pool, key);
+    const int32_t next_key = key + count;
     if (dim == a.head_dim) {
-      body(rows, a.token_stride, key, count);
+      const T* next = next_key < last_key ? row_of<T>(a, range, pool, next_key) : after;
+      body(Run<T>{rows, next, a.token_stride, count}, key);
     } else {
       for (int32_t i = 0; i < count; ++i)
         load_row(rows + i * a.token_stride, padded + i * dim, a.head_dim, dim);
-      body(static_cast<const float*>(padded), int64_t{dim}, key, count);
+      body(Run<float>{padded, padded, dim, count}, key);
     }
-    key += count;
+    key = next_key;
   }
 }
 
@@ -107,8 +117,9 @@ void load_queries(const PagedAttentionArguments& a, const RowRange& range, int d
   }
 }
 
+// `after` is what the worker will read next.
 template <class T>
-void attend_split(const PagedAttentionArguments& a, const RowRange& range, int32_t first_key,
+void attend_split(const PagedAttentionArguments& a, const RowRange& range, int32_t first_key, const T* after,
                   const Partials& partials, int64_t split, float* scratch) {
   const int dim = partials.dim;
   const int64_t rows = range.rows();
@@ -119,32 +130,29 @@ void attend_split(const PagedAttentionArguments& a, const RowRange& range, int32
                   [&](auto element) { load_queries<decltype(element)>(a, range, dim, queries); });
 
   const int32_t end = range.key_count < first_key + kSplitKeys ? range.key_count : first_key + kSplitKeys;
-  for_each_run<T>(a, range, a.keys, first_key, end, dim, padded,
-                  [&](auto* keys, int64_t stride, int32_t key, int32_t count) {
-                    for (int64_t row = 0; row < rows; row += kRowGroup) {
-                      with_rows(rows - row, [&](auto group) {
-                        score_run<decltype(group)::count>(queries + row * dim, keys, stride, count, dim,
-                                                          scores + row * kScoreStride + (key - first_key),
-                                                          kScoreStride);
-                      });
-                    }
-                  });
+  const T* values = row_of<T>(a, range, a.values, first_key);
+  for_each_run<T>(a, range, a.keys, first_key, end, values, dim, padded, [&](const auto& run, int32_t key) {
+    for (int64_t row = 0; row < rows; row += kRowGroup) {
+      with_rows(rows - row, [&](auto group) {
+        score_run<decltype(group)::count>(queries + row * dim, run, dim,
+                                          scores + row * kScoreStride + (key - first_key), kScoreStride);
+      });
+    }
+  });
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t seen = range.visible(row) - first_key;
     softmax(scores + row * kScoreStride, seen < 0 ? 0 : seen, partials.at(split, row));
   }
   float* output = partials.at(split, 0).output;
   std::memset(output, 0, static_cast<size_t>(rows * dim) * sizeof(float));
-  for_each_run<T>(a, range, a.values, first_key, end, dim, padded,
-                  [&](auto* values, int64_t stride, int32_t key, int32_t count) {
-                    for (int64_t row = 0; row < rows; row += kRowGroup) {
-                      with_rows(rows - row, [&](auto group) {
-                        add_values<decltype(group)::count>(scores + row * kScoreStride + (key - first_key),
-                                                           kScoreStride, values, stride, count, dim,
-                                                           output + row * dim);
-                      });
-                    }
-                  });
+  for_each_run<T>(a, range, a.values, first_key, end, after, dim, padded, [&](const auto& run, int32_t key) {
+    for (int64_t row = 0; row < rows; row += kRowGroup) {
+      with_rows(rows - row, [&](auto group) {
+        add_values<decltype(group)::count>(scores + row * kScoreStride + (key - first_key), kScoreStride, run,
+                                           dim, output + row * dim);
+      });
+    }
+  });
 }
 
 // Merges the splits of a row, into the first of them, and writes the result.
@@ -212,15 +220,24 @@ void decode_attention(const PagedAttentionArguments& a, Workers& workers) {
 
   const size_t scratch_floats =
       static_cast<size_t>(most_rows * (partials.dim + kScoreStride) + int64_t{kRunKeys} * partials.dim);
-  workers.for_each(static_cast<size_t>(splits), [&](size_t index, int worker) {
-    const int64_t split = static_cast<int64_t>(index);
-    int64_t item = 0;
-    while (split >= split_start[item + 1]) ++item;
-    const int32_t first_key = static_cast<int32_t>(split - split_start[item]) * kSplitKeys;
+  int64_t task_splits = splits / (workers.count() * kTasksPerWorker);
+  task_splits = task_splits < 1 ? 1 : task_splits > kTaskSplits ? kTaskSplits : task_splits;
+  workers.for_each(static_cast<size_t>(divide_up(splits, task_splits)), [&](size_t index, int worker) {
     float* scratch = static_cast<float*>(workers.scratch(worker, scratch_floats * sizeof(float)));
-    with_float_type(a.cache_dtype, [&](auto element) {
-      attend_split<decltype(element)>(a, range_of(item), first_key, partials, split, scratch);
-    });
+    const int64_t first_split = static_cast<int64_t>(index) * task_splits;
+    const int64_t last_split = first_split + task_splits < splits ? first_split + task_splits : splits;
+    int64_t item = 0;
+    for (int64_t split = first_split; split < last_split; ++split) {
+      while (split >= split_start[item + 1]) ++item;
+      const RowRange range = range_of(item);
+      const int32_t first_key = static_cast<int32_t>(split - split_start[item]) * kSplitKeys;
+      // What comes next is usually the next split of the same head; a wrong guess costs a few cache lines.
+      const int32_t next_key = first_key + kSplitKeys < range.key_count ? first_key + kSplitKeys : first_key;
+      with_float_type(a.cache_dtype, [&](auto element) {
+        using T = decltype(element);
+        attend_split<T>(a, range, first_key, row_of<T>(a, range, a.keys, next_key), partials, split, scratch);
+      });
+    }
   });
   workers.for_each(static_cast<size_t>(items), [&](size_t index, int) {
     const int64_t item = static_cast<int64_t>(index);
