@@ -84,22 +84,30 @@ inline void mask(const Panel& panel, int32_t first_key, int count, float* scores
 // Turns scores into exp(score - new maximum), keeps the statistics, and returns in `rescale` what the
 // sums so far must be multiplied with.
 inline void softmax_step(Panel& panel, int count, float* scores, Vec* rescale) {
-  for (int v = 0; v < kPanelVectors; ++v) {
-    float* column = scores + v * kLanes;
-    const Vec before = load(panel.maximum + v * kLanes);
-    Vec maximum_so_far = before;
-    for (int key = 0; key < count; ++key)
-      maximum_so_far = maximum(maximum_so_far, load(column + key * kPanelRows));
-    rescale[v] = exponential(before - maximum_so_far);
-    Vec sum = load(panel.sum + v * kLanes) * rescale[v];
-    for (int key = 0; key < count; ++key) {
-      const Vec weight = exponential(load(column + key * kPanelRows) - maximum_so_far);
-      store(column + key * kPanelRows, weight);
-      sum += weight;
-    }
-    store(panel.maximum + v * kLanes, maximum_so_far);
-    store(panel.sum + v * kLanes, sum);
+  // The vectors of a row side by side: each is a chain of dependent steps.
+  Vec peak[kPanelVectors];
+  Vec sum[kPanelVectors];
+  for (int v = 0; v < kPanelVectors; ++v) peak[v] = load(panel.maximum + v * kLanes);
+  for (int key = 0; key < count; ++key) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanelVectors; ++v)
+      peak[v] = maximum(peak[v], load(scores + key * kPanelRows + v * kLanes));
   }
+  for (int v = 0; v < kPanelVectors; ++v) {
+    rescale[v] = exponential(load(panel.maximum + v * kLanes) - peak[v]);
+    sum[v] = load(panel.sum + v * kLanes) * rescale[v];
+    store(panel.maximum + v * kLanes, peak[v]);
+  }
+  for (int key = 0; key < count; ++key) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanelVectors; ++v) {
+      float* score = scores + key * kPanelRows + v * kLanes;
+      const Vec weight = exponential(load(score) - peak[v]);
+      store(score, weight);
+      sum[v] += weight;
+    }
+  }
+  for (int v = 0; v < kPanelVectors; ++v) store(panel.sum + v * kLanes, sum[v]);
 }
 
 // `scores` has room for kTileKeys * kPanelRows floats.

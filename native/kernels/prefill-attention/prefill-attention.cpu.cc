@@ -11,7 +11,7 @@ namespace {
 
 // Panels that share each converted tile of keys: enough to make the conversion cheap, few enough that
 // their queries and outputs stay in the second-level cache.
-constexpr int64_t kTaskPanels = 4;
+constexpr int64_t kTaskPanels = 8;
 // Tasks that each worker should find, where the work allows, so that the last ones end together.
 constexpr int64_t kTasksPerWorker = 8;
 
