@@ -155,5 +155,6 @@ export class LayerRunner implements Disposable {
 }
 
 function rowsOf<Head extends string>({ firstRow, rows }: BatchPart, tensor: HeadRows<Head>): HeadRows<Head> {
+  if (rows.rows === tensor.shape[0]) return tensor;
   return tensor.slice('token', firstRow, firstRow + rows.rows);
 }
