@@ -85,7 +85,7 @@ function section({ name, title, rows }) {
   return lines.join('\n');
 }
 
-const inChart = (row) => row.reference !== undefined && row.better === 'higher';
+const inChart = (row) => row.reference !== undefined && row.chart !== false;
 
 /** Path → text of everything that the rows say. */
 function outputs() {

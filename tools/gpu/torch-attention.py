@@ -140,6 +140,34 @@ def measure(problem, label, libraries, rounds, sampler):
     return rows
 
 
+TARGETS = {
+    'prefill 8x32768': {'ratio': 1}, 'prefill 1x131072': {'atMost': 240},
+    'decode 8x32768': {'atMost': 0.255}, 'decode 1x131072': {'atMost': 0.14},
+}
+
+
+def comparisons(rows, machine, date):
+    """Rows as docs/benchmarks/ keeps them (tools/bench/README.md): the kernel named kv against the faster SDPA."""
+    summary = lambda row: dict(median=row['milliseconds'], low=row['fastest'], high=row['slowest'], samples=row['rounds'])
+    shapes = ('batch', 'keys', 'queryHeads', 'kvHeads', 'headDim', 'dtype', 'causal')
+    kept = []
+    for case in dict.fromkeys(row['case'] for row in rows):
+        ours, *others = sorted((row for row in rows if row['case'] == case), key=lambda row: row['kernel'] != 'kv')
+        best = min(others, key=lambda row: row['milliseconds'])
+        row = dict(measure=case, shapes={name: ours[name] for name in shapes}, device='cuda',
+                   kind='measured', unit='ms', better='lower', result=summary(ours),
+                   reference=dict(name=f"PyTorch {best['kernel']}", **summary(best)), date=date, machine=machine)
+        row.update({name: ours[name] for name in ('teraflops', 'gigabytesPerSecond', 'clockMegahertz', 'watts',
+                                                  'relativeError')})
+        kept.append(row | ({'target': TARGETS[case]} if case in TARGETS else {}))
+    return {'title': 'Attention on the GPU against PyTorch', 'rows': kept}
+
+
+def machine_of(handle):
+    watts = pynvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000
+    return f'{pynvml.nvmlDeviceGetName(handle)}, driver {pynvml.nvmlSystemGetDriverVersion()}, power limit {watts} W'
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('libraries', nargs='+')
@@ -177,7 +205,8 @@ def main():
         torch.cuda.empty_cache()
         if options.json:
             with open(options.json, 'w') as file:
-                json.dump(rows, file, indent=1)
+                date = time.strftime('%Y-%m-%d')
+                json.dump(comparisons(rows, machine_of(sampler.handle), date), file, indent=1, ensure_ascii=False)
 
 
 main()
