@@ -55,14 +55,16 @@ function packagesToBuild() {
   );
 }
 
-function checkTools() {
+function checkNode() {
   const [major, minor] = process.versions.node.split('.').map(Number);
   if (major < oldestNode[0] || (major === oldestNode[0] && minor < oldestNode[1])) {
     throw new Error(`Node ${process.versions.node} is too old; install Node ${oldestNode.join('.')} or newer.`);
   }
-  if (spawnSync('cmake', ['--version'], { stdio: 'ignore' }).status !== 0) {
-    throw new Error('CMake was not found; install CMake 3.20 or newer and a C++17 compiler (Debian: apt install cmake g++).');
-  }
+}
+
+function checkCMake() {
+  if (spawnSync('cmake', ['--version'], { stdio: 'ignore' }).status === 0) return;
+  throw new Error('CMake was not found; install CMake 3.20 or newer and a C++17 compiler (Debian: apt install cmake g++).');
 }
 
 function steps() {
@@ -82,7 +84,7 @@ function steps() {
       state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cuda]),
       outputs: () => [installedBinary(cuda)],
       work: () => {
-        checkTools();
+        checkCMake();
         console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why})`);
         buildNative({ quiet: true });
       },
@@ -103,6 +105,7 @@ function steps() {
 try {
   process.env.NX_DAEMON = 'false';
   process.env.NX_NO_CLOUD = 'true';
+  checkNode();
   for (const each of steps()) step(each);
 } catch (error) {
   console.error(`setup: ${error.message}`);
