@@ -10,7 +10,6 @@ export function packageTests(packageName: string): ViteUserConfig {
     resolve: { conditions },
     ssr: { resolve: { conditions } },
     test: {
-      passWithNoTests: true,
       include: ['src/**/*.test.ts'],
       environment: 'node',
       // A crash of native code then fails one file and not the run.
