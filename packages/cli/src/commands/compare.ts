@@ -42,7 +42,7 @@ export async function compare(directory: string, options: CompareOptions, contex
   const prompts = await makePrompts(model, document, questions, options, context.signal);
 
   const { device } = model;
-  stdout.write(`${directory} on ${device.name} (${device.threads} threads, ${device.instructionSet}) reads ${options.document}\n`);
+  stdout.write(`${directory} on ${device.name} (threads: ${device.threads}, ${device.instructionSet}) reads ${options.document}\n`);
   questions.forEach(({ question }, index) => {
     stdout.write(`  ${formatCount(prompts[index]?.tokens ?? 0)} tokens: ${question}\n`);
   });
