@@ -49,7 +49,7 @@ describe('kv compare', () => {
     const args = ['--document', await passKeyFile(), '--question', passKeyQuestion, '--threads', '1'];
     const { exitCode, stdout } = await runKv('compare', needleModel, ...args);
     expect(exitCode).toBe(0);
-    expect(stdout).toContain('(threads: 1,');
+    expect(stdout).toContain('(cpu, threads: 1,');
     expect(rowOf('dense', stdout).slice(2, 4)).toEqual([`${passKey}.`, '–']);
   });
 

@@ -6,6 +6,7 @@ import { renderCompareTable } from '../compare/compare-table.js';
 import type { PolicyRun } from '../compare/compare-table.js';
 import { readQuestions } from '../compare/questions.js';
 import type { Question } from '../compare/questions.js';
+import { describeDevice } from '../describe-device.js';
 import { formatCount } from '../format.js';
 import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer } from '../measure-answer.js';
@@ -41,8 +42,7 @@ export async function compare(directory: string, options: CompareOptions, contex
   using model = await openModel(directory, options);
   const prompts = await makePrompts(model, document, questions, options, context.signal);
 
-  const { device } = model;
-  stdout.write(`${directory} on ${device.name} (threads: ${device.threads}, ${device.instructionSet}) reads ${options.document}\n`);
+  stdout.write(`${directory} (${describeDevice(model.device)}) reads ${options.document}\n`);
   questions.forEach(({ question }, index) => {
     stdout.write(`  ${formatCount(prompts[index]?.tokens ?? 0)} tokens: ${question}\n`);
   });

@@ -4,6 +4,7 @@ import { createDevice, cudaReport, DeviceError, devices, nativeBinary, rmsNorm }
 import type { CudaReport, DeviceKind } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
+import { describeDevice } from '../describe-device.js';
 import { formatBytes, formatFacts } from '../format.js';
 import { cpuFeatures, cudaParts } from '../machine.js';
 import { version } from '../version.js';
@@ -36,7 +37,7 @@ export async function doctor({ stdout }: CommandContext): Promise<void> {
   stdout.write('\nThis installation is usable.\n');
 }
 
-/** Normalises (3, 4), whose root mean square is √12.5, and describes the device. */
+/** Normalises (3, 4), whose root mean square is √12.5, on a device and describes it. */
 async function tryDevice(kind: DeviceKind): Promise<string> {
   const device = createDevice({ kind });
   using stream = device.createStream();
@@ -54,7 +55,7 @@ async function tryDevice(kind: DeviceKind): Promise<string> {
       { subject: kind, given: computed, wanted },
     );
   }
-  return `${kind}: works, ${device.threads} threads, ${device.instructionSet} kernels`;
+  return `${describeDevice(device)}: works`;
 }
 
 async function describeCuda({ devices, reason }: CudaReport): Promise<[string, string][]> {
