@@ -121,15 +121,28 @@ inline void from_float(float* p, float x) { *p = x; }
 inline void from_float(Half* p, float x) { p->bits = float_to_half(x); }
 inline void from_float(Bfloat* p, float x) { p->bits = float_to_bfloat(x); }
 
+// Sixteen bits a lane, with zeros above.
+template <class T>
+inline VecInt load_bits(const T* p) {
+  typedef uint16_t Bits __attribute__((vector_size(kLanes * 2)));
+  Bits bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return __builtin_convertvector(bits, VecInt);
+}
+
 inline Vec load(const Half* p) {
 #if defined(__AVX512F__)
   return _mm512_maskz_cvtph_ps(kAllLanes, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__) && defined(__F16C__)
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-  Vec v;
-  for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
-  return v;
+  const VecInt bits = load_bits(p);
+  const VecInt magnitude = (bits & 0x7fff) << 13;
+  const VecInt special = magnitude >= (0x7c00 << 13);
+  // As half_to_float does, one lane at a time.
+  const VecInt finite = reinterpret_cast<VecInt>(reinterpret_cast<Vec>(magnitude) * 0x1p112f);
+  const VecInt word = (finite & ~special) | ((magnitude | 0x7f800000) & special);
+  return reinterpret_cast<Vec>(word | ((bits & 0x8000) << 16));
 #endif
 }
 
@@ -141,9 +154,7 @@ inline Vec load(const Bfloat* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 #else
-  Vec v;
-  for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
-  return v;
+  return reinterpret_cast<Vec>(load_bits(p) << 16);
 #endif
 }
 

@@ -3,62 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <vector>
 
 #include "kernels/linear/linear.h"
 #include "tests/check.h"
+#include "tests/kernel-testing.h"
 
 namespace kv {
 namespace {
 
-// Half of one unit in the last place, relative to the value: what rounding to a type costs.
-double rounding(DType dtype) {
-  return std::ldexp(1.0, dtype == DType::f32 ? -24 : dtype == DType::f16 ? -11 : -8);
-}
-
-// The spacing of the smallest values of a type.
-double smallest(DType dtype) {
-  return std::ldexp(1.0, dtype == DType::f32 ? -149 : dtype == DType::f16 ? -24 : -133);
-}
-
 // With the input sizes below, batches of at most this many rows take the path of few rows.
 constexpr size_t kFewRows = 16;
-
-double decode(DType dtype, const void* data, size_t index) {
-  if (dtype == DType::f32) return static_cast<const float*>(data)[index];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[index];
-  const int exponent_bits = dtype == DType::f16 ? 5 : 8;
-  const int fraction_bits = 15 - exponent_bits;
-  const int bias = (1 << (exponent_bits - 1)) - 1;
-  const int exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1);
-  const int fraction = bits & ((1 << fraction_bits) - 1);
-  if (exponent == (1 << exponent_bits) - 1) return NAN;  // no test makes an infinity
-  const int hidden = exponent == 0 ? 0 : 1 << fraction_bits;
-  const int scale = (exponent == 0 ? 1 : exponent) - bias - fraction_bits;
-  const double magnitude = std::ldexp(hidden + fraction, scale);
-  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
-}
-
-// Writes a value near `value` that the type holds (truncated: these are inputs).
-void encode(DType dtype, void* data, size_t index, float value) {
-  if (dtype == DType::f32) {
-    static_cast<float*>(data)[index] = value;
-    return;
-  }
-  uint32_t word;
-  std::memcpy(&word, &value, 4);
-  uint16_t bits = static_cast<uint16_t>(word >> 16);
-  if (dtype == DType::f16) {
-    const int exponent = static_cast<int>((word >> 23) & 255) - 127 + 15;
-    const uint32_t fraction = (word >> 13) & 0x3ff;
-    const uint32_t normal = (static_cast<uint32_t>(exponent) << 10) | fraction;
-    const uint32_t magnitude = std::isnan(value) ? 0x7e00u : exponent <= 0 ? 0u : normal;
-    bits = static_cast<uint16_t>(((word >> 16) & 0x8000u) | magnitude);
-  }
-  static_cast<uint16_t*>(data)[index] = bits;
-}
 
 // A strided matrix whose gaps hold NaN, so that a read past a row's end shows in the result.
 struct Matrix {
@@ -72,19 +28,21 @@ struct Matrix {
         columns(columns),
         stride(columns + gap),
         bytes(rows * stride * byte_size(dtype)) {
-    for (size_t i = 0; i < rows * stride; ++i) encode(dtype, bytes.data(), i, NAN);
+    for (size_t i = 0; i < rows * stride; ++i) write(i, NAN);
   }
 
   template <class Draw>
   void fill(Draw&& draw) {
     for (size_t row = 0; row < rows; ++row) {
-      for (size_t column = 0; column < columns; ++column) {
-        encode(dtype, bytes.data(), row * stride + column, draw());
-      }
+      for (size_t column = 0; column < columns; ++column) write(row * stride + column, draw());
     }
   }
 
-  double at(size_t row, size_t column) const { return decode(dtype, bytes.data(), row * stride + column); }
+  void write(size_t element, float value) { write_element(dtype, bytes, static_cast<int64_t>(element), value); }
+
+  double at(size_t row, size_t column) const {
+    return read_element(dtype, bytes, static_cast<int64_t>(row * stride + column));
+  }
 };
 
 struct Case {
@@ -155,7 +113,7 @@ Expectation expected(const Problem& problem, size_t row, size_t out) {
   const double u = std::ldexp(1.0, -24);
   const double summing = c.integers ? 0.0 : terms * u / (1 - terms * u) * magnitude;
   const double largest = std::fabs(value) + summing;
-  const double storing = c.dtype == DType::f32 ? 0.0 : rounding(c.dtype) * largest + 0.5 * smallest(c.dtype);
+  const double storing = c.dtype == DType::f32 ? 0.0 : unit_roundoff(c.dtype) * largest + 0x1p-25;
   return {value, summing + storing};
 }
 
@@ -200,14 +158,13 @@ bool independent_of_neighbours(const Problem& problem, const Matrix& output, Isa
 
 void check(const Case& c, std::mt19937& random) {
   const Problem problem(c, random);
-  for (Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
-    if (isa > best_isa()) continue;
+  on_every_isa([&](Isa isa) {
     const Matrix output = problem.run(isa, 1, 0, c.tokens);
     CHECK(near_reference(problem, output, isa_name(isa)));
     CHECK(gaps_untouched(output));
     CHECK(same_rows(output, problem.run(isa, 3, 0, c.tokens), 0, c.tokens));
     CHECK(independent_of_neighbours(problem, output, isa));
-  }
+  });
 }
 
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
@@ -221,21 +178,42 @@ TEST("linear is near a double-precision loop, whatever the shape, strides, types
   std::mt19937 random(20240611);
   const size_t sizes[] = {1, 2, 7, 15, 16, 17, 31, 33, 64, 96, 127, 129, 320};
   const size_t tokens[] = {1, 2, 3, 5, 8, 9, 14, 15, 16, 17, 18, 28, 29, 43, 70};
-  const auto pick = [&](const auto& from) { return from[random() % (sizeof(from) / sizeof(from[0]))]; };
+  const auto any = [&](const auto& from) { return from[random() % (sizeof(from) / sizeof(from[0]))]; };
   const auto one_in = [&](unsigned n) { return random() % n == 0; };
   for (int i = 0; i < 400; ++i) {
     Case c;
-    c.tokens = pick(tokens);
-    c.in = pick(sizes);
-    c.out = pick(sizes);
+    c.tokens = any(tokens);
+    c.in = any(sizes);
+    c.out = any(sizes);
     c.gap = random() % 4;
-    c.dtype = one_in(4) ? pick(kTypes) : DType::f32;
+    c.dtype = one_in(4) ? any(kTypes) : DType::f32;
     c.weight_dtype = kTypes[i % 3];
-    c.bias_dtype = pick(kTypes);
+    c.bias_dtype = any(kTypes);
     c.bias = one_in(2);
     c.accumulate = one_in(2);
     c.integers = one_in(3);
     check(c, random);
+  }
+}
+
+TEST("linear widens every 16-bit weight exactly") {
+  constexpr size_t kPatterns = 1 << 16;
+  std::mt19937 random(5);
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    Problem problem({1, 1, kPatterns, 0, DType::f32, dtype, DType::f32, false, false, true}, random);
+    problem.input.write(0, 1.0f);
+    for (size_t bits = 0; bits < kPatterns; ++bits) {
+      reinterpret_cast<uint16_t*>(problem.weight.bytes.data())[bits] = static_cast<uint16_t>(bits);
+    }
+    on_every_isa([&](Isa isa) {
+      const Matrix output = problem.run(isa, 1, 0, 1);
+      size_t wrong = 0;
+      for (size_t bits = 0; bits < kPatterns; ++bits) {
+        const double given = output.at(0, bits), wanted = problem.weight.at(bits, 0);
+        wrong += std::isnan(wanted) ? !std::isnan(given) : given != wanted;
+      }
+      CHECK(wrong == 0);
+    });
   }
 }
 
