@@ -38,7 +38,9 @@ struct Matrix {
     }
   }
 
-  void write(size_t element, float value) { write_element(dtype, bytes, static_cast<int64_t>(element), value); }
+  void write(size_t element, float value) {
+    write_element(dtype, bytes, static_cast<int64_t>(element), value);
+  }
 
   double at(size_t row, size_t column) const {
     return read_element(dtype, bytes, static_cast<int64_t>(row * stride + column));
@@ -124,9 +126,10 @@ bool near_reference(const Problem& problem, const Matrix& output, const char* is
       const Expectation want = expected(problem, row, out);
       const double given = output.at(row, out);
       if (std::fabs(given - want.value) <= want.tolerance) continue;
-      std::fprintf(stderr, "%s, %zu tokens, %zu in, %zu out, dtype %d, weight %d: ", isa, c.tokens, c.in, c.out,
-                   static_cast<int>(c.dtype), static_cast<int>(c.weight_dtype));
-      std::fprintf(stderr, "[%zu, %zu] = %.9g, not %.9g +- %.3g\n", row, out, given, want.value, want.tolerance);
+      std::fprintf(stderr, "%s, %zu tokens, %zu in, %zu out, dtype %d, weight %d: ", isa, c.tokens, c.in,
+                   c.out, static_cast<int>(c.dtype), static_cast<int>(c.weight_dtype));
+      std::fprintf(stderr, "[%zu, %zu] = %.9g, not %.9g +- %.3g\n", row, out, given, want.value,
+                   want.tolerance);
       return false;
     }
   }
