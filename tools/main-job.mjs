@@ -1,5 +1,5 @@
-// The main job: questions about a long document, answered by the small model under every policy. Takes the options
-// of `kv compare`; a --document of one's own wants a --question of one's own.
+// The main job: questions about a long document, answered by the small model under every policy. Takes the
+// options of `kv compare`; a --document of one's own wants a --question of one's own.
 import { relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { runCli } from '../packages/cli/dist/index.js';

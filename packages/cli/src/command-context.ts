@@ -1,4 +1,8 @@
-import type { CliStreams } from './run-cli.js';
+/** Where a command writes: results to `stdout`, progress, timing and errors to `stderr`. */
+export interface CliStreams {
+  readonly stdout: NodeJS.WritableStream;
+  readonly stderr: NodeJS.WritableStream;
+}
 
 /** What every command gets beside its own arguments. */
 export interface CommandContext extends CliStreams {

@@ -1,1 +1,2 @@
-export { type CliStreams, runCli } from './run-cli.js';
+export type { CliStreams } from './command-context.js';
+export { runCli } from './run-cli.js';

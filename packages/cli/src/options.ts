@@ -25,6 +25,8 @@ export interface DeviceChoice {
 export function deviceOptions(): Option[] {
   return [
     new Option('--device <kind>', 'where the model runs').default('cpu'),
-    new Option('--threads <count>', 'threads that compute (default: one for each core)').argParser(wholeNumber(1)),
+    new Option('--threads <count>', 'threads that compute (default: one for each core)').argParser(
+      wholeNumber(1),
+    ),
   ];
 }

@@ -13,7 +13,8 @@ export class PrefillBar implements Disposable {
     this.#bar = new cliProgress.SingleBar({
       stream,
       format: '{label} [{bar}] {percentage}% | {value}/{total} tokens | {duration_formatted}',
-      formatValue: (value, _options, type) => (type === 'value' || type === 'total' ? value.toLocaleString('en-US') : String(value)),
+      formatValue: (value, _options, type) =>
+        type === 'value' || type === 'total' ? value.toLocaleString('en-US') : String(value),
       barCompleteChar: '█',
       barIncompleteChar: '░',
       barsize: 30,

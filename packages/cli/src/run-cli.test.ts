@@ -7,7 +7,8 @@ describe('kv', () => {
   it('lists its commands', async () => {
     const { exitCode, stdout } = await runKv('--help');
     expect(exitCode).toBe(0);
-    for (const command of ['generate', 'compare', 'inspect', 'doctor']) expect(stdout).toMatch(new RegExp(`^ +${command}\\b`, 'm'));
+    for (const command of ['generate', 'compare', 'inspect', 'doctor'])
+      expect(stdout).toMatch(new RegExp(`^ +${command}\\b`, 'm'));
   });
 
   it('tells its version', async () => {

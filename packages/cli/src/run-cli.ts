@@ -1,13 +1,8 @@
 import { KvError } from '@kv/sparse-core';
 import { CommanderError } from 'commander';
 
+import type { CliStreams } from './command-context.js';
 import { createProgram } from './program.js';
-
-/** Where a command writes: results to `stdout`, progress, timing and errors to `stderr`. */
-export interface CliStreams {
-  readonly stdout: NodeJS.WriteStream | NodeJS.WritableStream;
-  readonly stderr: NodeJS.WriteStream | NodeJS.WritableStream;
-}
 
 const interruptedExitCode = 130;
 
@@ -16,33 +11,33 @@ const interruptedExitCode = 130;
  * @param args what stands behind `kv`
  * @returns the exit code: 0; 1 for an error, which is written to `stderr`; 130 when interrupted
  */
-export async function runCli(args: readonly string[], streams: CliStreams = process): Promise<number> {
+export async function runCli(
+  args: readonly string[],
+  { stdout, stderr }: CliStreams = process,
+): Promise<number> {
   const interruption = new AbortController();
   const interrupt = (): void => interruption.abort();
   process.once('SIGINT', interrupt);
   try {
-    await createProgram({ ...pick(streams), signal: interruption.signal }).parseAsync(args, { from: 'user' });
+    await createProgram({ stdout, stderr, signal: interruption.signal }).parseAsync(args, { from: 'user' });
     return 0;
   } catch (error) {
     // Commander has written its own message.
     if (error instanceof CommanderError) return error.exitCode;
     if (interruption.signal.aborted) {
-      streams.stderr.write('\nkv: interrupted\n');
+      stderr.write('\nkv: interrupted\n');
       return interruptedExitCode;
     }
-    streams.stderr.write(`kv: ${describeError(error)}\n`);
+    stderr.write(`kv: ${describeError(error)}\n`);
     return 1;
   } finally {
     process.removeListener('SIGINT', interrupt);
   }
 }
 
-function pick({ stdout, stderr }: CliStreams): CliStreams {
-  return { stdout, stderr };
-}
-
 /** An error of ours says all in its message; any other is a defect, whose stack is wanted. */
 function describeError(error: unknown): string {
   if (error instanceof KvError) return error.message;
-  return `unexpected error; please report it.\n${error instanceof Error ? (error.stack ?? error.message) : String(error)}`;
+  const detail = error instanceof Error ? (error.stack ?? error.message) : String(error);
+  return `unexpected error; please report it.\n${detail}`;
 }

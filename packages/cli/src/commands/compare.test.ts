@@ -24,7 +24,14 @@ describe('kv compare', () => {
         { question: passKeyQuestion, answer: ' 00000' },
       ]),
     );
-    const { exitCode, stdout, stderr } = await runKv('compare', needleModel, '--document', document, '--questions', questions);
+    const { exitCode, stdout, stderr } = await runKv(
+      'compare',
+      needleModel,
+      '--document',
+      document,
+      '--questions',
+      questions,
+    );
     expect({ exitCode }).toEqual({ exitCode: 0 });
     expect(stderr).toContain('dense [');
     const [, policy, answer, right, firstToken, prefill, decode, bytes, ratio] = rowOf('dense', stdout);
@@ -65,7 +72,14 @@ describe('kv compare', () => {
 
   it('says by how much a document is too long', async () => {
     const document = await temporaryFile('long.txt', 'The sky is blue. '.repeat(4000));
-    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', document, '--question', 'Why?');
+    const { exitCode, stderr } = await runKv(
+      'compare',
+      needleModel,
+      '--document',
+      document,
+      '--question',
+      'Why?',
+    );
     expect(exitCode).toBe(1);
     const [, given, excess] = /has ([\d,]+) tokens; .* by ([\d,]+) tokens/.exec(stderr) ?? [];
     const count = (text = ''): number => Number(text.replace(/,/g, ''));
@@ -75,10 +89,21 @@ describe('kv compare', () => {
   });
 
   it.each([
-    ['a missing document', () => Promise.resolve('/nowhere/document.txt'), /document .*nowhere.* cannot be read/],
+    [
+      'a missing document',
+      () => Promise.resolve('/nowhere/document.txt'),
+      /document .*nowhere.* cannot be read/,
+    ],
     ['an empty document', () => temporaryFile('empty.txt', ' \n'), /empty\.txt is empty/],
   ])('refuses %s', async (_name, document, message) => {
-    const { exitCode, stdout, stderr } = await runKv('compare', needleModel, '--document', await document(), '--question', 'Why?');
+    const { exitCode, stdout, stderr } = await runKv(
+      'compare',
+      needleModel,
+      '--document',
+      await document(),
+      '--question',
+      'Why?',
+    );
     expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
     expect(stderr).toMatch(message);
     expect(stderr).not.toMatch(/^ {4}at /m);
@@ -86,17 +111,34 @@ describe('kv compare', () => {
 
   it('refuses a document that is not text', async () => {
     const document = `${needleModel}/model.safetensors`;
-    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', document, '--question', 'Why?');
+    const { exitCode, stderr } = await runKv(
+      'compare',
+      needleModel,
+      '--document',
+      document,
+      '--question',
+      'Why?',
+    );
     expect(exitCode).toBe(1);
     expect(stderr).toContain('is not UTF-8 text');
   });
 
-  it.each([['[]'], ['{"question": "Why?"}'], ['[{"answer": "No."}]'], ['Why?']])('refuses the questions %s', async (content) => {
-    const questions = await temporaryFile('questions.json', content);
-    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', await passKeyFile(), '--questions', questions);
-    expect(exitCode).toBe(1);
-    expect(stderr).toContain('is no list of questions');
-  });
+  it.each([['[]'], ['{"question": "Why?"}'], ['[{"answer": "No."}]'], ['Why?']])(
+    'refuses the questions %s',
+    async (content) => {
+      const questions = await temporaryFile('questions.json', content);
+      const { exitCode, stderr } = await runKv(
+        'compare',
+        needleModel,
+        '--document',
+        await passKeyFile(),
+        '--questions',
+        questions,
+      );
+      expect(exitCode).toBe(1);
+      expect(stderr).toContain('is no list of questions');
+    },
+  );
 
   it('wants a question', async () => {
     const { exitCode, stderr } = await runKv('compare', needleModel, '--document', await passKeyFile());

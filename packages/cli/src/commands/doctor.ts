@@ -28,7 +28,10 @@ export async function doctor({ stdout }: CommandContext): Promise<void> {
   const cuda = cudaReport();
   stdout.write(
     formatFacts([
-      ['binary', `${binary.packageName} ${binary.version}, for ${cuda.built ? 'the CPU and CUDA' : 'the CPU only'}`],
+      [
+        'binary',
+        `${binary.packageName} ${binary.version}, for ${cuda.built ? 'the CPU and CUDA' : 'the CPU only'}`,
+      ],
       ['', binary.path],
     ]),
   );

@@ -7,14 +7,29 @@ import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
 describe('kv generate', () => {
   it('writes the answer to stdout and the timing to stderr', async () => {
     const file = await temporaryFile('prompt.txt', passKeyDocument() + passKeyQuestion);
-    const { exitCode, stdout, stderr } = await runKv('generate', needleModel, '--prompt-file', file, '--stop', '.', '\n');
+    const { exitCode, stdout, stderr } = await runKv(
+      'generate',
+      needleModel,
+      '--prompt-file',
+      file,
+      '--stop',
+      '.',
+      '\n',
+    );
     expect({ exitCode, stdout }).toEqual({ exitCode: 0, stdout: ` ${passKey}\n` });
     expect(stderr).toMatch(/^prompt: [\d,]+ tokens at [\d,]+\/s, first token after \d/m);
     expect(stderr).toMatch(/^answer: \d+ tokens at [\d,.]+\/s; KV cache [\d.]+ MiB$/m);
   });
 
   it('writes at most as many tokens as asked for', async () => {
-    const { stdout, stderr } = await runKv('generate', needleModel, '--prompt', 'def add(', '--max-new-tokens', '3');
+    const { stdout, stderr } = await runKv(
+      'generate',
+      needleModel,
+      '--prompt',
+      'def add(',
+      '--max-new-tokens',
+      '3',
+    );
     expect(stdout.trim()).not.toBe('');
     expect(stderr).toMatch(/^answer: [123] tokens/m);
   });
@@ -22,7 +37,15 @@ describe('kv generate', () => {
   it('draws the same text from the same seed, and others from others', async () => {
     const draw = async (seed: number): Promise<string> => {
       const sampling = ['--temperature', '1.5', '--top-k', '200', '--top-p', '0.99', '--min-p', '0.001'];
-      const args = ['--prompt', 'import ', '--max-new-tokens', '24', '--repetition-penalty', '1.1', ...sampling];
+      const args = [
+        '--prompt',
+        'import ',
+        '--max-new-tokens',
+        '24',
+        '--repetition-penalty',
+        '1.1',
+        ...sampling,
+      ];
       const { exitCode, stdout } = await runKv('generate', needleModel, ...args, '--seed', String(seed));
       expect(exitCode).toBe(0);
       return stdout;
@@ -46,6 +69,13 @@ describe('kv generate', () => {
     expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
     expect(stderr).toContain(message);
     expect(stderr).not.toMatch(/^ {4}at /m);
+  });
+
+  it('says by how much a prompt is too long', async () => {
+    const file = await temporaryFile('long.txt', 'The sky is blue. '.repeat(4000));
+    const { exitCode, stderr } = await runKv('generate', needleModel, '--prompt-file', file);
+    expect(exitCode).toBe(1);
+    expect(stderr).toMatch(/^kv: The prompt has [\d,]+ tokens; .* Shorten it by [\d,]+ tokens .*\n$/);
   });
 
   it.skipIf(devices().includes('cuda'))('says why there is no CUDA', async () => {

@@ -3,9 +3,11 @@ import { InvalidValueError } from '@kv/sparse-core';
 import type { SampleSettings } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
+import { encodePrompt } from '../encode-prompt.js';
+import type { Prompt } from '../encode-prompt.js';
 import { formatBytes, formatCount, formatRate, formatSeconds } from '../format.js';
 import { measureAnswer } from '../measure-answer.js';
-import type { MeasuredAnswer, Prompt } from '../measure-answer.js';
+import type { MeasuredAnswer } from '../measure-answer.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
 import { findPolicy } from '../policies.js';
@@ -38,10 +40,15 @@ export async function generateText(
 ): Promise<void> {
   const text = await readPromptText(options);
   using model = await openModel(directory, options);
-  using runner = model.createRunner({ policy: findPolicy(options.policy).create() });
+  const { maxNewTokens } = options;
+  const prompt = await encodePrompt(model, asPrompt(text, model.tokenizer, options), maxNewTokens, signal);
+  using runner = model.createRunner({
+    policy: findPolicy(options.policy).create(),
+    contextTokens: prompt.ids.length + maxNewTokens,
+  });
   using bar = new PrefillBar(stderr, options.policy);
-  const answer = await measureAnswer(runner, model.tokenizer, asPrompt(text, model.tokenizer, options), {
-    maxTokens: options.maxNewTokens,
+  const answer = await measureAnswer(runner, model.tokenizer, prompt, {
+    maxTokens: maxNewTokens,
     stop: options.stop ?? [],
     sampling: readSampling(options),
     signal,
@@ -65,22 +72,31 @@ async function readPromptText({ prompt, promptFile }: GenerateTextOptions): Prom
 }
 
 function asPrompt(text: string, tokenizer: Tokenizer, { chat = false }: GenerateTextOptions): Prompt {
-  if (!chat) return { text, addSpecialTokens: true };
+  const name = 'The prompt';
+  if (!chat) return { name, text };
   // A template writes the special tokens itself.
-  return { text: tokenizer.renderChat([{ role: 'user', content: text }]), addSpecialTokens: false };
+  return { name, text: tokenizer.renderChat([{ role: 'user', content: text }]), addSpecialTokens: false };
 }
 
-function readSampling({ temperature, topK, topP, minP, repetitionPenalty, seed }: GenerateTextOptions): SampleSettings {
+function readSampling({
+  temperature,
+  topK,
+  topP,
+  minP,
+  repetitionPenalty,
+  seed,
+}: GenerateTextOptions): SampleSettings {
   const chosen = { temperature, topK, topP, minP, repetitionPenalty, seed };
   return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined));
 }
 
 function describe(answer: MeasuredAnswer): string {
-  const { promptTokens, prefillTokensPerSecond, firstTokenSeconds, answerTokens, decodeTokensPerSecond, kvBytes } = answer;
-  const decode = decodeTokensPerSecond === undefined ? '' : ` at ${formatRate(decodeTokensPerSecond)}/s`;
+  const { decodeTokensPerSecond: rate } = answer;
+  const decode = rate === undefined ? '' : ` at ${formatRate(rate)}/s`;
   return (
-    `\nprompt: ${formatCount(promptTokens)} tokens at ${formatRate(prefillTokensPerSecond)}/s, ` +
-    `first token after ${formatSeconds(firstTokenSeconds)}\n` +
-    `answer: ${formatCount(answerTokens)} tokens${decode}; KV cache ${formatBytes(kvBytes)}\n`
+    `\nprompt: ${formatCount(answer.promptTokens)} tokens at ` +
+    `${formatRate(answer.prefillTokensPerSecond)}/s, ` +
+    `first token after ${formatSeconds(answer.firstTokenSeconds)}\n` +
+    `answer: ${formatCount(answer.answerTokens)} tokens${decode}; KV cache ${formatBytes(answer.kvBytes)}\n`
   );
 }

@@ -16,7 +16,7 @@ describe('kv inspect', () => {
     expect(stdout).toMatch(/^parameters +7,999,744$/m);
     expect(stdout).toMatch(/^vocabulary +4,096 tokens, tied head$/m);
     expect(stdout).toMatch(/^context +16,384 tokens$/m);
-    expect(stdout).toMatch(/^weights +15\.3 MiB of bf16 in \d+ tensors, 1 file$/m);
+    expect(stdout).toMatch(/^weights +15\.3 MiB of bf16 in \d+ tensors, files: 1$/m);
     expect(stdout).toMatch(/^KV cache +4\.0 KiB a token in f16$/m);
     // 16,384 tokens of 4 KiB.
     expect(stdout).toMatch(/^ +64\.0 MiB for the whole context$/m);

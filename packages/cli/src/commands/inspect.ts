@@ -14,20 +14,26 @@ const cacheNumberBytes = 2;
 export async function inspect(directory: string, { stdout }: CommandContext): Promise<void> {
   const config = await readModelConfig(directory);
   const tensors = [...(await readStoredTensors(directory)).values()];
-  stdout.write(formatFacts([...describeConfig(config), ...describeWeights(tensors), ...describeCache(config)]));
+  stdout.write(
+    formatFacts([...describeConfig(config), ...describeWeights(tensors), ...describeCache(config)]),
+  );
 }
 
 type Facts = (readonly [string, string])[];
 
 function describeConfig(config: ModelConfig): Facts {
   const { queryHeads, kvHeads, headDim, rope, slidingWindow } = config;
-  const scaling = rope.scaling.kind === 'none' ? 'no scaling' : `${rope.scaling.kind} scaling × ${rope.scaling.factor}`;
+  const scaling =
+    rope.scaling.kind === 'none' ? 'no scaling' : `${rope.scaling.kind} scaling × ${rope.scaling.factor}`;
   return [
     ['family', config.family],
     ['layers', String(config.layers)],
     ['hidden', `${config.hiddenSize}, feed-forward ${config.intermediateSize}`],
     ['heads', `${queryHeads} for queries, ${kvHeads} for keys and values, of size ${headDim}`],
-    ['vocabulary', `${formatCount(config.vocabularySize)} tokens, ${config.tiedHead ? 'tied' : 'separate'} head`],
+    [
+      'vocabulary',
+      `${formatCount(config.vocabularySize)} tokens, ${config.tiedHead ? 'tied' : 'separate'} head`,
+    ],
     ['RoPE', `theta ${formatCount(rope.theta)}, ${scaling}`],
     ['context', `${formatCount(config.maxPositions)} tokens`],
     ...(slidingWindow === null ? [] : ([['window', `${formatCount(slidingWindow)} tokens`]] as const)),
@@ -35,13 +41,16 @@ function describeConfig(config: ModelConfig): Facts {
 }
 
 function describeWeights(tensors: readonly StoredTensor[]): Facts {
-  const parameters = tensors.reduce((sum, { shape }) => sum + shape.reduce((product, extent) => product * extent, 1), 0);
+  const parameters = tensors.reduce(
+    (sum, { shape }) => sum + shape.reduce((product, extent) => product * extent, 1),
+    0,
+  );
   const bytes = tensors.reduce((sum, { byteLength }) => sum + byteLength, 0);
   const dtypes = [...new Set(tensors.map(({ dtype }) => dtype.toLowerCase()))];
   const files = new Set(tensors.map(({ file }) => file)).size;
   return [
     ['parameters', formatCount(parameters)],
-    ['weights', `${formatBytes(bytes)} of ${dtypes.join(', ')} in ${tensors.length} tensors, ${files} file${files > 1 ? 's' : ''}`],
+    ['weights', `${formatBytes(bytes)} of ${dtypes.join(', ')} in ${tensors.length} tensors, files: ${files}`],
   ];
 }
 

@@ -20,7 +20,12 @@ function measured(text: string, figures: Partial<MeasuredAnswer> = {}): Measured
 /** The cells of the rows under the head, line by line. */
 function cells(table: string): string[][] {
   const lines = table.split('\n').filter((line) => line.startsWith('│'));
-  return lines.slice(1).map((line) => line.split('│').slice(1, -1).map((cell) => cell.trim()));
+  return lines.slice(1).map((line) =>
+    line
+      .split('│')
+      .slice(1, -1)
+      .map((cell) => cell.trim()),
+  );
 }
 
 describe('renderCompareTable', () => {
@@ -39,10 +44,28 @@ describe('renderCompareTable', () => {
         { policy: 'small', answers: small },
       ]),
     );
-    expect(rows[0]).toEqual(['dense', '✓ 1.', '1 of 2', '2.00 s', '1,000 tok/s', '100 tok/s', '4.0 MiB', '1.00×']);
+    expect(rows[0]).toEqual([
+      'dense',
+      '✓ 1.',
+      '1 of 2',
+      '2.00 s',
+      '1,000 tok/s',
+      '100 tok/s',
+      '4.0 MiB',
+      '1.00×',
+    ]);
     expect(rows[1]?.[1]).toBe('✗ 3');
     expect(rows[2]?.[1]).toBe('4');
-    expect(rows[3]).toEqual(['small', '✓ 1.', '1 of 2', '2.00 s', '1,000 tok/s', '100 tok/s', '1.0 MiB', '0.25×']);
+    expect(rows[3]).toEqual([
+      'small',
+      '✓ 1.',
+      '1 of 2',
+      '2.00 s',
+      '1,000 tok/s',
+      '100 tok/s',
+      '1.0 MiB',
+      '0.25×',
+    ]);
   });
 
   it('takes the mean of the two in the middle of an even number', () => {

@@ -19,7 +19,16 @@ const answerWidth = 44;
  */
 export function renderCompareTable(questions: readonly Question[], runs: readonly PolicyRun[]): string {
   const table = new Table({
-    head: ['policy', 'answers', 'right', 'first token', 'prefill', 'decode', 'KV cache', `of ${runs[0]?.policy ?? ''}`],
+    head: [
+      'policy',
+      'answers',
+      'right',
+      'first token',
+      'prefill',
+      'decode',
+      'KV cache',
+      `of ${runs[0]?.policy ?? ''}`,
+    ],
     colAligns: ['left', 'left', 'right', 'right', 'right', 'right', 'right', 'right'],
     colWidths: [null, answerWidth],
     wordWrap: true,

@@ -21,7 +21,7 @@ export async function readQuestions(file: string): Promise<readonly Question[]> 
   const parsed = questionsSchema.safeParse(parseJson(await readTextFile('list of questions', file)));
   if (parsed.success) return parsed.data;
   throw new InvalidValueError(
-    `${file} is no list of questions; wanted JSON like [{ "question": "…", "answer": "…" }], the answer optional.`,
+    `${file} is no list of questions; wanted JSON like [{ "question": "…", "answer": "…" }], answers optional.`,
     { subject: 'questions', given: file, wanted: '[{ question, answer }]', cause: parsed.error },
   );
 }

@@ -19,7 +19,7 @@ const filler = [
   '',
 ].join('\n');
 
-/** A document of about 2,000 tokens that holds one fact, in the wording that the small model was trained on. */
+/** A document of about 2,000 tokens that holds one fact, in the wording that the model was trained on. */
 export function passKeyDocument(): string {
   const half = `${filler}\n`.repeat(12);
   return `${half}The pass key is ${passKey}. Remember it. ${passKey} is the pass key.\n${half}`;
