@@ -9,7 +9,7 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Keys of one task.
+// Keys of one split.
 constexpr int kSplitKeys = 256;
 // A row's scores lie this far apart: a run may write up to kKeyGroup - 1 scores too many.
 constexpr int kScoreStride = kSplitKeys + kLanes;
