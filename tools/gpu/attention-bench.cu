@@ -368,6 +368,9 @@ std::vector<Case> cases(bool small_only) {
   add("one long sequence", decode_of({16000}), decoding([](Case&) {}));
   add("many short sequences", decode_of(std::vector<int>(300, 70)), decoding([](Case&) {}));
   add("shifted by 1e4", decode_of({900, 5000}), decoding([](Case& test) { test.shift_scores = true; }));
+  const std::vector<Sequence> few{{3, 100}, {0, 50}, {1, 2000}, {5, 5}, {2, 1}, {4, 700}};
+  add("a few queries each", few, decoding([](Case&) {}));
+  add("a few queries each, all keys", few, decoding([](Case& test) { test.causal = false; }));
   add("growing maxima", decode_of({1500}), decoding([](Case& test) { test.growing_scores = true; }));
   return list;
 }

@@ -1,16 +1,15 @@
-// Decode attention: one query a sequence against all its keys, bound by the bandwidth of reading each key and
-// value once.
+// Decode attention: one query of a sequence, or a few, against all its keys, bound by the bandwidth of
+// reading each key and value once.
 //
-// The query heads that share a kv head form the rows of one tensor-core product. The keys of all sequences
-// are cut into equal spans (decode-attention-split.h). Each warp of a block streams its own tokens of every
-// unit through its own ring of asynchronous copies, so that warps never wait for each other until a segment
-// ends. The partial outputs of warps, then of blocks, are merged in f32; whichever block finishes an entry
-// last merges the blocks'.
+// The queries and query heads that share a kv head form the rows of one tensor-core product. All keys are cut
+// into equal spans (decode-attention-split.h). Each warp of a block streams its own tokens of every unit
+// through its own ring of asynchronous copies, so that warps never wait for each other until a segment ends.
+// The partial outputs of warps, then of blocks, are merged in f32; whichever block finishes an entry last
+// merges the blocks'.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <string>
-
+#include "kernels/attention-tensor-cores.h"
 #include "kernels/decode-attention/decode-attention-split.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
 #include "kernels/online-softmax.h"
@@ -22,7 +21,7 @@
 namespace kv::cuda {
 namespace {
 
-constexpr int kPackHeads = 16;   // rows of one mma
+constexpr int kPackRows = 16;    // rows of one mma
 constexpr int kStepTokens = 16;  // of one warp
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
@@ -30,14 +29,14 @@ constexpr int kUnitTokens = kStepTokens * kWarps;
 constexpr int kStages = 3;
 constexpr int kBlocksPerMultiprocessor = 2;
 
-using Entries = DecodeEntries<kUnitTokens, kPackHeads>;
+using Entries = DecodeEntries<kUnitTokens, kPackRows>;
 
 // Unnormalised output of some of an entry's keys: weights are exp2(score - reference).
 template <int kHeadDim>
 struct Partial {
-  float reference[kPackHeads];
-  float sum[kPackHeads];
-  float output[kPackHeads][kHeadDim];
+  float reference[kPackRows];
+  float sum[kPackRows];
+  float output[kPackRows][kHeadDim];
 };
 
 template <typename Element, int kHeadDim>
@@ -52,9 +51,9 @@ struct SharedStorage {
     Stage<Element, kHeadDim> ring[kWarps][kStages];
     Partial<kHeadDim> partials[kWarps];
   };
-  int64_t warp_units[kWarps];
+  longlong2 warp_totals[kWarps];  // units, entries
+  DecodeEntry entry;
   int64_t first_unit_of_entry;
-  int entry;
   bool finishes_entry;
 };
 
@@ -120,8 +119,8 @@ class WarpStream {
         const int row = i + lane_ / kChunks;
         const bool present = next_token_ + row < key_count_;
         const int64_t offset = present ? row * arguments_.token_stride : 0;
-        ptx::async_copy_16(chunk_at(stage.keys, row, chunk), keys + offset, present);
-        ptx::async_copy_16(chunk_at(stage.values, row, chunk), values + offset, present);
+        ptx::async_copy_16(chunk_at(stage.keys, row, chunk), keys + offset, present, policy_);
+        ptx::async_copy_16(chunk_at(stage.values, row, chunk), values + offset, present, policy_);
       }
       next_token_ += kUnitTokens;
       next_block_ = look_up();
@@ -135,6 +134,7 @@ class WarpStream {
   const int32_t* table_;
   const int key_count_;
   const int lane_;
+  const uint64_t policy_ = ptx::evict_first_policy();
   int next_token_;
   const int end_token_;
   int next_block_;
@@ -147,21 +147,29 @@ class WarpStream {
 template <typename Element, int kHeadDim>
 class WarpAttention {
  public:
-  __device__ WarpAttention(const PagedAttentionArguments& arguments, const Element* query, int heads)
-      : softmax_(arguments.scale), lane_(threadIdx.x % 32) {
-    // Rows past the pack's heads are zero queries; their results are not read.
+  __device__ WarpAttention(const PagedAttentionArguments& arguments, const Entries& entries,
+                           const DecodeEntry& entry)
+      : softmax_(arguments.scale), lane_(threadIdx.x % 32), fewest_visible_(entries.visible_keys(entry, 0)) {
+    const int rows = entries.rows(entry);
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 4; ++i) {
-      const int row = lane_ / 4 + i % 2 * 8;
-      const int column = i / 4 * 16 + i / 2 % 2 * 8 + lane_ % 4 * 2;
-      query_[i / 4][i % 4] =
-          row < heads ? *reinterpret_cast<const uint32_t*>(query + row * arguments.query_head_stride + column)
-                      : 0;
+    for (int half = 0; half < 2; ++half) {
+      // Rows past the pack's are zero queries; their results are not read.
+      const int row = lane_ / 4 + 8 * half;
+      visible_[half] = row < rows ? entries.visible_keys(entry, row) : 0;
+      const Element* query = static_cast<const Element*>(arguments.query);
+      if (row < rows) {
+        query += entries.token(entry, row) * arguments.query_token_stride +
+                 entries.query_head(entry, row) * arguments.query_head_stride;
+      }
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 8; ++i) {
+        query_[i / 2][i % 2 * 2 + half] =
+            row < rows ? *reinterpret_cast<const uint32_t*>(query + i * 8 + lane_ % 4 * 2) : 0;
+      }
     }
   }
 
-  // `keys_left`: from the step's first token to the entry's last.
-  __device__ void step(Stage<Element, kHeadDim>& stage, int keys_left) {
+  __device__ void step(Stage<Element, kHeadDim>& stage, int first_key) {
     float scores[8] = {};
     const int matrix = lane_ / 8;
 #pragma unroll
@@ -171,10 +179,10 @@ class WarpAttention {
       ptx::mma_m16n8k16<Element>(&scores[0], query_[i], keys[0], keys[1]);
       ptx::mma_m16n8k16<Element>(&scores[4], query_[i], keys[2], keys[3]);
     }
-    if (keys_left < kStepTokens) {
+    if (first_key + kStepTokens > fewest_visible_) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (i / 4 * 8 + lane_ % 4 * 2 + i % 2 >= keys_left) scores[i] = -INFINITY;
+        if (first_key + i / 4 * 8 + lane_ % 4 * 2 + i % 2 >= visible_[i / 2 % 2]) scores[i] = -INFINITY;
       }
     }
     float correction[2];
@@ -216,6 +224,8 @@ class WarpAttention {
  private:
   OnlineSoftmax softmax_;
   const int lane_;
+  const int fewest_visible_;  // by the pack's first row
+  int visible_[2];            // by this thread's rows
   uint32_t query_[kHeadDim / 16][4];
   float output_[kHeadDim / 2] = {};
 };
@@ -268,29 +278,29 @@ class Merged {
 
 // Each warp merges every kWarps-th of the partials into its own.
 template <int kHeadDim>
-__device__ void merge_blocks(const Partial<kHeadDim>* partials, int count, int heads,
+__device__ void merge_blocks(const Partial<kHeadDim>* partials, int count, int rows,
                              Partial<kHeadDim>& destination) {
   constexpr int kRowsAtOnce = 4;
   const int dim = threadIdx.x % 32 * 4;
   if (dim >= kHeadDim) return;
-  for (int first_row = 0; first_row < heads; first_row += kRowsAtOnce) {
+  for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce) {
     Merged merged[kRowsAtOnce];
 #pragma unroll 4
     for (int i = threadIdx.x / 32; i < count; i += kWarps) {
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row)
-        merged[row].add(partials[i], min(first_row + row, heads - 1), dim);
+        merged[row].add(partials[i], min(first_row + row, rows - 1), dim);
     }
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row)
-      merged[row].write(destination, min(first_row + row, heads - 1), dim);
+      merged[row].write(destination, min(first_row + row, rows - 1), dim);
   }
 }
 
 // Calls use(merged, row, dim) with what the warps' partials add up to.
 template <int kHeadDim, typename Use>
-__device__ void merge_warps(const Partial<kHeadDim> (&partials)[kWarps], int heads, const Use& use) {
-  for (int i = threadIdx.x; i < heads * kHeadDim / 4; i += kThreads) {
+__device__ void merge_warps(const Partial<kHeadDim> (&partials)[kWarps], int rows, const Use& use) {
+  for (int i = threadIdx.x; i < rows * kHeadDim / 4; i += kThreads) {
     const int row = i / (kHeadDim / 4);
     const int dim = i % (kHeadDim / 4) * 4;
     Merged merged;
@@ -309,7 +319,7 @@ class Block {
         arguments_(parameters.arguments),
         shared_(shared),
         entries_(parameters.arguments),
-        begin_entry_(entries_of_thread() * threadIdx.x),
+        begin_cache_head_(cache_heads_of_thread() * threadIdx.x),
         spans_(count_units(), gridDim.x) {}
 
   __device__ void run() {
@@ -318,10 +328,10 @@ class Block {
     int64_t unit = spans_.first_unit(span);
     const int64_t end = spans_.first_unit(span + 1);
     find_entry(unit);
-    int entry = shared_.entry;
+    DecodeEntry entry = shared_.entry;
     int64_t entry_begin = shared_.first_unit_of_entry;
-    for (; unit < end; ++entry) {
-      const int64_t entry_end = entry_begin + entries_.units(entry);
+    for (;;) {
+      const int64_t entry_end = entry_begin + entries_.units(entry.cache_head);
       const int64_t segment_end = min(entry_end, end);
       stream_segment(entry, static_cast<int>(unit - entry_begin),
                      static_cast<int>(segment_end - entry_begin));
@@ -330,44 +340,56 @@ class Block {
       } else {
         contribute(entry, entry_begin, entry_end);
       }
+      if (segment_end == end) break;
       __syncthreads();  // the partials give way to the ring
       unit = segment_end;
       entry_begin = entry_end;
+      entry = entries_.next(entry);
     }
   }
 
  private:
-  __device__ int entries_of_thread() const { return (entries_.count() + kThreads - 1) / kThreads; }
+  __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
 
-  // Of all entries. Each thread remembers where the units of its own entries begin and end.
+  // Of all entries. Each thread remembers where the units and entries of its own cache heads begin and end.
   __device__ int64_t count_units() {
-    const int end_entry = min(begin_entry_ + entries_of_thread(), entries_.count());
-    int64_t own = 0;
-    for (int entry = begin_entry_; entry < end_entry; ++entry) own += entries_.units(entry);
-    end_unit_ = own;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int64_t before = __shfl_up_sync(0xffffffffu, end_unit_, distance);
-      if (threadIdx.x % 32 >= distance) end_unit_ += before;
+    const int end_cache_head = min(begin_cache_head_ + cache_heads_of_thread(), entries_.cache_heads());
+    longlong2 own = {0, 0};
+    for (int cache_head = begin_cache_head_; cache_head < end_cache_head; ++cache_head) {
+      const int packs = entries_.packs(cache_head);
+      own.x += packs * entries_.units(cache_head);
+      own.y += packs;
     }
-    if (threadIdx.x % 32 == 31) shared_.warp_units[threadIdx.x / 32] = end_unit_;
+    longlong2 sum = own;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const longlong2 before = {__shfl_up_sync(0xffffffffu, sum.x, distance),
+                                __shfl_up_sync(0xffffffffu, sum.y, distance)};
+      if (threadIdx.x % 32 >= distance) sum = {sum.x + before.x, sum.y + before.y};
+    }
+    if (threadIdx.x % 32 == 31) shared_.warp_totals[threadIdx.x / 32] = sum;
     __syncthreads();
     int64_t total = 0;
     for (int warp = 0; warp < kWarps; ++warp) {
-      if (warp < static_cast<int>(threadIdx.x) / 32) end_unit_ += shared_.warp_units[warp];
-      total += shared_.warp_units[warp];
+      const longlong2 other = shared_.warp_totals[warp];
+      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + other.x, sum.y + other.y};
+      total += other.x;
     }
-    begin_unit_ = end_unit_ - own;
+    end_unit_ = sum.x;
+    begin_unit_ = sum.x - own.x;
+    begin_entry_ = static_cast<int>(sum.y - own.y);
     return total;
   }
 
   // Leaves the entry that holds `unit`, and the entry's first unit, in shared memory.
   __device__ void find_entry(int64_t unit) {
     if (begin_unit_ <= unit && unit < end_unit_) {
-      int entry = begin_entry_;
+      DecodeEntry entry = {begin_entry_, begin_cache_head_, 0};
+      while (entries_.packs(entry.cache_head) == 0) ++entry.cache_head;
       int64_t first = begin_unit_;
-      for (int units = entries_.units(entry); first + units <= unit; units = entries_.units(entry)) {
+      for (int units = entries_.units(entry.cache_head); first + units <= unit;) {
         first += units;
-        ++entry;
+        entry = entries_.next(entry);
+        units = entries_.units(entry.cache_head);
       }
       shared_.entry = entry;
       shared_.first_unit_of_entry = first;
@@ -376,19 +398,15 @@ class Block {
   }
 
   // Leaves each warp's partial of these units in shared memory.
-  __device__ void stream_segment(int entry, int first_unit, int end_unit) {
+  __device__ void stream_segment(const DecodeEntry& entry, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
-    const int64_t cache_head = entries_.cache_head(entry);
-    const int key_count = arguments_.key_counts[cache_head];
-    WarpStream<Element, kHeadDim> stream(arguments_, shared_.ring[warp],
-                                         arguments_.block_table + cache_head * arguments_.table_width,
-                                         key_count, first_unit, end_unit);
-    const Element* query = static_cast<const Element*>(arguments_.query) +
-                           query_row(entry) * arguments_.query_token_stride +
-                           entries_.first_head(entry) * arguments_.query_head_stride;
-    WarpAttention<Element, kHeadDim> attention(arguments_, query, entries_.heads(entry));
+    const int32_t* table =
+        arguments_.block_table + entries_.table_row(entry.cache_head) * arguments_.table_width;
+    WarpStream<Element, kHeadDim> stream(arguments_, shared_.ring[warp], table,
+                                         entries_.key_count(entry.cache_head), first_unit, end_unit);
+    WarpAttention<Element, kHeadDim> attention(arguments_, entries_, entry);
     for (int unit = first_unit; unit < end_unit; ++unit) {
-      attention.step(stream.next(), key_count - unit * kUnitTokens - warp * kStepTokens);
+      attention.step(stream.next(), unit * kUnitTokens + warp * kStepTokens);
     }
     ptx::async_copy_wait<0>();
     __syncthreads();
@@ -397,9 +415,10 @@ class Block {
   }
 
   // Publishes the block's partial of an entry that other blocks work on too; the last to do so merges them.
-  __device__ void contribute(int entry, int64_t entry_begin, int64_t entry_end) {
-    auto* partials = static_cast<Partial<kHeadDim>*>(parameters_.partials) + entry;
-    merge_warps(shared_.partials, entries_.heads(entry), [&](const Merged& merged, int row, int dim) {
+  __device__ void contribute(const DecodeEntry& entry, int64_t entry_begin, int64_t entry_end) {
+    auto* partials = static_cast<Partial<kHeadDim>*>(parameters_.partials) + entry.index;
+    const int rows = entries_.rows(entry);
+    merge_warps(shared_.partials, rows, [&](const Merged& merged, int row, int dim) {
       merged.write(partials[blockIdx.x], row, dim);
     });
     const int first_span = spans_.span_of(entry_begin);
@@ -407,40 +426,35 @@ class Block {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-      shared_.finishes_entry =
-          atomicAdd(&parameters_.arrivals[entry], 1u) + 1 == static_cast<unsigned>(contributions);
+      const unsigned arrived = atomicAdd(&parameters_.arrivals[entry.index], 1u) + 1;
+      shared_.finishes_entry = arrived == static_cast<unsigned>(contributions);
     }
     __syncthreads();
     if (!shared_.finishes_entry) return;
     __threadfence();
-    merge_blocks(&partials[first_span], contributions, entries_.heads(entry),
-                 shared_.partials[threadIdx.x / 32]);
+    merge_blocks(&partials[first_span], contributions, rows, shared_.partials[threadIdx.x / 32]);
     __syncthreads();
     write_output(entry);
   }
 
-  __device__ void write_output(int entry) {
-    Element* output = static_cast<Element*>(arguments_.output) +
-                      query_row(entry) * arguments_.output_token_stride +
-                      entries_.first_head(entry) * arguments_.output_head_stride;
-    merge_warps(shared_.partials, entries_.heads(entry), [&](const Merged& merged, int row, int dim) {
-      merged.write_mean(output + row * arguments_.output_head_stride + dim);
+  __device__ void write_output(const DecodeEntry& entry) {
+    merge_warps(shared_.partials, entries_.rows(entry), [&](const Merged& merged, int row, int dim) {
+      const int64_t token = entries_.token(entry, row);
+      const int head = entries_.query_head(entry, row);
+      merged.write_mean(static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
+                        head * arguments_.output_head_stride + dim);
       if (arguments_.log_sum_exp != nullptr && dim == 0) {
-        arguments_.log_sum_exp[query_row(entry) * arguments_.query_heads + entries_.first_head(entry) + row] =
-            merged.log_sum_exp();
+        arguments_.log_sum_exp[token * arguments_.query_heads + head] = merged.log_sum_exp();
       }
     });
-  }
-
-  __device__ int64_t query_row(int entry) const {
-    return arguments_.query_start[entries_.batch_entry(entry)];
   }
 
   const Parameters& parameters_;
   const PagedAttentionArguments& arguments_;
   SharedStorage<Element, kHeadDim>& shared_;
   const Entries entries_;
-  const int begin_entry_;  // of this thread's share of the entries
+  const int begin_cache_head_;  // of this thread's share
+  int begin_entry_;
   int64_t begin_unit_;
   int64_t end_unit_;
   const DecodeSpans spans_;
@@ -456,10 +470,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
 // ---- Launch ----
 
-Status invalid(const std::string& message) {
-  return Status::failure(StatusCode::invalid_value, "decode-attention: " + message);
-}
-
 cudaError_t count_blocks(int* blocks) {
   int device = 0;
   int multiprocessors = 0;
@@ -470,9 +480,10 @@ cudaError_t count_blocks(int* blocks) {
   return error;
 }
 
+// At most: where the queries lie is known to the device only.
 size_t count_entries(const PagedAttentionArguments& arguments) {
   const int group = arguments.query_heads / arguments.kv_heads;
-  return size_t{1} * arguments.batch * arguments.kv_heads * ((group + kPackHeads - 1) / kPackHeads);
+  return arguments.kv_heads * (size_t{1} * arguments.query_tokens * group / kPackRows + arguments.batch);
 }
 
 // Up to where the partials begin.
@@ -500,14 +511,8 @@ Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStr
 
 template <typename Element>
 Status launch_for_head_dim(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
-  switch (arguments.head_dim) {
-    case 64:
-      return launch<Element, 64>(arguments, workspace, stream);
-    case 128:
-      return launch<Element, 128>(arguments, workspace, stream);
-    default:
-      return invalid("head_dim is " + std::to_string(arguments.head_dim) + "; this kernel takes 64 or 128");
-  }
+  return arguments.head_dim == 64 ? launch<Element, 64>(arguments, workspace, stream)
+                                  : launch<Element, 128>(arguments, workspace, stream);
 }
 
 }  // namespace
@@ -521,23 +526,14 @@ Status decode_attention_workspace_bytes(const PagedAttentionArguments& arguments
 }
 
 Status decode_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
-  if (arguments.query_dtype != arguments.cache_dtype || arguments.query_dtype != arguments.output_dtype) {
-    return invalid("queries, cache and output must have one dtype; convert them to the cache's");
+  if (!fits_tensor_cores(arguments, kDecodeBlockMultiple)) {
+    return Status::failure(StatusCode::capability,
+                           "these tensors do not fit the tensor-core decode attention");
   }
-  if (arguments.block_tokens < kStepTokens || arguments.block_tokens % kStepTokens != 0) {
-    return invalid("block_tokens is " + std::to_string(arguments.block_tokens) +
-                   "; it must be a multiple of 16");
-  }
-  if (!(arguments.scale > 0.0f)) return invalid("scale must be positive");
-  if (arguments.batch == 0) return Status::success();
-  switch (arguments.query_dtype) {
-    case DType::f16:
-      return launch_for_head_dim<__half>(arguments, workspace, stream);
-    case DType::bf16:
-      return launch_for_head_dim<__nv_bfloat16>(arguments, workspace, stream);
-    default:
-      return invalid("the dtype must be f16 or bf16");
-  }
+  if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
+  return arguments.cache_dtype == DType::f16
+             ? launch_for_head_dim<__half>(arguments, workspace, stream)
+             : launch_for_head_dim<__nv_bfloat16>(arguments, workspace, stream);
 }
 
 }  // namespace kv::cuda

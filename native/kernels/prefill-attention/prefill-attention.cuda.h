@@ -13,9 +13,12 @@ namespace kv {
 // at the same time need one each.
 constexpr size_t kPrefillAttentionWorkspaceBytes = 16;
 
+// A block's tokens come in multiples of this.
+constexpr int kPrefillBlockMultiple = 8;
+
 namespace sm90a {
 
-// f16 or bf16 queries, cache and output of one dtype; head_dim 64 or 128; block_tokens a multiple of 8.
+// Takes what fits_tensor_cores(arguments, kPrefillBlockMultiple) accepts; refuses the rest (capability).
 Status prefill_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream);
 
 }  // namespace sm90a

@@ -6,12 +6,12 @@
 namespace kv {
 
 KV_CPU_KERNEL(prefill_attention, PagedAttentionArguments)
-KV_CUDA_KERNEL(attention_any, PagedAttentionArguments)
+KV_CUDA_KERNEL(prefill_attention, PagedAttentionArguments)
 
 Status prefill_attention(const PagedAttentionArguments& arguments, ExecutionContext& context) {
   Status status = validate_sizes(arguments);
   if (!status.ok()) return status;
-  if (context.device == DeviceKind::cuda) return attention_any_cuda(arguments, context);
+  if (context.device == DeviceKind::cuda) return prefill_attention_cuda(arguments, context);
   status = validate_tables(arguments, false);
   if (!status.ok()) return status;
   prefill_attention_cpu(arguments, context);

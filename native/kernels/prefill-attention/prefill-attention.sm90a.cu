@@ -8,8 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <string>
-
+#include "kernels/attention-tensor-cores.h"
 #include "kernels/online-softmax.h"
 #include "kernels/prefill-attention/prefill-attention-work.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
@@ -464,10 +463,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // ---- Launch ----
 
-Status invalid(const std::string& message) {
-  return Status::failure(StatusCode::invalid_value, "prefill-attention: " + message);
-}
-
 // The largest power of two up to 128 that divides both.
 int common_box(int block_tokens, int key_tile) {
   int box = 128;
@@ -523,36 +518,21 @@ Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStr
 
 template <typename Element>
 Status launch_for_head_dim(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
-  switch (arguments.head_dim) {
-    case 64:
-      return launch<Shape<Element, 64>>(arguments, workspace, stream);
-    case 128:
-      return launch<Shape<Element, 128>>(arguments, workspace, stream);
-    default:
-      return invalid("head_dim is " + std::to_string(arguments.head_dim) + "; this kernel takes 64 or 128");
-  }
+  return arguments.head_dim == 64 ? launch<Shape<Element, 64>>(arguments, workspace, stream)
+                                  : launch<Shape<Element, 128>>(arguments, workspace, stream);
 }
 
 }  // namespace
 
 Status prefill_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
-  if (arguments.query_dtype != arguments.cache_dtype || arguments.query_dtype != arguments.output_dtype) {
-    return invalid("queries, cache and output must have one dtype; convert them to the cache's");
+  if (!fits_tensor_cores(arguments, kPrefillBlockMultiple)) {
+    return Status::failure(StatusCode::capability,
+                           "these tensors do not fit the tensor-core prefill attention");
   }
-  if (arguments.block_tokens < 8 || arguments.block_tokens % 8 != 0) {
-    return invalid("block_tokens is " + std::to_string(arguments.block_tokens) +
-                   "; it must be a multiple of 8");
-  }
-  if (!(arguments.scale > 0.0f)) return invalid("scale must be positive");
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
-  switch (arguments.query_dtype) {
-    case DType::f16:
-      return launch_for_head_dim<__half>(arguments, workspace, stream);
-    case DType::bf16:
-      return launch_for_head_dim<__nv_bfloat16>(arguments, workspace, stream);
-    default:
-      return invalid("the dtype must be f16 or bf16");
-  }
+  return arguments.cache_dtype == DType::f16
+             ? launch_for_head_dim<__half>(arguments, workspace, stream)
+             : launch_for_head_dim<__nv_bfloat16>(arguments, workspace, stream);
 }
 
 }  // namespace kv::sm90a
