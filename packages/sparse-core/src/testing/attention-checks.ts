@@ -36,6 +36,9 @@ export async function checkAgainstOracle(
   const { rows, keyCounts, kvHeads, group, dim } = sizes;
   const cache = randomCache(device, random, sizes);
   const [queryDType, outputDType] = [random.pick(floats), random.pick(floats)];
+  const { cacheDType } = sizes;
+  const mayUseTensorCores =
+    device.kind === 'cuda' && cacheDType !== 'f32' && queryDType === cacheDType && outputDType === cacheDType;
   const causal = random.integer(0, 3) > 0;
   const scale = dim ** -0.5;
   const tokens = cache.queryStart.at(-1) ?? NaN;
@@ -68,6 +71,7 @@ export async function checkAgainstOracle(
         scale,
         (key) => cache.key(entry, kvHead, key),
         (key) => cache.value(entry, kvHead, key),
+        mayUseTensorCores ? unitRoundoff[cacheDType] : 0,
       );
       const excess = wanted.output.map((value, d) => {
         const difference = Math.abs((actual[(token * queryHeads + head) * dim + d] ?? NaN) - value);

@@ -78,13 +78,17 @@ function dot(a: Float64Array, b: Float64Array): number {
   return a.reduce((sum, x, index) => sum + x * (b[index] ?? NaN), 0);
 }
 
-/** Attention of one query over `visible` leading keys, in float64, with the error that f32 may add. */
+/**
+ * Attention of one query over `visible` leading keys, in float64, with the error that f32 may add; with a
+ * `weightRoundoff`, tensor cores that read weights of that unit roundoff.
+ */
 export function attentionRow(
   query: Float64Array,
   visible: number,
   scale: number,
   key: (token: number) => Float64Array,
   value: (token: number) => Float64Array,
+  weightRoundoff = 0,
 ): OracleRow {
   const dim = query.length;
   const tokens = Array.from({ length: Math.max(0, visible) }, (_, token) => token);
@@ -103,13 +107,18 @@ export function attentionRow(
   // rounding a key; the quotient of two sums carries twice the whole.
   const magnitudes = tokens.map((token) => Math.abs(scale) * dot(query.map(Math.abs), key(token).map(Math.abs)));
   const scoreError = (dim + 4) * unitRoundoff.f32 * Math.max(0, ...magnitudes);
-  const sumError = 2 * scoreError + unitRoundoff.f32 * (tokens.length * (1 + 2 / 64) + 8);
+  // Tensor cores cut off the bits that f32 additions round, so each addition may cost twice as much.
+  const additionCost = weightRoundoff > 0 ? 2 : 1;
+  const sumError = additionCost * (2 * scoreError + unitRoundoff.f32 * (tokens.length * (1 + 2 / 64) + 8));
+  // The largest weight is at least 1; one below the smallest normal f16 is off by at most half of the smallest
+  // f16, 2^-25.
+  const weightError = weightRoundoff > 0 ? weightRoundoff + tokens.length * 2 ** -25 : 0;
   const largestValue = Math.max(0, ...tokens.map((token) => Math.max(...value(token).map(Math.abs))));
   const logSumExp = tokens.length > 0 ? largest + Math.log(sum) : -Infinity;
   return {
     output,
     logSumExp,
-    outputError: 2 * sumError * largestValue,
+    outputError: (2 * sumError + weightError) * largestValue,
     logSumExpError: sumError + 2 * unitRoundoff.f32 * (Math.abs(logSumExp) + Math.log(Math.max(1, sum))),
   };
 }
