@@ -1,13 +1,15 @@
-// Makes docs/benchmarks.md and one chart a file from the rows in docs/benchmarks/*.json.
+// Makes docs/benchmarks.md, one chart a file and the README's table from the rows in docs/benchmarks/*.json.
 //
 //   node tools/bench/report.mjs            writes them
 //   node tools/bench/report.mjs --check    fails when what is committed is not what the rows say
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { ratioChart } from './chart.mjs';
+import { withHeadlines } from './headlines.mjs';
 import { RESULTS_FOLDER } from './results.mjs';
 
 const PAGE = fileURLToPath(new URL('../../docs/benchmarks.md', import.meta.url));
+const README = fileURLToPath(new URL('../../README.md', import.meta.url));
 const KINDS = ['measured', 'simulated', 'small-model'];
 const FIELDS = ['measure', 'shapes', 'device', 'kind', 'unit', 'better', 'result', 'date', 'machine'];
 
@@ -90,7 +92,10 @@ const inChart = (row) => row.reference !== undefined && row.chart !== false;
 /** Path → text of everything that the rows say. */
 function outputs() {
   const files = readFiles();
-  const texts = new Map([[PAGE, [INTRODUCTION, ...files.map(section)].join('\n')]]);
+  const texts = new Map([
+    [PAGE, [INTRODUCTION, ...files.map(section)].join('\n')],
+    [README, withHeadlines(readFileSync(README, 'utf8'), files)],
+  ]);
   for (const { name, title, rows } of files) {
     const bars = rows.filter(inChart).map((row) => ({
       label: row.measure,

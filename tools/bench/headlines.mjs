@@ -1,0 +1,33 @@
+// The few rows that the README shows: a file of docs/benchmarks, a measure in it, and what it says to a stranger.
+const HEADLINES = [
+  ['foundation-cpu', 'prefill, 512 tokens of prompt, f16, 2 threads', 'CPU: reading a prompt of 512 tokens, 2 threads'],
+  ['foundation-cpu', 'prefill, 4096 tokens of prompt, f16, 2 threads', 'CPU: reading 4,096 tokens, 2 threads'],
+  ['foundation-cpu', 'prefill, 16384 tokens of prompt, f16, 2 threads', 'CPU: reading 16,384 tokens, 2 threads'],
+  ['foundation-cpu', 'decode, 512 tokens of prompt, f16, 1 thread', 'CPU: answering, 1 thread'],
+  ['foundation-cpu', 'decode, 512 tokens of prompt, f16, 2 threads', 'CPU: answering, 2 threads'],
+  ['attention-h200', 'prefill 8x32768', 'H200: prefill attention, 8 prompts of 32K tokens'],
+  ['attention-h200', 'prefill 1x131072', 'H200: prefill attention, one of 128K'],
+  ['attention-h200', 'decode 8x32768', 'H200: decode attention, 8 sequences of 32K'],
+  ['attention-h200', 'decode 1x131072', 'H200: decode attention, one of 128K'],
+];
+
+const figure = (value) => Number(value.toPrecision(3)).toLocaleString('en-US');
+
+function line({ better, result, reference, unit }, says) {
+  const ratio = better === 'higher' ? result.median / reference.median : reference.median / result.median;
+  const theirs = `${figure(reference.median)} ${unit}, ${reference.name}`;
+  return `| ${says} | ${figure(result.median)} ${unit} | ${theirs} | ${ratio.toFixed(2)}× |`;
+}
+
+/** The README with the table between its marks made anew; `files` are those of docs/benchmarks. */
+export function withHeadlines(readme, files) {
+  const lines = HEADLINES.flatMap(([name, measure, says]) => {
+    const row = files.find((file) => file.name === name)?.rows.find((each) => each.measure === measure);
+    return row ? [line(row, says)] : [];
+  });
+  const table = ['| measured | here | reference | ratio |', '|---|---|---|---|', ...lines].join('\n');
+  return readme.replace(
+    /(<!-- measured:begin -->\n)[^]*(<!-- measured:end -->)/,
+    (_all, begin, end) => `${begin}${table}\n${end}`,
+  );
+}
