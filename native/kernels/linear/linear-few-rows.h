@@ -39,6 +39,7 @@ void dot_rows(const float* group, const W* weight, int64_t in_features, float* d
     const Vec w = load_up_to(weight + k, in_features - k);
     for (int i = 0; i < rows; ++i) total[i][0] += load(group + k * rows + i * kLanes) * w;
   }
+#pragma GCC unroll 8
   for (int i = 0; i < rows; ++i) dots[i * dots_stride] = horizontal_sum(total[i][0] + total[i][1]);
 }
 

@@ -69,6 +69,8 @@ void multiply_tile(const float* tile, const float* panel, int64_t depth, float* 
       }
     }
   }
+  // Left to itself, GCC keeps a loop here and copies the sums from registers to memory first.
+#pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
     store(sums + i * kPanelOuts, total[i][0]);
     store(sums + i * kPanelOuts + kLanes, total[i][1]);
