@@ -18,7 +18,7 @@ constexpr int kGroupRows = kLanes == 16 ? 8 : 4;
 constexpr int kChains = 2;
 // Weights are asked for this far ahead of their use: further than hardware looks.
 constexpr int64_t kPrefetchAhead = 8 << 10;
-constexpr int64_t kMostChunkOuts = 64;
+constexpr int64_t kMostChunkOuts = 256;
 
 // dots[row] = the scalar product of one weight row with each of a packed group of input rows.
 template <int rows, class W>
