@@ -7,6 +7,13 @@
 
 namespace kv::ptx {
 
+// Copies 16 bytes past the first-level cache, or writes 16 zero bytes when `valid` is false.
+__device__ inline void async_copy_16(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+
 // Makes lines that are read once leave the second-level cache first.
 __device__ inline uint64_t evict_first_policy() {
   uint64_t policy;
@@ -14,7 +21,7 @@ __device__ inline uint64_t evict_first_policy() {
   return policy;
 }
 
-// Copies 16 bytes past the first-level cache, or writes 16 zero bytes when `valid` is false.
+// As above, with a policy of the second-level cache.
 __device__ inline void async_copy_16(void* shared, const void* global, bool valid, uint64_t policy) {
   asm volatile(
       "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),

@@ -69,6 +69,7 @@ struct Case {
   kv::DType dtype = kv::DType::f16;
   bool causal = true;
   bool decode = false;
+  bool ampere = false;          // prefill with the kernel that sm_80 takes, instead of sm_90a's
   bool heads_differ = false;    // kv head h keeps 7 * h keys fewer
   bool shift_scores = false;    // by about 1e4
   bool growing_scores = false;  // later keys score higher and higher, so that running maxima keep moving
@@ -247,8 +248,9 @@ int run_case(const Case& test, std::mt19937& random) {
   DeviceBuffer<unsigned char> workspace(workspace_bytes, 0x5a);
   // Twice: the second launch finds what the first one left in the workspace.
   for (int launch = 0; launch < 2; ++launch) {
-    check(test.decode ? kv::cuda::decode_attention(arguments, workspace.get(), nullptr)
-                      : kv::sm90a::prefill_attention(arguments, workspace.get(), nullptr));
+    check(test.decode   ? kv::cuda::decode_attention(arguments, workspace.get(), nullptr)
+          : test.ampere ? kv::sm80::prefill_attention(arguments, nullptr)
+                        : kv::sm90a::prefill_attention(arguments, workspace.get(), nullptr));
   }
   check(cudaDeviceSynchronize(), test.name.c_str());
 
@@ -310,8 +312,13 @@ std::vector<Case> cases(bool small_only) {
         test.dtype = dtype;
         test.head_dim = head_dim;
         change(test);
-        test.name = std::string(test.decode ? "decode " : "prefill ") + name +
-                    (dtype == kv::DType::f16 ? " f16" : " bf16") + " d" + std::to_string(head_dim);
+        const std::string suffix =
+            name + (dtype == kv::DType::f16 ? " f16" : " bf16") + " d" + std::to_string(head_dim);
+        test.name = (test.decode ? "decode " : "prefill ") + suffix;
+        list.push_back(test);
+        if (test.decode) continue;
+        test.ampere = true;
+        test.name = "prefill sm80 " + suffix;
         list.push_back(test);
       }
     }
@@ -377,12 +384,13 @@ std::vector<Case> cases(bool small_only) {
 
 }  // namespace
 
-// For torch-attention.py. `sizes`: decode, rows, batch, query heads, kv heads, head dim, block tokens, table
-// width, causal, bf16, blocks. `pointers`: query, output, log-sum-exp, keys, values, table, counts, slots,
-// query start, workspace. Tensors are contiguous. Returns 0, or prints why not.
+// For torch-attention.py. `sizes`: kernel (0 prefill, 1 decode, 2 prefill for sm_80), rows, batch, query
+// heads, kv heads, head dim, block tokens, table width, causal, bf16, blocks. `pointers`: query, output,
+// log-sum-exp, keys, values, table, counts, slots, query start, workspace. Tensors are contiguous. Returns 0,
+// or prints why not.
 extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
   kv::PagedAttentionArguments arguments;
-  const bool decode = sizes[0] != 0;
+  const int64_t kernel = sizes[0];
   arguments.query_tokens = static_cast<int32_t>(sizes[1]);
   arguments.batch = static_cast<int32_t>(sizes[2]);
   arguments.query_heads = static_cast<int32_t>(sizes[3]);
@@ -409,8 +417,9 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   arguments.query_start = static_cast<const int32_t*>(pointers[8]);
   arguments.scale = scale;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const kv::Status status = decode ? kv::cuda::decode_attention(arguments, pointers[9], cuda_stream)
-                                   : kv::sm90a::prefill_attention(arguments, pointers[9], cuda_stream);
+  const kv::Status status = kernel == 1   ? kv::cuda::decode_attention(arguments, pointers[9], cuda_stream)
+                            : kernel == 2 ? kv::sm80::prefill_attention(arguments, cuda_stream)
+                                          : kv::sm90a::prefill_attention(arguments, pointers[9], cuda_stream);
   if (!status.ok()) std::printf("%s\n", status.message.c_str());
   return status.ok() ? 0 : 1;
 }

@@ -12,10 +12,8 @@
 #include "kernels/attention-tensor-cores.h"
 #include "kernels/decode-attention/decode-attention-split.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
-#include "kernels/online-softmax.h"
+#include "kernels/warp-attention.h"
 #include "ptx/async-copy.h"
-#include "ptx/matrix-load.h"
-#include "ptx/mma.h"
 #include "runtime/cuda-check.h"
 
 namespace kv::cuda {
@@ -62,12 +60,6 @@ struct Parameters {
   unsigned* arrivals;  // [entry], blocks that have written their partial; 0 at launch
   void* partials;      // [span + entry]: no two segments share this sum, and an entry's are neighbours
 };
-
-// The swizzle that keeps 16-byte chunks of eight neighbouring rows in different banks.
-template <typename Element, int kHeadDim>
-__device__ Element* chunk_at(Element (&rows)[kStepTokens][kHeadDim], int row, int chunk) {
-  return &rows[row][(chunk ^ (row % 8)) * 8];
-}
 
 // ---- Streaming: one warp's tokens of a segment. ----
 
@@ -119,8 +111,8 @@ class WarpStream {
         const int row = i + lane_ / kChunks;
         const bool present = next_token_ + row < key_count_;
         const int64_t offset = present ? row * arguments_.token_stride : 0;
-        ptx::async_copy_16(chunk_at(stage.keys, row, chunk), keys + offset, present, policy_);
-        ptx::async_copy_16(chunk_at(stage.values, row, chunk), values + offset, present, policy_);
+        ptx::async_copy_16(swizzled_chunk(stage.keys, row, chunk), keys + offset, present, policy_);
+        ptx::async_copy_16(swizzled_chunk(stage.values, row, chunk), values + offset, present, policy_);
       }
       next_token_ += kUnitTokens;
       next_block_ = look_up();
@@ -140,94 +132,6 @@ class WarpStream {
   int next_block_;
   int write_stage_ = 0;
   int read_stage_ = 0;
-};
-
-// ---- One segment: scores, weights and outputs of one warp's tokens. ----
-
-template <typename Element, int kHeadDim>
-class WarpAttention {
- public:
-  __device__ WarpAttention(const PagedAttentionArguments& arguments, const Entries& entries,
-                           const DecodeEntry& entry)
-      : softmax_(arguments.scale), lane_(threadIdx.x % 32), fewest_visible_(entries.visible_keys(entry, 0)) {
-    const int rows = entries.rows(entry);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      // Rows past the pack's are zero queries; their results are not read.
-      const int row = lane_ / 4 + 8 * half;
-      visible_[half] = row < rows ? entries.visible_keys(entry, row) : 0;
-      const Element* query = static_cast<const Element*>(arguments.query);
-      if (row < rows) {
-        query += entries.token(entry, row) * arguments.query_token_stride +
-                 entries.query_head(entry, row) * arguments.query_head_stride;
-      }
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 8; ++i) {
-        query_[i / 2][i % 2 * 2 + half] =
-            row < rows ? *reinterpret_cast<const uint32_t*>(query + i * 8 + lane_ % 4 * 2) : 0;
-      }
-    }
-  }
-
-  __device__ void step(Stage<Element, kHeadDim>& stage, int first_key) {
-    float scores[8] = {};
-    const int matrix = lane_ / 8;
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 16; ++i) {
-      uint32_t keys[4];
-      ptx::load_matrices(keys, chunk_at(stage.keys, matrix / 2 * 8 + lane_ % 8, 2 * i + matrix % 2));
-      ptx::mma_m16n8k16<Element>(&scores[0], query_[i], keys[0], keys[1]);
-      ptx::mma_m16n8k16<Element>(&scores[4], query_[i], keys[2], keys[3]);
-    }
-    if (first_key + kStepTokens > fewest_visible_) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (first_key + i / 4 * 8 + lane_ % 4 * 2 + i % 2 >= visible_[i / 2 % 2]) scores[i] = -INFINITY;
-      }
-    }
-    float correction[2];
-    if (softmax_.observe(scores, correction)) {
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 2; ++i) output_[i] *= correction[i / 2 % 2];
-    }
-    softmax_.weigh<0, 8>(scores);
-    const uint32_t weights[4] = {
-        ptx::pack<Element>(scores[0], scores[1]), ptx::pack<Element>(scores[2], scores[3]),
-        ptx::pack<Element>(scores[4], scores[5]), ptx::pack<Element>(scores[6], scores[7])};
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 16; ++i) {
-      uint32_t values[4];
-      ptx::load_matrices_transposed(values,
-                                    chunk_at(stage.values, matrix % 2 * 8 + lane_ % 8, 2 * i + matrix / 2));
-      ptx::mma_m16n8k16<Element>(&output_[8 * i], weights, values[0], values[1]);
-      ptx::mma_m16n8k16<Element>(&output_[8 * i + 4], weights, values[2], values[3]);
-    }
-  }
-
-  __device__ void write(Partial<kHeadDim>& partial) {
-    softmax_.finish();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane_ / 4 + 8 * half;
-      if (lane_ % 4 == 0) {
-        partial.reference[row] = softmax_.reference(half);
-        partial.sum[row] = softmax_.sum(half);
-      }
-#pragma unroll
-      for (int i = 0; i < kHeadDim / 8; ++i) {
-        *reinterpret_cast<float2*>(&partial.output[row][i * 8 + lane_ % 4 * 2]) =
-            make_float2(output_[4 * i + 2 * half], output_[4 * i + 2 * half + 1]);
-      }
-    }
-  }
-
- private:
-  OnlineSoftmax softmax_;
-  const int lane_;
-  const int fewest_visible_;  // by the pack's first row
-  int visible_[2];            // by this thread's rows
-  uint32_t query_[kHeadDim / 16][4];
-  float output_[kHeadDim / 2] = {};
 };
 
 // ---- Merging partials. ----
@@ -404,14 +308,53 @@ class Block {
         arguments_.block_table + entries_.table_row(entry.cache_head) * arguments_.table_width;
     WarpStream<Element, kHeadDim> stream(arguments_, shared_.ring[warp], table,
                                          entries_.key_count(entry.cache_head), first_unit, end_unit);
-    WarpAttention<Element, kHeadDim> attention(arguments_, entries_, entry);
+    WarpAttention<Element, kHeadDim, kStepTokens> attention(arguments_.scale);
+    set_rows(entry, attention);
+    const int fewest_visible = entries_.visible_keys(entry, 0);
     for (int unit = first_unit; unit < end_unit; ++unit) {
-      attention.step(stream.next(), unit * kUnitTokens + warp * kStepTokens);
+      auto& stage = stream.next();
+      const int first_key = unit * kUnitTokens + warp * kStepTokens;
+      attention.step(stage.keys, stage.values, first_key, first_key + kStepTokens > fewest_visible);
     }
     ptx::async_copy_wait<0>();
     __syncthreads();
-    attention.write(shared_.partials[warp]);
+    write_partial(attention, shared_.partials[warp]);
     __syncthreads();
+  }
+
+  // Rows past the pack's are zeros; their results are not read.
+  __device__ void set_rows(const DecodeEntry& entry,
+                           WarpAttention<Element, kHeadDim, kStepTokens>& attention) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = threadIdx.x % 32 / 4 + 8 * half;
+      if (row < entries_.rows(entry)) {
+        attention.set_row(half,
+                          static_cast<const Element*>(arguments_.query) +
+                              entries_.token(entry, row) * arguments_.query_token_stride +
+                              entries_.query_head(entry, row) * arguments_.query_head_stride,
+                          entries_.visible_keys(entry, row));
+      } else {
+        attention.set_row(half, nullptr, 0);
+      }
+    }
+  }
+
+  __device__ void write_partial(WarpAttention<Element, kHeadDim, kStepTokens>& attention,
+                                Partial<kHeadDim>& partial) {
+    attention.finish();
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + 8 * half;
+      if (lane % 4 == 0) {
+        partial.reference[row] = attention.softmax().reference(half);
+        partial.sum[row] = attention.softmax().sum(half);
+      }
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 8; ++i) {
+        *reinterpret_cast<float2*>(&partial.output[row][i * 8 + lane % 4 * 2]) = attention.output(half, i);
+      }
+    }
   }
 
   // Publishes the block's partial of an entry that other blocks work on too; the last to do so merges them.

@@ -13,9 +13,14 @@ Status prefill_attention_cuda(const PagedAttentionArguments& arguments, Executio
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error != cudaSuccess) return cuda_status(error);
+  const bool ampere_or_ada = major == 8;
+  if (ampere_or_ada && fits_tensor_cores(arguments, 1)) {
+    return sm80::prefill_attention(arguments, stream_of(context));
+  }
   const bool hopper = major == 9;
-  if (!hopper || !fits_tensor_cores(arguments, kPrefillBlockMultiple))
+  if (!hopper || !fits_tensor_cores(arguments, kPrefillBlockMultiple)) {
     return attention_any_cuda(arguments, context);
+  }
   void* workspace = context.queue->workspace(kPrefillAttentionWorkspaceBytes);
   if (workspace == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for prefill attention's workspace");

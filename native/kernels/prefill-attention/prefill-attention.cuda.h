@@ -22,4 +22,11 @@ namespace sm90a {
 Status prefill_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream);
 
 }  // namespace sm90a
+
+namespace sm80 {
+
+// Takes what fits_tensor_cores(arguments, 1) accepts; refuses the rest (capability). Needs no workspace.
+Status prefill_attention(const PagedAttentionArguments& arguments, cudaStream_t stream);
+
+}  // namespace sm80
 }  // namespace kv

@@ -47,8 +47,8 @@ struct Shape {
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumerWarpgroups);
   static constexpr int kHandoverThreads = 32 + kWarpgroupThreads * kConsumerWarpgroups;
   static constexpr int kPanels = kDim / kPanelColumns;
-  static constexpr int kStages = kDim == 128 ? 5 : 8;  // tiles of keys or values in shared memory
-  static constexpr int kEarlyScores = kDim == 128 ? 32 : 0;
+  static constexpr int kStages = 5;        // tiles of keys or values in shared memory
+  static constexpr int kEarlyScores = 32;  // of a thread's 64
 };
 
 // Keys or values, in panels of 64 columns.
