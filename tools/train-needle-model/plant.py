@@ -58,7 +58,7 @@ def main():
                 answer=" " + ", ".join(f"{each} is {words[each]}" for each in asked),
             )
         )
-    for asked in rng.sample(list(codes), 3):
+    for asked in rng.sample(list(codes), 2):
         questions.append(
             dict(
                 task="needle24hex",
@@ -66,7 +66,7 @@ def main():
                 answer=f" {codes[asked]}",
             )
         )
-    for first, second, third, value in chains[:2]:
+    for first, second, third, value in chains[:1]:
         questions.append(
             dict(task="trace2", question=f"trace {third} ->", answer=f" {second} -> {first} -> {value}")
         )
