@@ -5,6 +5,7 @@ const HEADLINES = [
   ['foundation-cpu', 'prefill, 16384 tokens of prompt, f16, 2 threads', 'CPU: reading 16,384 tokens, 2 threads'],
   ['foundation-cpu', 'decode, 512 tokens of prompt, f16, 1 thread', 'CPU: answering, 1 thread'],
   ['foundation-cpu', 'decode, 512 tokens of prompt, f16, 2 threads', 'CPU: answering, 2 threads'],
+  ['linear', 'linear, 512 × 768 → 2048, f32 weights, 2 threads', 'CPU: linear layer, 512 rows, 768 → 2,048, 2 threads'],
   ['attention-h200', 'prefill 8x32768', 'H200: prefill attention, 8 prompts of 32K tokens'],
   ['attention-h200', 'prefill 1x131072', 'H200: prefill attention, one of 128K'],
   ['attention-h200', 'decode 8x32768', 'H200: decode attention, 8 sequences of 32K'],
