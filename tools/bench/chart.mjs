@@ -4,7 +4,7 @@ const WIDTH = 860;
 const LABELS = 330;
 const DETAILS = 210;
 const ROW = 26;
-const TOP = 44;
+const TOP = 58;
 const BETTER = '#2f7d5b';
 const WORSE = '#b3623b';
 

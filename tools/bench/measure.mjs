@@ -35,9 +35,9 @@ async function collect(stream) {
 
 async function measure({ engine, options, promptTokens, promptIds = promptOf(promptTokens), newTokens }) {
   const { open } = await import(ENGINES[engine]);
-  const contextTokens = promptIds.length + newTokens + 32;
+  const contextTokens = Math.max(promptIds.length + newTokens, 64) + 32;
   const model = await open({ contextTokens, ...options });
-  await collect(model.generate(promptOf(32), 4)); // touches the weights and starts the threads
+  await collect(model.generate(promptOf(32), 32)); // touches the weights, starts the threads, warms the code
 
   const delay = monitorEventLoopDelay({ resolution: 1 });
   const tokens = [];

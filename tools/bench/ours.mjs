@@ -11,7 +11,8 @@ export async function open({ model, threads, contextTokens }) {
   return {
     weights: join(model.directory, 'model.safetensors'),
     async *generate(promptIds, count) {
-      for await (const { id } of generateTokens(runner, promptIds, { maxTokens: count, endIds: [] })) yield id;
+      for await (const { id } of generateTokens(runner, promptIds, { maxTokens: count, endIds: [] }))
+        yield id;
     },
     close() {
       runner.dispose();
