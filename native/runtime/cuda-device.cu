@@ -13,7 +13,9 @@ class CudaQueue : public Queue {
  public:
   CudaQueue(cudaStream_t stream, Fault* fault) : stream_(stream), fault_(fault) {}
   ~CudaQueue() override {
-    if (workspace_ != nullptr) cudaFreeAsync(workspace_, stream_);
+    for (const Scratch& scratch : {workspace_, zeroed_}) {
+      if (scratch.data != nullptr) cudaFreeAsync(scratch.data, stream_);
+    }
     cudaStreamDestroy(stream_);
     cudaFreeHost(fault_);
   }
@@ -22,11 +24,14 @@ class CudaQueue : public Queue {
   Fault* fault() const override { return fault_; }
 
   void* workspace(size_t bytes) override {
-    if (bytes <= workspace_bytes_) return workspace_;
-    if (workspace_ != nullptr) cudaFreeAsync(workspace_, stream_);
-    workspace_bytes_ = cudaMallocAsync(&workspace_, bytes, stream_) == cudaSuccess ? bytes : 0;
-    if (workspace_bytes_ == 0) workspace_ = nullptr;
-    return workspace_;
+    grow(workspace_, bytes);
+    return workspace_.data;
+  }
+
+  void* zeroed_workspace(size_t bytes) override {
+    const bool grown = grow(zeroed_, bytes);
+    if (grown && zeroed_.data != nullptr) cudaMemsetAsync(zeroed_.data, 0, bytes, stream_);
+    return zeroed_.data;
   }
 
   Status synchronize() override {
@@ -37,9 +42,27 @@ class CudaQueue : public Queue {
 
  private:
   cudaStream_t stream_;
+  struct Scratch {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+
+  // Whether there was less before. Leaves no data when it does not fit.
+  bool grow(Scratch& scratch, size_t bytes) {
+    if (bytes <= scratch.bytes) return false;
+    if (scratch.data != nullptr) cudaFreeAsync(scratch.data, stream_);
+    scratch = {};
+    if (cudaMallocAsync(&scratch.data, bytes, stream_) == cudaSuccess) {
+      scratch.bytes = bytes;
+    } else {
+      scratch.data = nullptr;
+    }
+    return true;
+  }
+
   Fault* fault_;  // pinned host memory
-  void* workspace_ = nullptr;
-  size_t workspace_bytes_ = 0;
+  Scratch workspace_;
+  Scratch zeroed_;
 };
 
 // What is enqueued on `later` from now on runs after what is enqueued on `earlier` so far.

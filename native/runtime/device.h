@@ -30,6 +30,8 @@ class Queue {
   virtual Fault* fault() const { return nullptr; }
   // Memory of the device that stays this queue's, for work in its order; null when it does not fit.
   virtual void* workspace(size_t) { return nullptr; }
+  // The same, all zero whenever an operation gets it: each leaves it so.
+  virtual void* zeroed_workspace(size_t) { return nullptr; }
   // Waits for the work launched so far. Reports its first failure.
   virtual Status synchronize() { return Status::success(); }
 };

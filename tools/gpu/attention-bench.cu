@@ -243,12 +243,13 @@ int run_case(const Case& test, std::mt19937& random) {
   arguments.scale = 1.0f / std::sqrt(static_cast<float>(test.head_dim));
   arguments.causal = test.causal;
 
-  size_t workspace_bytes = kv::kPrefillAttentionWorkspaceBytes;
-  if (test.decode) check(kv::cuda::decode_attention_workspace_bytes(arguments, &workspace_bytes));
-  DeviceBuffer<unsigned char> workspace(workspace_bytes, 0x5a);
-  // Twice: the second launch finds what the first one left in the workspace.
+  kv::cuda::DecodeAttentionMemory memory{0, kv::kPrefillAttentionWorkspaceBytes};
+  if (test.decode) check(kv::cuda::decode_attention_memory(arguments, &memory));
+  DeviceBuffer<unsigned char> counters(memory.counter_bytes);
+  DeviceBuffer<unsigned char> workspace(memory.workspace_bytes, 0x5a);
+  // Twice: the second launch finds what the first one left in counters and workspace.
   for (int launch = 0; launch < 2; ++launch) {
-    check(test.decode   ? kv::cuda::decode_attention(arguments, workspace.get(), nullptr)
+    check(test.decode   ? kv::cuda::decode_attention(arguments, counters.get(), workspace.get(), nullptr)
           : test.ampere ? kv::sm80::prefill_attention(arguments, nullptr)
                         : kv::sm90a::prefill_attention(arguments, workspace.get(), nullptr));
   }
@@ -386,8 +387,8 @@ std::vector<Case> cases(bool small_only) {
 
 // For torch-attention.py. `sizes`: kernel (0 prefill, 1 decode, 2 prefill for sm_80), rows, batch, query
 // heads, kv heads, head dim, block tokens, table width, causal, bf16, blocks. `pointers`: query, output,
-// log-sum-exp, keys, values, table, counts, slots, query start, workspace. Tensors are contiguous. Returns 0,
-// or prints why not.
+// log-sum-exp, keys, values, table, counts, slots, query start, workspace, counters. Tensors are contiguous.
+// Returns 0, or prints why not.
 extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
   kv::PagedAttentionArguments arguments;
   const int64_t kernel = sizes[0];
@@ -417,9 +418,10 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   arguments.query_start = static_cast<const int32_t*>(pointers[8]);
   arguments.scale = scale;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const kv::Status status = kernel == 1   ? kv::cuda::decode_attention(arguments, pointers[9], cuda_stream)
-                            : kernel == 2 ? kv::sm80::prefill_attention(arguments, cuda_stream)
-                                          : kv::sm90a::prefill_attention(arguments, pointers[9], cuda_stream);
+  const kv::Status status =
+      kernel == 1   ? kv::cuda::decode_attention(arguments, pointers[10], pointers[9], cuda_stream)
+      : kernel == 2 ? kv::sm80::prefill_attention(arguments, cuda_stream)
+                    : kv::sm90a::prefill_attention(arguments, pointers[9], cuda_stream);
   if (!status.ok()) std::printf("%s\n", status.message.c_str());
   return status.ok() ? 0 : 1;
 }

@@ -67,7 +67,8 @@ class Problem:
         self.tensors = [self.packed_query, self.output, None, paged(self.key), paged(self.value), table.to(torch.int32),
                         int32([keys] * batch * KV_HEADS), int32(list(range(batch))),
                         int32([entry * self.queries for entry in range(batch + 1)])]
-        self.tensors.append(torch.zeros(64 << 20, device='cuda', dtype=torch.uint8))
+        workspace, counters = (torch.zeros(size << 20, device='cuda', dtype=torch.uint8) for size in (64, 1))
+        self.tensors += [workspace, counters]
         self.sizes = (ctypes.c_int64 * 11)(decode, rows, batch, QUERY_HEADS, KV_HEADS, head_dim, BLOCK_TOKENS,
                                            keys // BLOCK_TOKENS, causal, dtype == torch.bfloat16, blocks)
 
@@ -99,6 +100,16 @@ def time_once(function, repeats):
     return start.elapsed_time(end) / repeats
 
 
+def captured(function, repeats):
+    """Replays `repeats` calls from one graph: calls shorter than their launches would time the host instead."""
+    function()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            function()
+    return graph.replay
+
+
 def measure(problem, label, libraries, rounds, sampler):
     functions = {name: (lambda library=library: problem.ours(library)) for name, library in libraries.items()}
     functions.update({name: (lambda backend=backend: problem.torch(backend)) for name, backend in BACKENDS.items()})
@@ -113,12 +124,16 @@ def measure(problem, label, libraries, rounds, sampler):
     times = {name: [] for name in functions}
     spans = {name: [] for name in functions}
     repeats = max(1, min(20, int(20 / time_once(functions[next(iter(functions))], 1))))
+    calls = 1
+    if problem.decode:
+        functions = {name: captured(function, repeats) for name, function in functions.items()}
+        calls, repeats = repeats, 1
     for round_number in range(rounds):
         order = list(functions.items())
         shift = round_number % len(order)
         for name, function in order[shift:] + order[:shift]:
             begun = time.time()
-            times[name].append(time_once(function, repeats))
+            times[name].append(time_once(function, repeats) / calls)
             spans[name].append((begun, time.time()))
     rows = []
     for name, values in times.items():
@@ -130,7 +145,7 @@ def measure(problem, label, libraries, rounds, sampler):
                    batch=problem.batch, keys=problem.keys, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS,
                    headDim=problem.head_dim, dtype=str(problem.dtype)[6:], causal=problem.causal,
                    milliseconds=round(seconds * 1e3, 4), fastest=round(min(values), 4), slowest=round(max(values), 4),
-                   rounds=rounds, repeats=repeats, teraflops=round(problem.flops() / seconds / 1e12, 1),
+                   rounds=rounds, repeats=repeats * calls, teraflops=round(problem.flops() / seconds / 1e12, 1),
                    gigabytesPerSecond=round(problem.bytes() / seconds / 1e9, 1), clockMegahertz=clock,
                    watts=watts, relativeError=errors.get(name))
         rows.append(row)

@@ -9,14 +9,15 @@ namespace kv {
 
 Status decode_attention_cuda(const PagedAttentionArguments& arguments, ExecutionContext& context) {
   if (!fits_tensor_cores(arguments, kDecodeBlockMultiple)) return attention_any_cuda(arguments, context);
-  size_t bytes = 0;
-  const Status status = cuda::decode_attention_workspace_bytes(arguments, &bytes);
+  cuda::DecodeAttentionMemory memory;
+  const Status status = cuda::decode_attention_memory(arguments, &memory);
   if (!status.ok()) return status;
-  void* workspace = context.queue->workspace(bytes);
-  if (workspace == nullptr) {
+  void* counters = context.queue->zeroed_workspace(memory.counter_bytes);
+  void* workspace = context.queue->workspace(memory.workspace_bytes);
+  if (counters == nullptr || workspace == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for decode attention's workspace");
   }
-  return cuda::decode_attention(arguments, workspace, stream_of(context));
+  return cuda::decode_attention(arguments, counters, workspace, stream_of(context));
 }
 
 }  // namespace kv

@@ -24,7 +24,6 @@ constexpr int kStepTokens = 16;  // of one warp
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kUnitTokens = kStepTokens * kWarps;
-constexpr int kStages = 3;
 constexpr int kBlocksPerMultiprocessor = 2;
 
 using Entries = DecodeEntries<kUnitTokens, kPackRows>;
@@ -37,6 +36,10 @@ struct Partial {
   float output[kPackRows][kHeadDim];
 };
 
+// Of a warp's ring: 16 KiB, so that 128 KiB are under way on a multiprocessor.
+template <int kHeadDim>
+constexpr int kStages = 256 / kHeadDim;
+
 template <typename Element, int kHeadDim>
 struct Stage {
   Element keys[kStepTokens][kHeadDim];
@@ -46,7 +49,7 @@ struct Stage {
 template <typename Element, int kHeadDim>
 struct SharedStorage {
   union {
-    Stage<Element, kHeadDim> ring[kWarps][kStages];
+    Stage<Element, kHeadDim> ring[kWarps][kStages<kHeadDim>];
     Partial<kHeadDim> partials[kWarps];
   };
   longlong2 warp_totals[kWarps];  // units, entries
@@ -57,7 +60,7 @@ struct SharedStorage {
 
 struct Parameters {
   PagedAttentionArguments arguments;
-  unsigned* arrivals;  // [entry], blocks that have written their partial; 0 at launch
+  unsigned* arrivals;  // [entry], blocks that have written their partial; 0 before and after
   void* partials;      // [span + entry]: no two segments share this sum, and an entry's are neighbours
 };
 
@@ -66,8 +69,9 @@ struct Parameters {
 template <typename Element, int kHeadDim>
 class WarpStream {
  public:
-  __device__ WarpStream(const PagedAttentionArguments& arguments, Stage<Element, kHeadDim> (&ring)[kStages],
-                        const int32_t* table, int key_count, int first_unit, int end_unit)
+  __device__ WarpStream(const PagedAttentionArguments& arguments,
+                        Stage<Element, kHeadDim> (&ring)[kStages<kHeadDim>], const int32_t* table,
+                        int key_count, int first_unit, int end_unit)
       : arguments_(arguments),
         ring_(ring),
         table_(table),
@@ -76,16 +80,16 @@ class WarpStream {
         next_token_(first_unit * kUnitTokens + threadIdx.x / 32 * kStepTokens),
         end_token_(end_unit * kUnitTokens) {
     next_block_ = look_up();
-    for (int stage = 0; stage < kStages - 1; ++stage) request();
+    for (int stage = 0; stage < kStages<kHeadDim> - 1; ++stage) request();
   }
 
   // Waits for the oldest requested step and requests one more.
   __device__ Stage<Element, kHeadDim>& next() {
-    ptx::async_copy_wait<kStages - 2>();
+    ptx::async_copy_wait<kStages<kHeadDim> - 2>();
     __syncwarp();  // also: every lane is done with the stage that the request overwrites
     request();
     Stage<Element, kHeadDim>& stage = ring_[read_stage_];
-    read_stage_ = read_stage_ + 1 == kStages ? 0 : read_stage_ + 1;
+    read_stage_ = read_stage_ + 1 == kStages<kHeadDim> ? 0 : read_stage_ + 1;
     return stage;
   }
 
@@ -118,11 +122,11 @@ class WarpStream {
       next_block_ = look_up();
     }
     ptx::async_copy_commit();
-    write_stage_ = write_stage_ + 1 == kStages ? 0 : write_stage_ + 1;
+    write_stage_ = write_stage_ + 1 == kStages<kHeadDim> ? 0 : write_stage_ + 1;
   }
 
   const PagedAttentionArguments& arguments_;
-  Stage<Element, kHeadDim> (&ring_)[kStages];
+  Stage<Element, kHeadDim> (&ring_)[kStages<kHeadDim>];
   const int32_t* table_;
   const int key_count_;
   const int lane_;
@@ -371,6 +375,7 @@ class Block {
     if (threadIdx.x == 0) {
       const unsigned arrived = atomicAdd(&parameters_.arrivals[entry.index], 1u) + 1;
       shared_.finishes_entry = arrived == static_cast<unsigned>(contributions);
+      if (shared_.finishes_entry) parameters_.arrivals[entry.index] = 0;
     }
     __syncthreads();
     if (!shared_.finishes_entry) return;
@@ -429,16 +434,10 @@ size_t count_entries(const PagedAttentionArguments& arguments) {
   return arguments.kv_heads * (size_t{1} * arguments.query_tokens * group / kPackRows + arguments.batch);
 }
 
-// Up to where the partials begin.
-size_t arrival_bytes(const PagedAttentionArguments& arguments) {
-  constexpr size_t kAlignment = 256;
-  return (count_entries(arguments) * sizeof(unsigned) + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 template <typename Element, int kHeadDim>
-Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
-  const Parameters parameters{arguments, static_cast<unsigned*>(workspace),
-                              static_cast<unsigned char*>(workspace) + arrival_bytes(arguments)};
+Status launch(const PagedAttentionArguments& arguments, void* counters, void* workspace,
+              cudaStream_t stream) {
+  const Parameters parameters{arguments, static_cast<unsigned*>(counters), workspace};
   int blocks = 0;
   cudaError_t error = count_blocks(&blocks);
   const auto kernel = decode_attention_kernel<Element, kHeadDim>;
@@ -446,37 +445,38 @@ Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStr
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   }
-  if (error == cudaSuccess) error = cudaMemsetAsync(workspace, 0, arrival_bytes(arguments), stream);
   if (error != cudaSuccess) return cuda_status(error);
   kernel<<<blocks, kThreads, kSharedBytes, stream>>>(parameters);
   return launch_status();
 }
 
 template <typename Element>
-Status launch_for_head_dim(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
-  return arguments.head_dim == 64 ? launch<Element, 64>(arguments, workspace, stream)
-                                  : launch<Element, 128>(arguments, workspace, stream);
+Status launch_for_head_dim(const PagedAttentionArguments& arguments, void* counters, void* workspace,
+                           cudaStream_t stream) {
+  return arguments.head_dim == 64 ? launch<Element, 64>(arguments, counters, workspace, stream)
+                                  : launch<Element, 128>(arguments, counters, workspace, stream);
 }
 
 }  // namespace
 
-Status decode_attention_workspace_bytes(const PagedAttentionArguments& arguments, size_t* bytes) {
+Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeAttentionMemory* memory) {
   int blocks = 0;
   const Status status = cuda_status(count_blocks(&blocks));
-  const size_t segments = blocks + count_entries(arguments);
-  *bytes = arrival_bytes(arguments) + segments * sizeof(Partial<128>);
+  memory->counter_bytes = count_entries(arguments) * sizeof(unsigned);
+  memory->workspace_bytes = (blocks + count_entries(arguments)) * sizeof(Partial<128>);
   return status;
 }
 
-Status decode_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
+Status decode_attention(const PagedAttentionArguments& arguments, void* counters, void* workspace,
+                        cudaStream_t stream) {
   if (!fits_tensor_cores(arguments, kDecodeBlockMultiple)) {
     return Status::failure(StatusCode::capability,
                            "these tensors do not fit the tensor-core decode attention");
   }
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
   return arguments.cache_dtype == DType::f16
-             ? launch_for_head_dim<__half>(arguments, workspace, stream)
-             : launch_for_head_dim<__nv_bfloat16>(arguments, workspace, stream);
+             ? launch_for_head_dim<__half>(arguments, counters, workspace, stream)
+             : launch_for_head_dim<__nv_bfloat16>(arguments, counters, workspace, stream);
 }
 
 }  // namespace kv::cuda

@@ -14,16 +14,18 @@ constexpr int kDecodeBlockMultiple = 16;
 
 namespace cuda {
 
-// Device memory that a launch needs, for partial results. Its content does not matter. Launches that may run
-// at the same time need one each.
-Status decode_attention_workspace_bytes(const PagedAttentionArguments& arguments, size_t* bytes);
-
-// A block's tokens come in multiples of this.
-constexpr int kDecodeBlockMultiple = 16;
+// Device memory that a launch needs. Counters are zero before it and after it; what the workspace holds does
+// not matter. Launches that may run at the same time need their own.
+struct DecodeAttentionMemory {
+  size_t counter_bytes;
+  size_t workspace_bytes;
+};
+Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeAttentionMemory* memory);
 
 // Made for few queries in each batch entry. Takes what fits_tensor_cores(arguments, kDecodeBlockMultiple)
 // accepts; refuses the rest (capability).
-Status decode_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream);
+Status decode_attention(const PagedAttentionArguments& arguments, void* counters, void* workspace,
+                        cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace kv
