@@ -83,9 +83,9 @@ __device__ double as_double(Element value) {
   return static_cast<double>(static_cast<float>(value));
 }
 
-// One block for each (row, query head): the exact result, and the one that the working precision allows, with
-// f32 scores added up in runs of 16 dims (rounded toward zero, as tensor cores do), 16-bit weights and
-// outputs.
+// One block for each (row, query head): the exact result, and the one that the working precision allows.
+// There weights and outputs have 16 bits, and adding a product to a score cuts off what f32 does not hold, as
+// tensor cores do when they align the products of a step to the largest.
 template <typename Element>
 __global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most_keys, double* exact,
                                  double* rounded, double* lse) {
@@ -112,12 +112,10 @@ __global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most
   for (int key = threadIdx.x; key < seen; key += blockDim.x) {
     double score = 0.0;
     float working_score = 0.0f;
-    for (int run = 0; run < arguments.head_dim; run += 16) {
-      double sum = 0.0;
-      for (int dim = run; dim < run + 16; ++dim)
-        sum += as_double(query[dim]) * as_double(at(arguments.keys, key)[dim]);
-      score += sum;
-      working_score = __double2float_rz(working_score + sum);
+    for (int dim = 0; dim < arguments.head_dim; ++dim) {
+      const double product = as_double(query[dim]) * as_double(at(arguments.keys, key)[dim]);
+      score += product;
+      working_score = __double2float_rz(working_score + product);
     }
     weights[key] = score * arguments.scale;
     working_scores[key] = working_score * arguments.scale;

@@ -36,9 +36,9 @@ struct Partial {
   float output[kPackRows][kHeadDim];
 };
 
-// Of a warp's ring: 16 KiB, so that 128 KiB are under way on a multiprocessor.
+// Of a warp's ring. More of them only make the memory's queues longer.
 template <int kHeadDim>
-constexpr int kStages = 256 / kHeadDim;
+constexpr int kStages = kHeadDim == 128 ? 2 : 3;
 
 template <typename Element, int kHeadDim>
 struct Stage {
