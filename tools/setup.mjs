@@ -69,15 +69,13 @@ function checkCMake() {
 
 function steps() {
   const { cuda, why } = cudaChoice();
-  // The platform package of another platform is a workspace too, which npm refuses to install unless forced.
-  const force = process.platform === 'linux' && process.arch === 'x64' ? [] : ['--force'];
   return [
     {
       name: 'dependencies',
       state: () => digest(['package-lock.json'], () => true, [process.platform, process.arch]),
       outputs: () => ['node_modules/.package-lock.json', 'node_modules/nx/package.json'],
       // No dependency needs its install script.
-      work: () => run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund', ...force]),
+      work: () => run('npm', ['ci', '--ignore-scripts', '--no-audit', '--no-fund']),
     },
     {
       name: 'native addon',
