@@ -1,0 +1,128 @@
+// Packs everything that the tests and benchmarks need into build/test-kit.tar.xz, for a machine that has a CUDA
+// driver but no Node and no network. docs/gpu-test-kit.md says how to use it. Needs an addon built with KV_CUDA=on.
+import { spawnSync } from 'node:child_process';
+import {
+  chmodSync,
+  copyFileSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import { basename, dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { build } from 'esbuild';
+import { installedBinary } from './build-native.mjs';
+
+const root = fileURLToPath(new URL('..', import.meta.url));
+const kit = join(root, 'build/test-kit');
+const archive = `${kit}.tar.xz`;
+const largestArchive = 60_000_000;
+
+function run(command, args) {
+  const { status, error } = spawnSync(command, args, { stdio: ['ignore', 'ignore', 'inherit'] });
+  if (error) throw error;
+  if (status !== 0) throw new Error(`${command} ${args.join(' ')} failed; its output above says why.`);
+}
+
+const manifestOf = (folder) => JSON.parse(readFileSync(join(folder, 'package.json'), 'utf8'));
+
+function packNode() {
+  const node = join(kit, 'node');
+  copyFileSync(process.execPath, node);
+  run('strip', [node]);
+  run(node, ['--version']);
+}
+
+/** Compiles sources and tests file by file, so that each finds its data where its source does. */
+async function packPackage(folder) {
+  const name = basename(folder);
+  const target = join(kit, 'packages', name);
+  mkdirSync(target, { recursive: true });
+  copyFileSync(join(folder, 'package.json'), join(target, 'package.json'));
+  if (existsSync(join(folder, 'test-data'))) cpSync(join(folder, 'test-data'), join(target, 'test-data'), { recursive: true });
+  const sources = readdirSync(join(folder, 'src'), { recursive: true }).filter((file) => file.endsWith('.ts'));
+  await build({
+    entryPoints: sources.map((file) => join(folder, 'src', file)),
+    outbase: join(folder, 'src'),
+    outdir: join(target, 'dist'),
+    format: 'esm',
+    target: 'node20',
+    logLevel: 'warning',
+  });
+  link(`@kv/${name}`, target);
+}
+
+function link(name, target) {
+  const path = join(kit, 'node_modules', name);
+  mkdirSync(dirname(path), { recursive: true });
+  symlinkSync(join(name.includes('/') ? '../..' : '..', target.slice(kit.length + 1)), path);
+}
+
+/** Copies an installed dependency and what it depends on, without types and source maps. */
+function packDependency(name) {
+  const target = join(kit, 'node_modules', name);
+  if (existsSync(target)) return;
+  const source = join(root, 'node_modules', name);
+  cpSync(source, target, { recursive: true, filter: (file) => !/\.(map|md|[cm]?ts)$/.test(file) });
+  for (const dependency of Object.keys(manifestOf(source).dependencies ?? {})) {
+    if (!existsSync(join(source, 'node_modules', dependency))) packDependency(dependency);
+  }
+}
+
+function packAddon() {
+  const binary = installedBinary(true);
+  if (!existsSync(binary)) throw new Error('There is no CUDA binary. Run "KV_CUDA=on node tools/build-native.mjs" first.');
+  const target = join(kit, 'node_modules/@kv', basename(dirname(binary)));
+  mkdirSync(target, { recursive: true });
+  for (const file of ['kv.node', 'package.json']) copyFileSync(join(dirname(binary), file), join(target, file));
+}
+
+async function packRunner() {
+  const source = join(root, 'tools/test-kit');
+  await build({
+    entryPoints: [join(source, 'vitest.mjs')],
+    outfile: join(kit, 'node_modules/vitest/index.js'),
+    bundle: true,
+    format: 'esm',
+    platform: 'node',
+    target: 'node20',
+    logLevel: 'warning',
+  });
+  writeFileSync(join(kit, 'node_modules/vitest/package.json'), JSON.stringify({ type: 'module', exports: './index.js' }));
+  for (const file of ['run-file.mjs', 'run-tests.mjs']) copyFileSync(join(source, file), join(kit, file));
+  const start = join(kit, 'run-tests');
+  writeFileSync(start, '#!/bin/sh\nhere=$(dirname "$0")\nexec "$here/node" "$here/run-tests.mjs" "$@"\n');
+  chmodSync(start, 0o755);
+}
+
+try {
+  rmSync(kit, { recursive: true, force: true });
+  mkdirSync(kit, { recursive: true });
+  packNode();
+  packAddon();
+  await packRunner();
+  const packages = readdirSync(join(root, 'packages'))
+    .map((name) => join(root, 'packages', name))
+    .filter((folder) => existsSync(join(folder, 'src')));
+  for (const folder of packages) {
+    await packPackage(folder);
+    const { dependencies = {} } = manifestOf(folder);
+    for (const name of Object.keys(dependencies)) if (!name.startsWith('@kv/')) packDependency(name);
+  }
+  packDependency('fast-check');
+  for (const folder of ['models', 'tools/bench']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
+  copyFileSync(join(root, 'tools/main-job.mjs'), join(kit, 'tools/main-job.mjs'));
+  run('tar', ['--create', '--file', archive, '--use-compress-program', 'xz -T0', '--directory', dirname(kit), basename(kit)]);
+  const { size } = statSync(archive);
+  console.log(`${archive}: ${(size / 1e6).toFixed(1)} MB`);
+  if (size >= largestArchive) throw new Error(`The archive has ${size} bytes; fewer than ${largestArchive} are wanted.`);
+} catch (error) {
+  console.error(`pack-test-kit: ${error.message}`);
+  process.exitCode = 1;
+}
