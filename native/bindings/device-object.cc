@@ -55,8 +55,8 @@ Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {
   if (!storage) throw make_error(info.Env(), "KV_OUT_OF_MEMORY", "the memory does not fit");
   if (info[5].IsTypedArray()) {
     const auto contents = info[5].As<Napi::TypedArray>();
-    const std::unique_ptr<Queue> queue = device_->create_queue();
-    const Status status = device_->copy(storage->data(), bytes_of(contents), contents.ByteLength(), *queue);
+    if (!uploads_) uploads_ = device_->create_queue();
+    const Status status = device_->copy(storage->data(), bytes_of(contents), contents.ByteLength(), *uploads_);
     if (!status.ok()) throw make_error(info.Env(), status);
   }
   return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));

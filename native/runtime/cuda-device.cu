@@ -37,7 +37,8 @@ class CudaQueue : public Queue {
   Status synchronize() override {
     const Status status = cuda_status(cudaStreamSynchronize(stream_));
     if (!status.ok() || fault_->code == FaultCode::none) return status;
-    return Status::failure(StatusCode::invalid_value, describe(std::exchange(*fault_, Fault{})));
+    const Fault fault = std::exchange(*fault_, Fault{});
+    return {StatusCode::invalid_value, describe(fault), fault.operation};
   }
 
  private:
@@ -174,9 +175,12 @@ std::shared_ptr<Device> create_cuda_device(int index, int threads, size_t memory
   if (status.ok()) status = cuda_status(cudaStreamCreateWithFlags(&allocations, cudaStreamNonBlocking));
   if (status.ok()) status = cuda_status(cudaDeviceGetDefaultMemPool(&pool, index));
   if (!status.ok()) return nullptr;
-  // Freed memory stays in the pool: the next tensor of the size costs nothing.
+  // Freed memory stays in the pool: the next tensor of the size costs nothing. It is handed out again once its last
+  // use is over, not before: an allocation must not wait for a stream's work.
   uint64_t keep = UINT64_MAX;
+  int depends = 0;
   status = cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+  if (status.ok()) status = cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &depends));
   if (!status.ok()) return nullptr;
   return std::make_shared<CudaDevice>(index, facts, allocations, threads,
                                       memory_limit == 0 ? facts.memory : memory_limit);

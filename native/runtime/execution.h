@@ -12,6 +12,12 @@ class Device;
 class Queue;
 struct Fault;
 
+// Where kernels on a device report bad data, and in which operation's name.
+struct FaultSink {
+  Fault* fault = nullptr;
+  const char* operation = nullptr;
+};
+
 struct ExecutionContext {
   Workers& workers;
   Isa isa = Isa::baseline;
@@ -19,7 +25,7 @@ struct ExecutionContext {
   void* cuda_stream = nullptr;  // cudaStream_t, when device is cuda
   Device* owner = nullptr;
   Queue* queue = nullptr;
-  Fault* fault = nullptr;  // where a kernel on the device reports bad data
+  FaultSink faults = {};
 };
 
 }  // namespace kv

@@ -5,39 +5,70 @@
 #include <cstdint>
 #include <string>
 
+#include "runtime/execution.h"
+
 namespace kv {
 
-enum class FaultCode : int32_t { none, id_out_of_range, cache_overflow, block_out_of_range, selection_not_ascending, not_a_number };
+enum class FaultCode : int32_t {
+  none,
+  id_out_of_range,
+  rows_not_ascending,
+  slot_out_of_range,
+  cache_overflow,
+  block_out_of_range,
+  selection_not_ascending,
+  unordered_logit,
+  no_finite_logit,
+  recent_outside,
+};
 
 struct Fault {
   FaultCode code = FaultCode::none;
-  int32_t value = 0;  // the id, slot, block, kv head or row that is at fault
+  int64_t value = 0;  // the id, slot, block, kv head or token that is at fault
+  int64_t row = 0;    // of the operation's rows
+  int64_t limit = 0;  // what the value should have been less than
+  const char* operation = nullptr;
+  int32_t claimed = 0;  // 1 once a thread has begun to report: the first of several faults is kept
 };
 
 inline std::string describe(const Fault& fault) {
   const std::string value = std::to_string(fault.value);
+  const std::string row = "row " + std::to_string(fault.row) + ": ";
   switch (fault.code) {
     case FaultCode::id_out_of_range:
-      return "id " + value + " is not a row of the table";
+      return "ids[" + std::to_string(fault.row) + "] is " + value + "; the table has " + std::to_string(fault.limit) +
+             " rows, numbered from 0";
+    case FaultCode::rows_not_ascending:
+      return "the rows of the batch entries do not ascend from 0 to at most " + std::to_string(fault.limit);
+    case FaultCode::slot_out_of_range:
+      return "a batch entry names slot " + value + ", but slots are 0 to " + std::to_string(fault.limit - 1);
     case FaultCode::cache_overflow:
-      return "slot " + value + " has no room in its block table for the new tokens";
+      return "slot " + value + " counts more keys than its block table holds: give it a wider table";
     case FaultCode::block_out_of_range:
       return "the block table names block " + value + ", which the pool does not have";
     case FaultCode::selection_not_ascending:
       return "the selection of kv head " + value + " does not ascend within what the slot holds";
-    case FaultCode::not_a_number:
-      return "row " + value + " holds a value that is not a number";
+    case FaultCode::unordered_logit:
+      return row + "the score of token " + value + " is NaN or infinite; the model's output is broken";
+    case FaultCode::no_finite_logit:
+      return row + "every logit is -infinity; leave at least one token possible";
+    case FaultCode::recent_outside:
+      return row + "recent token " + value + " is not one of the " + std::to_string(fault.limit) + " of the model";
     default:
       return "";
   }
 }
 
 #ifdef __CUDACC__
-// Any one of several faults is enough to report.
-__device__ inline void report_fault(Fault* fault, FaultCode code, int32_t value) {
-  fault->value = value;
+__device__ inline void report_fault(FaultSink sink, FaultCode code, int64_t value, int64_t row = 0,
+                                    int64_t limit = 0) {
+  if (atomicCAS(&sink.fault->claimed, 0, 1) != 0) return;
+  sink.fault->value = value;
+  sink.fault->row = row;
+  sink.fault->limit = limit;
+  sink.fault->operation = sink.operation;
   __threadfence_system();
-  fault->code = code;
+  sink.fault->code = code;
 }
 #endif
 

@@ -11,10 +11,11 @@ enum class StatusCode { ok, out_of_memory, capability, device_fault, invalid_val
 struct Status {
   StatusCode code = StatusCode::ok;
   std::string message;
+  const char* operation = nullptr;  // whose failure it is, where that is not the operation in hand
 
   bool ok() const { return code == StatusCode::ok; }
   static Status success() { return {}; }
-  static Status failure(StatusCode code, std::string message) { return {code, std::move(message)}; }
+  static Status failure(StatusCode code, std::string message) { return {code, std::move(message), nullptr}; }
 };
 
 }  // namespace kv

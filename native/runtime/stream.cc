@@ -50,7 +50,7 @@ Status Stream::run(Entry& entry) {
 
 Status Stream::launch(Entry& entry) {
   ExecutionContext context{device_->workers(),        device_->isa(), device_->kind(),
-                           launched_->cuda_stream(), device_.get(),  launched_.get(), launched_->fault()};
+                           launched_->cuda_stream(), device_.get(),  launched_.get(), {launched_->fault(), entry.name}};
   try {
     return entry.operation(context);
   } catch (const std::bad_alloc&) {
@@ -60,17 +60,25 @@ Status Stream::launch(Entry& entry) {
   }
 }
 
-// A device that runs what it is given later reports a fault only when it is asked, and not of which operation.
 void Stream::synchronize() {
   const Status status = launched_->synchronize();
-  if (!status.ok() && failure_.ok()) {
-    std::string suspects;
-    for (const char* name : unconfirmed_) {
-      if (suspects.find(name) == std::string::npos) suspects += (suspects.empty() ? "" : ", ") + std::string(name);
-    }
-    failure_ = Status::failure(status.code, suspects + ": " + status.message);
-  }
+  if (!status.ok() && failure_.ok()) fail(status, nullptr);
   unconfirmed_.clear();
+}
+
+// A device that runs what it is given later reports its own fault only when it is asked, and not of which operation.
+void Stream::fail(const Status& status, const char* operation) {
+  std::string culprit;
+  if (status.operation != nullptr) {
+    culprit = status.operation;
+  } else if (operation != nullptr && (unconfirmed_.empty() || status.code != StatusCode::device_fault)) {
+    culprit = operation;
+  } else {
+    for (const char* name : unconfirmed_) {
+      if (culprit.find(name) == std::string::npos) culprit += (culprit.empty() ? "" : ", ") + std::string(name);
+    }
+  }
+  failure_ = Status::failure(status.code, culprit + ": " + status.message);
 }
 
 void Stream::thread_main() {
@@ -87,8 +95,8 @@ void Stream::thread_main() {
       synchronize();
       entry.notification(failure_);
     } else if (failure_.ok()) {
-      Status status = run(entry);
-      if (!status.ok()) failure_ = Status::failure(status.code, std::string(entry.name) + ": " + status.message);
+      const Status status = run(entry);
+      if (!status.ok()) fail(status, entry.name);
     }
     entry = {};
     lock.lock();

@@ -55,6 +55,8 @@ class Stream {
   Status run(Entry& entry);
   Status launch(Entry& entry);
   void synchronize();
+  // `operation` is the one that returned the status, if one did.
+  void fail(const Status& status, const char* operation);
 
   std::shared_ptr<Device> device_;
   std::mutex mutex_;

@@ -1,5 +1,7 @@
 #include "kernels/append-kv/append-kv.h"
 #include "kernels/cuda-elements.h"
+#include "kernels/paged-attention.cuda.h"
+#include "runtime/device.h"
 
 namespace kv {
 namespace {
@@ -15,24 +17,18 @@ __device__ int32_t entry_of(const AppendKvArguments& a, int32_t token) {
   return low;
 }
 
-// One block appends one token's key and value of one kv head.
+// One block appends one token's key and value of one kv head, behind the `count` that are there.
 template <class From, class To>
-__global__ void append_rows(AppendKvArguments a, Fault* fault) {
+__global__ void append_rows(AppendKvArguments a) {
   const int32_t token = static_cast<int32_t>(blockIdx.x);
   const int32_t head = static_cast<int32_t>(blockIdx.y);
   if (token >= a.query_start[a.batch]) return;
   const int32_t entry = entry_of(a, token);
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
-  const int32_t place = a.key_counts[cache_head] + token - a.query_start[entry];
-  if (place / a.block_tokens >= a.table_width) {
-    if (threadIdx.x == 0) report_fault(fault, FaultCode::cache_overflow, a.slots[entry]);
-    return;
-  }
+  const int32_t count = a.key_counts[cache_head];
+  if (count < 0) return;
+  const int32_t place = count + token - a.query_start[entry];
   const int32_t block = a.block_table[cache_head * a.table_width + place / a.block_tokens];
-  if (block < 0 || block >= a.block_count) {
-    if (threadIdx.x == 0) report_fault(fault, FaultCode::block_out_of_range, block);
-    return;
-  }
   const int64_t from = token * a.row_token_stride + head * a.row_head_stride;
   const int64_t to = block * a.block_stride + place % a.block_tokens * a.token_stride;
   for (int dim = static_cast<int>(threadIdx.x); dim < a.head_dim; dim += static_cast<int>(blockDim.x)) {
@@ -41,28 +37,34 @@ __global__ void append_rows(AppendKvArguments a, Fault* fault) {
   }
 }
 
-__global__ void count_rows(AppendKvArguments a) {
+__global__ void count_rows(AppendKvArguments a, int32_t* key_counts) {
   for (int32_t item = static_cast<int32_t>(threadIdx.x); item < a.batch * a.kv_heads;
        item += static_cast<int32_t>(blockDim.x)) {
     const int32_t entry = item / a.kv_heads;
-    int32_t& count = a.key_counts[int64_t{a.slots[entry]} * a.kv_heads + item % a.kv_heads];
-    const int32_t grown = count + a.query_start[entry + 1] - a.query_start[entry];
-    if (grown <= a.table_width * a.block_tokens) count = grown;
+    const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + item % a.kv_heads;
+    const int32_t rows = a.query_start[entry + 1] - a.query_start[entry];
+    if (rows > 0 && a.key_counts[cache_head] >= 0) key_counts[cache_head] = a.key_counts[cache_head] + rows;
   }
 }
 
 }  // namespace
 
-Status append_kv_cuda(const AppendKvArguments& a, ExecutionContext& context) {
-  if (a.batch == 0 || a.query_tokens == 0) return Status::success();
+Status append_kv_cuda(const AppendKvArguments& given, ExecutionContext& context) {
+  if (given.batch == 0 || given.query_tokens == 0) return Status::success();
+  void* memory = context.queue->workspace(checked_tables_bytes(given));
+  if (memory == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its working memory");
+  const CheckedTables tables(given, memory);
+  const Status status = check_tables_to_append_cuda(given, tables, context);
+  if (!status.ok()) return status;
+  const AppendKvArguments a = with_tables(given, tables);
   const dim3 rows(static_cast<unsigned>(a.query_tokens), static_cast<unsigned>(a.kv_heads));
   const unsigned threads = a.head_dim > 64 ? 128 : 64;
   with_cuda_float_type(a.row_dtype, [&](auto row) {
     with_cuda_float_type(a.cache_dtype, [&](auto cached) {
-      append_rows<decltype(row), decltype(cached)><<<rows, threads, 0, stream_of(context)>>>(a, context.fault);
+      append_rows<decltype(row), decltype(cached)><<<rows, threads, 0, stream_of(context)>>>(a);
     });
   });
-  count_rows<<<1, 256, 0, stream_of(context)>>>(a);
+  count_rows<<<1, 256, 0, stream_of(context)>>>(a, given.key_counts);
   return launch_status();
 }
 

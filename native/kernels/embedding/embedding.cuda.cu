@@ -10,13 +10,18 @@ __device__ int64_t requested_row(const EmbeddingArguments& a, int64_t token) {
 }
 
 template <class From, class To>
-__global__ void copy_rows(EmbeddingArguments a, Fault* fault) {
+__global__ void copy_rows(EmbeddingArguments a, FaultSink faults) {
   const int64_t token = blockIdx.x;
-  const int64_t row = requested_row(a, token);
-  if (row < 0 || row >= a.rows) {
-    if (threadIdx.x == 0) report_fault(fault, FaultCode::id_out_of_range, static_cast<int32_t>(row));
-    return;
+  // Every block looks at all ids: if one is wrong, nothing is written.
+  bool inside = true;
+  for (int64_t i = threadIdx.x; i < a.tokens; i += blockDim.x) {
+    const int64_t row = requested_row(a, i);
+    if (row >= 0 && row < a.rows) continue;
+    inside = false;
+    if (token == 0) report_fault(faults, FaultCode::id_out_of_range, row, i, a.rows);
   }
+  if (!__syncthreads_and(inside)) return;
+  const int64_t row = requested_row(a, token);
   const From* from = static_cast<const From*>(a.table) + row * a.table_stride;
   To* to = static_cast<To*>(a.output) + token * a.output_stride;
   for (int64_t i = threadIdx.x; i < a.features; i += blockDim.x) to[i] = from_float<To>(to_float(from[i]));
@@ -29,7 +34,7 @@ Status embedding_cuda(const EmbeddingArguments& a, ExecutionContext& context) {
   const auto tokens = static_cast<unsigned>(a.tokens);
   with_cuda_float_type(a.table_dtype, [&](auto from) {
     with_cuda_float_type(a.output_dtype, [&](auto to) {
-      copy_rows<decltype(from), decltype(to)><<<tokens, 256, 0, stream_of(context)>>>(a, context.fault);
+      copy_rows<decltype(from), decltype(to)><<<tokens, 256, 0, stream_of(context)>>>(a, context.faults);
     });
   });
   return launch_status();

@@ -12,7 +12,7 @@ __device__ int64_t offset_of(const GatherKvArguments& a, const int32_t* blocks, 
 // One block gathers one kv head, a tile of tokens at a time: every element of a tile is read before any is
 // written, and a tile never writes behind what a later one reads, since indices ascend.
 template <class T>
-__global__ void gather_heads(GatherKvArguments a, Fault* fault) {
+__global__ void gather_heads(GatherKvArguments a, FaultSink faults) {
   constexpr int kTile = 8;
   __shared__ int invalid;
   const int head = static_cast<int>(blockIdx.x);
@@ -27,7 +27,7 @@ __global__ void gather_heads(GatherKvArguments a, Fault* fault) {
   }
   __syncthreads();
   if (invalid != 0) {
-    if (threadIdx.x == 0) report_fault(fault, FaultCode::selection_not_ascending, head);
+    if (threadIdx.x == 0) report_fault(faults, FaultCode::selection_not_ascending, head);
     return;
   }
   T* const pools[] = {static_cast<T*>(a.key_pool), static_cast<T*>(a.value_pool)};
@@ -53,7 +53,7 @@ Status gather_kv_cuda(const GatherKvArguments& a, ExecutionContext& context) {
   if (a.kv_heads == 0) return Status::success();
   with_cuda_float_type(a.cache_dtype, [&](auto element) {
     gather_heads<decltype(element)>
-        <<<static_cast<unsigned>(a.kv_heads), 128, 0, stream_of(context)>>>(a, context.fault);
+        <<<static_cast<unsigned>(a.kv_heads), 128, 0, stream_of(context)>>>(a, context.faults);
   });
   return launch_status();
 }

@@ -1,18 +1,29 @@
 // Which kernel a CUDA device computes prefill attention with.
 #include "kernels/attention-tensor-cores.h"
 #include "kernels/cuda-elements.h"
+#include "kernels/paged-attention.cuda.h"
 #include "kernels/prefill-attention/prefill-attention-any.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 #include "runtime/device.h"
 
 namespace kv {
 
-Status prefill_attention_cuda(const PagedAttentionArguments& arguments, ExecutionContext& context) {
+Status prefill_attention_cuda(const PagedAttentionArguments& given, ExecutionContext& context) {
+  if (given.batch == 0 || given.query_tokens == 0) return Status::success();
   int device = 0;
   int major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error != cudaSuccess) return cuda_status(error);
+  const size_t tables_bytes = checked_tables_bytes(given);
+  auto* memory = static_cast<char*>(context.queue->workspace(tables_bytes + kPrefillAttentionWorkspaceBytes));
+  if (memory == nullptr) {
+    return Status::failure(StatusCode::out_of_memory, "no room for prefill attention's workspace");
+  }
+  const CheckedTables tables(given, memory);
+  const Status status = check_tables_cuda(given, tables, context);
+  if (!status.ok()) return status;
+  const PagedAttentionArguments arguments = with_tables(given, tables);
   const bool ampere_or_ada = major == 8;
   if (ampere_or_ada && fits_tensor_cores(arguments, 1)) {
     return sm80::prefill_attention(arguments, stream_of(context));
@@ -21,11 +32,7 @@ Status prefill_attention_cuda(const PagedAttentionArguments& arguments, Executio
   if (!hopper || !fits_tensor_cores(arguments, kPrefillBlockMultiple)) {
     return attention_any_cuda(arguments, context);
   }
-  void* workspace = context.queue->workspace(kPrefillAttentionWorkspaceBytes);
-  if (workspace == nullptr) {
-    return Status::failure(StatusCode::out_of_memory, "no room for prefill attention's workspace");
-  }
-  return sm90a::prefill_attention(arguments, workspace, stream_of(context));
+  return sm90a::prefill_attention(arguments, memory + tables_bytes, stream_of(context));
 }
 
 }  // namespace kv

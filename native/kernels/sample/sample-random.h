@@ -6,8 +6,8 @@
 namespace kv {
 namespace KV_ISA {
 
-// Uniform in [0, 1), with 53 bits.
-inline double uniform_of(uint64_t seed, uint64_t step) {
+// Uniform over the whole numbers below 2^53. Constant expressions may be evaluated on a CUDA device too.
+constexpr uint64_t random_53_bits(uint64_t seed, uint64_t step) {
   uint32_t counter[4] = {static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), 0, 0};
   uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   for (int round = 0; round < 10; ++round) {
@@ -22,7 +22,12 @@ inline double uniform_of(uint64_t seed, uint64_t step) {
     key[0] += 0x9E3779B9;
     key[1] += 0xBB67AE85;
   }
-  return (static_cast<double>(counter[0] >> 5) * 0x1p26 + static_cast<double>(counter[1] >> 6)) * 0x1p-53;
+  return uint64_t{counter[0] >> 5} << 26 | counter[1] >> 6;
+}
+
+// Uniform in [0, 1), with 53 bits.
+inline double uniform_of(uint64_t seed, uint64_t step) {
+  return static_cast<double>(random_53_bits(seed, step)) * 0x1p-53;
 }
 
 }  // namespace KV_ISA

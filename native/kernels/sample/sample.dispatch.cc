@@ -3,10 +3,12 @@
 #include <string>
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 
 KV_CPU_KERNEL(sample, SampleArguments)
+KV_CUDA_KERNEL(sample, SampleArguments)
 
 static std::string explain(const SampleOutcome& outcome, int64_t vocabulary) {
   const std::string subject = std::to_string(outcome.subject);
@@ -21,10 +23,7 @@ static std::string explain(const SampleOutcome& outcome, int64_t vocabulary) {
 }
 
 Status sample(const SampleArguments& arguments, ExecutionContext& context) {
-  if (context.device == DeviceKind::cuda) {
-    return Status::failure(StatusCode::capability,
-                           "it has no CUDA kernel; copy the logits to a CPU device and sample there");
-  }
+  if (context.device == DeviceKind::cuda) return sample_cuda(arguments, context);
   SampleArguments a = arguments;
   const size_t outcome_bytes = static_cast<size_t>(a.rows) * sizeof(SampleOutcome);
   a.outcomes = static_cast<SampleOutcome*>(context.workers.shared_scratch(outcome_bytes));

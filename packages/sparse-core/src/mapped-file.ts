@@ -26,7 +26,8 @@ export class MappedFile {
   }
 
   /**
-   * A tensor over part of the file. An offset that is not a multiple of the element size costs a copy.
+   * A tensor over part of the file. On a device with memory of its own it is a copy there, and an offset that is not
+   * a multiple of the element size costs a copy too; copies are made on the device's default stream.
    * @throws ShapeError when it reaches past the end of the file
    */
   tensor<D extends DType, const A extends Axes>(
@@ -43,10 +44,10 @@ export class MappedFile {
         { subject: this.path, given: [byteOffset, bytes], wanted: this.byteLength },
       );
     }
-    if (byteOffset % byteSize(dtype) === 0) {
+    const { device } = this.#bytes;
+    if (device.kind === 'cpu' && byteOffset % byteSize(dtype) === 0) {
       return this.#bytes.derive(dtype, axes, shape, rowMajorStrides(shape), byteOffset);
     }
-    const { device } = this.#bytes;
     const copy = device.tensor(dtype, axes, shape);
     const source = this.#bytes.slice('byte', byteOffset, byteOffset + bytes);
     device.defaultStream.copy(source, copy.derive('u8', ['byte'], [bytes], [1], 0));

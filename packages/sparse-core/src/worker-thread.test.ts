@@ -1,7 +1,7 @@
 import { once } from 'node:events';
-import { createRequire } from 'node:module';
 import { Worker } from 'node:worker_threads';
 import { describe, expect, it } from 'vitest';
+import { nativeBinary } from './load-addon.js';
 
 /** Uses the addon as the package does, without TypeScript: a worker starts from plain JavaScript. */
 const program = `
@@ -15,7 +15,7 @@ const program = `
   parentPort.postMessage('enqueued');
   stream.synchronize().then(() => parentPort.postMessage('done'));
 `;
-const addonPath = createRequire(import.meta.url).resolve('@kv/sparse-core-linux-x64');
+const addonPath = nativeBinary().path;
 
 describe('worker threads', () => {
   it('each have their own environment of the addon', async () => {

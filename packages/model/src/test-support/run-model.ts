@@ -1,5 +1,5 @@
 import { createDevice, densePagedStore, kvPolicy } from '@kv/sparse-core';
-import type { FloatDType } from '@kv/sparse-core';
+import type { DeviceKind, FloatDType } from '@kv/sparse-core';
 
 import { Model } from '../model.js';
 import type { ModelBatch } from '../runner/model-batch.js';
@@ -9,11 +9,11 @@ import type { Sequence } from '../runner/sequence.js';
 /** Opens a model and a runner of it, gives them to `use`, and disposes them. */
 export async function withRunner<Result>(
   directory: string,
-  options: RunnerOptions & { readonly cache?: FloatDType },
+  options: RunnerOptions & { readonly cache?: FloatDType; readonly kind?: DeviceKind },
   use: (runner: Runner, model: Model) => Promise<Result>,
 ): Promise<Result> {
-  const { cache = 'f32', ...runnerOptions } = options;
-  using model = await Model.open(directory, { device: createDevice({ threads: 2 }) });
+  const { cache = 'f32', kind = 'cpu', ...runnerOptions } = options;
+  using model = await Model.open(directory, { device: createDevice({ kind, threads: 2 }) });
   const policy = kvPolicy({ store: densePagedStore({ dtype: cache }) });
   using runner = model.createRunner({ policy, ...runnerOptions });
   return await use(runner, model);

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { checkAgainstOracle, checkRefusals, randomSizes } from '../testing/attention-checks.js';
+import { checkAgainstOracle, checkRefusals, randomSizes, tensorCoreSizes } from '../testing/attention-checks.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -11,6 +11,15 @@ describeOnDevices('decodeAttention', ({ open }) => {
     const random = new Random(1);
     for (let round = 0; round < 30; round++) {
       const sizes = randomSizes(random, [0, 1, 1, 1, 3], [-1, 0, 1, 254, 256, 600]);
+      await checkAgainstOracle(decodeAttention, device, device.createStream(), random, sizes);
+    }
+  });
+
+  it('matches it over the sizes that tensor cores take', async () => {
+    const device = open();
+    const random = new Random(4);
+    for (let round = 0; round < 12; round++) {
+      const sizes = tensorCoreSizes(random, [1, 1, 1, 1, 0, 2], [-1, 0, 1, 254, 256, 600]);
       await checkAgainstOracle(decodeAttention, device, device.createStream(), random, sizes);
     }
   });

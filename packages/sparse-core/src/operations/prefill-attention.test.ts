@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { checkAgainstOracle, checkRefusals, randomSizes } from '../testing/attention-checks.js';
+import { checkAgainstOracle, checkRefusals, randomSizes, tensorCoreSizes } from '../testing/attention-checks.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -13,6 +13,14 @@ describeOnDevices('prefillAttention', ({ open }) => {
     const random = new Random(1);
     for (let round = 0; round < 20; round++) {
       const sizes = randomSizes(random, [0, 1, 2, 17, 50], [-3, 0, 0, 1, 63, 90]);
+      await checkAgainstOracle(prefillAttention, device, stream, random, sizes);
+    }
+  });
+
+  it('matches it over the sizes that tensor cores take', async () => {
+    const random = new Random(4);
+    for (let round = 0; round < 12; round++) {
+      const sizes = tensorCoreSizes(random, [0, 1, 2, 17, 50, 140], [-3, 0, 0, 1, 63, 190]);
       await checkAgainstOracle(prefillAttention, device, stream, random, sizes);
     }
   });

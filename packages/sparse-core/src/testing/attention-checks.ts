@@ -25,6 +25,13 @@ export function randomSizes(random: Random, rowCounts: readonly number[], earlie
   };
 }
 
+/** Sizes that the tensor-core kernels of CUDA devices take. */
+export function tensorCoreSizes(random: Random, rowCounts: readonly number[], earlier: readonly number[]): AttentionSizes {
+  const dtype = random.pick(['f16', 'bf16'] as const);
+  const sizes = randomSizes(random, rowCounts, earlier);
+  return { ...sizes, dim: random.pick([64, 128]), blockTokens: random.pick([16, 64]), cacheDType: dtype, rowDType: dtype };
+}
+
 /** Runs `attention` on a random problem of these sizes, and holds every output element to the float64 oracle. */
 export async function checkAgainstOracle(
   attention: Attention,
@@ -35,8 +42,8 @@ export async function checkAgainstOracle(
 ): Promise<void> {
   const { rows, keyCounts, kvHeads, group, dim } = sizes;
   const cache = randomCache(device, random, sizes);
-  const [queryDType, outputDType] = [random.pick(floats), random.pick(floats)];
-  const { cacheDType } = sizes;
+  const { cacheDType, rowDType } = sizes;
+  const [queryDType, outputDType] = [rowDType ?? random.pick(floats), rowDType ?? random.pick(floats)];
   const mayUseTensorCores =
     device.kind === 'cuda' && cacheDType !== 'f32' && queryDType === cacheDType && outputDType === cacheDType;
   const causal = random.integer(0, 3) > 0;

@@ -15,6 +15,8 @@ export interface AttentionSizes {
   readonly dim: number;
   readonly blockTokens: number;
   readonly cacheDType: FloatDType;
+  /** Of queries and outputs. Default: random ones. */
+  readonly rowDType?: FloatDType;
 }
 
 /** A paged cache of random keys and values; its blocks are in random order, its slots in descending order. */
