@@ -116,7 +116,7 @@ try {
     for (const name of Object.keys(dependencies)) if (!name.startsWith('@kv/')) packDependency(name);
   }
   packDependency('fast-check');
-  for (const folder of ['models', 'tools/bench']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
+  for (const folder of ['models', 'tools/bench', 'tools/gpu']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
   copyFileSync(join(root, 'tools/main-job.mjs'), join(kit, 'tools/main-job.mjs'));
   run('tar', ['--create', '--file', archive, '--use-compress-program', 'xz -T0', '--directory', dirname(kit), basename(kit)]);
   const { size } = statSync(archive);

@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 
+import { readModelConfig } from '../config/read-model-config.js';
 import { generateTokens } from '../generate/generate-tokens.js';
 import {
   goldenModel,
@@ -14,6 +15,8 @@ import { describeOnDevices } from '../test-support/test-devices.js';
 
 /** Figures of the specification: logits of these models reach a few units. */
 const tolerances = { f32: 1e-3, f16: 2e-2 } as const;
+/** bf16 rounds eight times as coarsely as f16. */
+const activationTolerances = { f16: tolerances.f16, bf16: 8 * tolerances.f16 } as const;
 
 describeOnDevices('the runner', (kind) => {
   describe.each(goldenModels)('%s against transformers', (name) => {
@@ -27,6 +30,25 @@ describeOnDevices('the runner', (kind) => {
             using sequence = runner.openSequence();
             const logits = await allLogits(runner, sequence, ids);
             expect(largestDifference(logits, golden.logits[row] ?? [])).toBeLessThan(tolerances[cache]);
+          }
+        },
+      );
+    });
+
+    // The weights of llama2-mha are f32.
+    it.skipIf(name === 'llama2-mha')('has the same logits with activations and cache in the dtype of the weights', async () => {
+      const golden = await readGolden(name);
+      const { declaredDType } = await readModelConfig(goldenModel(name));
+      const activations = declaredDType === 'float16' ? 'f16' : 'bf16';
+      await withRunner(
+        goldenModel(name),
+        { kind, rope: await goldenRope(name), cache: activations, activations, contextTokens: 256 },
+        async (runner) => {
+          for (const [row, ids] of golden.ids.entries()) {
+            using sequence = runner.openSequence();
+            const logits = await allLogits(runner, sequence, ids);
+            const difference = largestDifference(logits, golden.logits[row] ?? []);
+            expect(difference).toBeLessThan(activationTolerances[activations]);
           }
         },
       );

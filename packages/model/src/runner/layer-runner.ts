@@ -1,5 +1,5 @@
 import { linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
-import type { KvPolicy, KvStore, RopeDescription, Stream, TensorHandle } from '@kv/sparse-core';
+import type { FloatDType, KvPolicy, KvStore, RopeDescription, Stream, TensorHandle } from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
 import type { LayerWeights } from '../weights/model-weights.js';
@@ -120,7 +120,7 @@ export class LayerRunner implements Disposable {
       const { slot } = entry.sequence;
       const end = row + countTokens(entry);
       if (policy.select) {
-        const recent = this.#recent(slot, policy.select.observationWindow);
+        const recent = this.#recent(slot, query.dtype, policy.select.observationWindow);
         recent.push(stream, query.slice('token', row, end));
       }
       row = end;
@@ -143,11 +143,11 @@ export class LayerRunner implements Disposable {
     this.#recentQueries.delete(slot);
   }
 
-  #recent(slot: number, window: number): RecentQueries {
+  #recent(slot: number, dtype: FloatDType, window: number): RecentQueries {
     let recent = this.#recentQueries.get(slot);
     if (recent === undefined) {
       const { config, stream } = this.#parts;
-      recent = new RecentQueries(stream.device, window, config.queryHeads, config.headDim);
+      recent = new RecentQueries(stream.device, dtype, window, config.queryHeads, config.headDim);
       this.#recentQueries.set(slot, recent);
     }
     return recent;

@@ -1,5 +1,5 @@
 import { createRowBatch } from '@kv/sparse-core';
-import type { Device, PrefillReport, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
+import type { Device, FloatDType, PrefillReport, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
 
 import type { Sequence } from './sequence.js';
 
@@ -43,15 +43,21 @@ export class ModelBatch implements Disposable {
   readonly decode: BatchPart | undefined;
   /** i32 `[token]` */
   readonly ids: TensorHandle<'i32', readonly ['token']>;
-  /** f32 `[token, hidden]`: what the layers so far made of the rows. */
-  readonly hidden: TensorHandle<'f32', readonly ['token', 'hidden']>;
+  /** `[token, hidden]`: what the layers so far made of the rows. */
+  readonly hidden: TensorHandle<FloatDType, readonly ['token', 'hidden']>;
   /** The layer that runs next; -1 before `embed`. */
   nextLayer = -1;
   /** What the prefill attention of each layer did. */
   readonly reports: PrefillReport[] = [];
   readonly #given: readonly BatchEntry[];
 
-  constructor(device: Device, stream: Stream, entries: readonly BatchEntry[], hiddenSize: number) {
+  constructor(
+    device: Device,
+    stream: Stream,
+    entries: readonly BatchEntry[],
+    hiddenSize: number,
+    dtype: FloatDType,
+  ) {
     this.#given = entries;
     const prompts = entries.filter(({ phase }) => phase !== 'decode');
     const answers = entries.filter(({ phase }) => phase === 'decode');
@@ -61,7 +67,7 @@ export class ModelBatch implements Disposable {
     this.prefill = part(device, stream, prompts, 0, this.rows);
     this.decode = part(device, stream, answers, promptRows, this.rows);
     this.ids = packIds(device, stream, this.entries, this.rows.rows);
-    this.hidden = device.tensor('f32', ['token', 'hidden'], [this.rows.rows, hiddenSize]);
+    this.hidden = device.tensor(dtype, ['token', 'hidden'], [this.rows.rows, hiddenSize]);
   }
 
   /** The last row of each entry, in the order in which `createBatch` was given them. */

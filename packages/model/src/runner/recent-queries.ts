@@ -1,6 +1,6 @@
-import type { Device, Stream, TensorHandle } from '@kv/sparse-core';
+import type { Device, FloatDType, Stream, TensorHandle } from '@kv/sparse-core';
 
-type Queries = TensorHandle<'f32', readonly ['token', 'queryHead', 'dim']>;
+type Queries = TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
 
 /**
  * The last queries of one prompt in one layer, in order, whatever the chunks were: what a selector looks at.
@@ -11,9 +11,9 @@ export class RecentQueries {
   #spare: Queries;
   #count = 0;
 
-  constructor(device: Device, window: number, queryHeads: number, headDim: number) {
+  constructor(device: Device, dtype: FloatDType, window: number, queryHeads: number, headDim: number) {
     const allocate = (): Queries =>
-      device.tensor('f32', ['token', 'queryHead', 'dim'], [window, queryHeads, headDim]);
+      device.tensor(dtype, ['token', 'queryHead', 'dim'], [window, queryHeads, headDim]);
     this.#window = window;
     this.#current = allocate();
     this.#spare = allocate();

@@ -11,6 +11,7 @@ import {
 } from '@kv/sparse-core';
 import type {
   Device,
+  FloatDType,
   KvBytes,
   KvCapacity,
   KvPolicy,
@@ -41,6 +42,11 @@ export interface RunnerOptions {
   readonly cacheTokens?: number;
   /** Rows of the largest batch, which sizes the working memory. Default 512. */
   readonly maxBatchRows?: number;
+  /**
+   * Element type of the rows between the layers: f32, or that of the weights. Default: f32 on a CPU, that of the
+   * weights on CUDA, whose tensor cores multiply nothing wider.
+   */
+  readonly activations?: FloatDType;
 }
 
 /** What a runner needs of its model. */
@@ -69,6 +75,7 @@ export class Runner implements Disposable {
   readonly policy: KvPolicy;
   readonly contextTokens: number;
   readonly maxBatchRows: number;
+  readonly activations: FloatDType;
   readonly #layers: readonly LayerRunner[];
   readonly #scratch: Scratch;
   readonly #owned: Disposable[] = [];
@@ -87,23 +94,26 @@ export class Runner implements Disposable {
       contextTokens = Math.min(config.maxPositions, defaultContextTokens),
       maxBatchRows = defaultBatchRows,
       rope = ropeDescription({ ...config.rope, headDim: config.headDim }),
+      activations = device.kind === 'cpu' ? 'f32' : model.weights.embedding.dtype,
     } = options;
     const { cacheTokens = sequences * contextTokens } = options;
     for (const [name, value] of Object.entries({ sequences, contextTokens, cacheTokens, maxBatchRows })) {
       expectWholeNumber(name, value, 1, Number.MAX_SAFE_INTEGER);
     }
     expectWholeNumber('contextTokens', contextTokens, 1, config.maxPositions);
+    expectActivations(activations, model.weights.embedding.dtype);
     this.model = model;
     this.policy = policy;
+    this.activations = activations;
     this.contextTokens = contextTokens;
     this.maxBatchRows = maxBatchRows;
     this.stream = device.createStream();
     // Weights that lie misaligned in their file were copied on the device's own stream.
     this.stream.waitFor(device.defaultStream);
     this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
-    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: cacheTokens };
+    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: cacheTokens, rowDType: activations };
     try {
-      this.#scratch = this.#own(new Scratch(device, config, maxBatchRows));
+      this.#scratch = this.#own(new Scratch(device, config, activations, maxBatchRows));
       this.#layers = this.#createLayers(capacity, rope);
     } catch (error) {
       this.dispose();
@@ -153,7 +163,7 @@ export class Runner implements Disposable {
     }
     const rows = entries.reduce((sum, entry) => sum + countTokens(entry), 0);
     expectWholeNumber('rows of a batch', rows, 1, this.maxBatchRows);
-    return new ModelBatch(this.model.device, this.stream, entries, this.model.config.hiddenSize);
+    return new ModelBatch(this.model.device, this.stream, entries, this.model.config.hiddenSize, this.activations);
   }
 
   /** Enqueues the embedding of a batch's tokens. */
@@ -186,14 +196,13 @@ export class Runner implements Disposable {
     this.#expectNextLayer(batch, config.layers);
     expectWholeNumber('rows of the head', rows.length, 1, this.maxBatchRows);
     for (const row of rows) expectWholeNumber('row', row, 0, batch.rows.rows - 1);
-    const { normed } = this.#scratch.forRows(rows.length);
-    using chosen = device.tensor('i32', ['token'], [rows.length], Int32Array.from(rows));
+    using chosen = device.tensor('i32', ['row'], [rows.length], Int32Array.from(rows));
+    using normed = device.tensor('f32', ['row', 'hidden'], [rows.length, config.hiddenSize]);
     embedding(this.stream, { table: batch.hidden, ids: chosen, output: normed });
     const epsilon = config.rmsNormEpsilon;
     rmsNorm(this.stream, { input: normed, weight: weights.finalNorm, output: normed, epsilon });
     const logits = device.tensor('f32', ['row', 'vocabulary'], [rows.length, config.vocabularySize]);
-    const input = normed.view(['row', 'hidden'], [rows.length, config.hiddenSize]);
-    linear(this.stream, { input, weight: weights.head, output: logits });
+    linear(this.stream, { input: normed, weight: weights.head, output: logits });
     return logits;
   }
 
@@ -321,4 +330,13 @@ export class Runner implements Disposable {
     for (const layer of this.#layers) layer.release(sequence.slot);
     this.#freeSlots.push(sequence.slot);
   }
+}
+
+function expectActivations(given: FloatDType, weights: FloatDType): void {
+  if (given === 'f32' || given === weights) return;
+  throw new InvalidValueError(`activations is '${given}'; this model's may be 'f32' or, as its weights, '${weights}'.`, {
+    subject: 'activations',
+    given,
+    wanted: ['f32', weights],
+  });
 }

@@ -1,10 +1,10 @@
-import type { Device, TensorHandle } from '@kv/sparse-core';
+import type { Device, FloatDType, TensorHandle } from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
 
-type Rows<Feature extends string> = TensorHandle<'f32', readonly ['token', Feature]>;
-/** f32 rows by head. */
-export type HeadRows<Head extends string> = TensorHandle<'f32', readonly ['token', Head, 'dim']>;
+type Rows<Feature extends string> = TensorHandle<FloatDType, readonly ['token', Feature]>;
+/** Rows by head. */
+export type HeadRows<Head extends string> = TensorHandle<FloatDType, readonly ['token', Head, 'dim']>;
 
 /** What one layer needs beside the hidden rows, for a batch of some rows. */
 export interface LayerScratch {
@@ -34,11 +34,11 @@ export class Scratch implements Disposable {
   readonly #gate: Rows<'feature'>;
   readonly #up: Rows<'feature'>;
 
-  constructor(device: Device, config: ModelConfig, maxRows: number) {
+  constructor(device: Device, config: ModelConfig, dtype: FloatDType, maxRows: number) {
     this.#config = config;
     const { hiddenSize, queryHeads, kvHeads, headDim, intermediateSize } = config;
     const allocate = <Feature extends string>(feature: Feature, extent: number): Rows<Feature> => {
-      const tensor = device.tensor('f32', ['token', feature], [maxRows, extent]);
+      const tensor = device.tensor(dtype, ['token', feature], [maxRows, extent]);
       this.#owned.push(tensor);
       return tensor;
     };

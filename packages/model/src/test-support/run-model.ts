@@ -12,10 +12,10 @@ export async function withRunner<Result>(
   options: RunnerOptions & { readonly cache?: FloatDType; readonly kind?: DeviceKind },
   use: (runner: Runner, model: Model) => Promise<Result>,
 ): Promise<Result> {
-  const { cache = 'f32', kind = 'cpu', ...runnerOptions } = options;
+  const { cache = 'f32', kind = 'cpu', activations = 'f32', ...runnerOptions } = options;
   using model = await Model.open(directory, { device: createDevice({ kind, threads: 2 }) });
   const policy = kvPolicy({ store: densePagedStore({ dtype: cache }) });
-  using runner = model.createRunner({ policy, ...runnerOptions });
+  using runner = model.createRunner({ policy, activations, ...runnerOptions });
   return await use(runner, model);
 }
 

@@ -24,6 +24,8 @@ export interface KvCapacity {
   readonly tokensPerSlot: number;
   /** Tokens of all sequences together. */
   readonly tokens: number;
+  /** Element type of the keys, values and queries that will come. Default: f32. */
+  readonly rowDType?: FloatDType;
 }
 
 /** Bytes that a store really holds now. */

@@ -21,14 +21,14 @@ import type { Tensor } from '../tensor.js';
 import { KvBlockPool } from './kv-block-pool.js';
 
 export interface DensePagedOptions {
-  /** Element type of the cache. Default: f16. */
+  /** Element type of the cache. Default: that of the rows if it has 16 bits, else f16. */
   readonly dtype?: FloatDType;
   /** Consecutive tokens of one kv head in a block. Default: 64. */
   readonly blockTokens?: number;
 }
 
 /** Dense keys and values in blocks of one pool that all layers share. */
-export function densePagedStore({ dtype = 'f16', blockTokens = 64 }: DensePagedOptions = {}): KvStoreFactory {
+export function densePagedStore({ dtype, blockTokens = 64 }: DensePagedOptions = {}): KvStoreFactory {
   if (!Number.isInteger(blockTokens) || blockTokens < 1) {
     throw new InvalidValueError(`blockTokens is ${blockTokens}; it must be a positive whole number.`, {
       subject: 'blockTokens',
@@ -36,7 +36,7 @@ export function densePagedStore({ dtype = 'f16', blockTokens = 64 }: DensePagedO
     });
   }
   return {
-    name: dtype === 'f16' ? 'dense' : `dense ${dtype}`,
+    name: dtype === undefined || dtype === 'f16' ? 'dense' : `dense ${dtype}`,
     create(layers, capacity) {
       const [first] = layers;
       if (first === undefined) return [];
@@ -51,7 +51,7 @@ export function densePagedStore({ dtype = 'f16', blockTokens = 64 }: DensePagedO
       const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
       const pool = new KvBlockPool({
         device: capacity.device,
-        dtype,
+        dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
         headDim: first.headDim,
         blockTokens,
         blocks: runs * heads,
