@@ -1,4 +1,5 @@
-// Times a model on a GPU: a prompt of random token ids, then an answer. Prints one JSON row. In the test kit:
+// Times a model on a GPU: prompts of arbitrary token ids, then answers. Prints rows for docs/benchmarks, one a line. In
+// the test kit:
 //   ./node tools/gpu/model-bench.mjs MODEL [--prompt-tokens 32768] [--answer-tokens 64] [--rows 8192]
 import { parseArgs } from 'node:util';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
@@ -25,36 +26,35 @@ const { config } = model;
 const runner = model.createRunner({ contextTokens: promptTokens + answerTokens, maxBatchRows });
 const prompt = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
 
-/** The times of one answer: to its first token, and the median of the later ones. */
+/** The times of one answer in ms: to its first token, and of each later one. */
 async function answer() {
   const milliseconds = [];
-  const { user } = process.cpuUsage();
   for await (const token of generateTokens(runner, prompt, { maxTokens: answerTokens, endIds: [] })) {
     milliseconds.push(token.milliseconds);
   }
-  const [first, ...later] = milliseconds;
-  later.sort((a, b) => a - b);
-  return { first, later: later[later.length >> 1], fastest: later[0], cpu: (process.cpuUsage().user - user) / 1000 };
+  return { first: milliseconds[0], later: milliseconds.slice(1) };
+}
+
+function row(measure, samples) {
+  const sorted = samples.toSorted((a, b) => a - b);
+  const result = { median: sorted[sorted.length >> 1], low: sorted[0], high: sorted.at(-1), samples: sorted.length };
+  const { layers, hiddenSize, intermediateSize, queryHeads, kvHeads, headDim, vocabularySize } = config;
+  const model = { layers, hiddenSize, intermediateSize, queryHeads, kvHeads, headDim, vocabularySize };
+  return {
+    measure,
+    shapes: { ...model, dtype: runner.activations, promptTokens, maxBatchRows },
+    ...{ device: 'cuda', kind: 'measured', unit: 'ms', better: 'lower', result },
+    ...{ date: new Date().toISOString().slice(0, 10), machine: device.name },
+  };
 }
 
 await answer();
-const { first, later, fastest, cpu } = await answer();
-console.log(
-  JSON.stringify({
-    operation: 'model',
-    device: device.name,
-    layers: config.layers,
-    hiddenSize: config.hiddenSize,
-    dtype: runner.activations,
-    promptTokens,
-    answerTokens,
-    maxBatchRows,
-    openSeconds,
-    firstTokenMilliseconds: first,
-    millisecondsPerToken: later,
-    fastestToken: fastest,
-    cpuMilliseconds: cpu,
-    deviceBytes: device.memory().live,
-  }),
-);
+const answers = [await answer(), await answer(), await answer()];
+const rows = [
+  row(`first token, ${promptTokens} tokens of prompt`, answers.map(({ first }) => first)),
+  row(`each later token, ${promptTokens} tokens of prompt`, answers.flatMap(({ later }) => later)),
+];
+for (const each of rows) console.log(JSON.stringify(each));
+console.error(`opened in ${openSeconds.toFixed(1)} s; ${device.memory().live} bytes on the device`);
+runner.dispose();
 model.dispose();

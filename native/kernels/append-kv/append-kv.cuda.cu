@@ -17,9 +17,10 @@ __device__ int32_t entry_of(const AppendKvArguments& a, int32_t token) {
   return low;
 }
 
-// One block appends one token's key and value of one kv head, behind the `count` that are there.
+// One block appends one token's key and value of one kv head, behind the `count` that are there. The counts that all
+// blocks read are copies; the block of an entry's last row writes the new one.
 template <class From, class To>
-__global__ void append_rows(AppendKvArguments a) {
+__global__ void append_rows(AppendKvArguments a, int32_t* new_counts) {
   const int32_t token = static_cast<int32_t>(blockIdx.x);
   const int32_t head = static_cast<int32_t>(blockIdx.y);
   if (token >= a.query_start[a.batch]) return;
@@ -28,22 +29,13 @@ __global__ void append_rows(AppendKvArguments a) {
   const int32_t count = a.key_counts[cache_head];
   if (count < 0) return;
   const int32_t place = count + token - a.query_start[entry];
+  if (token == a.query_start[entry + 1] - 1 && threadIdx.x == 0) new_counts[cache_head] = place + 1;
   const int32_t block = a.block_table[cache_head * a.table_width + place / a.block_tokens];
   const int64_t from = token * a.row_token_stride + head * a.row_head_stride;
   const int64_t to = block * a.block_stride + place % a.block_tokens * a.token_stride;
   for (int dim = static_cast<int>(threadIdx.x); dim < a.head_dim; dim += static_cast<int>(blockDim.x)) {
     static_cast<To*>(a.key_pool)[to + dim] = from_float<To>(to_float(static_cast<const From*>(a.keys)[from + dim]));
     static_cast<To*>(a.value_pool)[to + dim] = from_float<To>(to_float(static_cast<const From*>(a.values)[from + dim]));
-  }
-}
-
-__global__ void count_rows(AppendKvArguments a, int32_t* key_counts) {
-  for (int32_t item = static_cast<int32_t>(threadIdx.x); item < a.batch * a.kv_heads;
-       item += static_cast<int32_t>(blockDim.x)) {
-    const int32_t entry = item / a.kv_heads;
-    const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + item % a.kv_heads;
-    const int32_t rows = a.query_start[entry + 1] - a.query_start[entry];
-    if (rows > 0 && a.key_counts[cache_head] >= 0) key_counts[cache_head] = a.key_counts[cache_head] + rows;
   }
 }
 
@@ -61,10 +53,9 @@ Status append_kv_cuda(const AppendKvArguments& given, ExecutionContext& context)
   const unsigned threads = a.head_dim > 64 ? 128 : 64;
   with_cuda_float_type(a.row_dtype, [&](auto row) {
     with_cuda_float_type(a.cache_dtype, [&](auto cached) {
-      append_rows<decltype(row), decltype(cached)><<<rows, threads, 0, stream_of(context)>>>(a);
+      append_rows<decltype(row), decltype(cached)><<<rows, threads, 0, stream_of(context)>>>(a, given.key_counts);
     });
   });
-  count_rows<<<1, 256, 0, stream_of(context)>>>(a, given.key_counts);
   return launch_status();
 }
 
