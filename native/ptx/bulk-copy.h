@@ -1,0 +1,19 @@
+// Copies of contiguous bytes from global to shared memory by the copy engine (sm_90).
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/shared-address.h"
+
+namespace kv::ptx {
+
+// Starts the copy; its bytes count on `barrier`. Addresses and `bytes` are multiples of 16.
+__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+}  // namespace kv::ptx
