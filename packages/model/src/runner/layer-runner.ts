@@ -85,6 +85,7 @@ export class LayerRunner implements Disposable {
     const { stream, policy, store, config, rope: description } = this.#parts;
     const scale = 1 / Math.sqrt(config.headDim);
     store.append(stream, { batch: batch.rows, keys: key, values: value });
+    store.advance(batch.rows);
     // A store may compute part of a decode step elsewhere, meanwhile this stream computes the prompts.
     const { decode, prefill } = batch;
     const finishDecode =

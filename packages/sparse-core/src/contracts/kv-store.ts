@@ -64,16 +64,23 @@ export interface KvStore {
   readonly name: string;
   readonly layer: KvLayer;
   /**
-   * Makes room for the rows of a step, before any of its work is enqueued. A store whose blocks live in two
-   * memories plans here which ones the step needs and starts their loads.
+   * Makes room for the rows of a step, before any of its work is enqueued. Whatever depends on how many tokens
+   * the slots hold is done here: a store whose blocks live in two memories plans which ones the step needs and
+   * starts their loads; one that compresses blocks as they fill enqueues that.
    * @throws OutOfMemoryError when they do not fit; nothing is changed
    */
   prepare(stream: Stream, batch: RowBatch): void;
-  /** Adds a step's keys and values behind those of its sequences. Old tokens are never moved. */
+  /**
+   * Enqueues the adding of a step's keys and values behind those of its sequences. Old tokens are never moved.
+   * Counts nothing: a recorded step comes here once, and `prepare` and `advance` at every replay.
+   */
   append(stream: Stream, call: AppendCall): void;
+  /** Counts a step's rows, whose `append` is enqueued. Enqueues nothing. */
+  advance(batch: RowBatch): void;
   /**
    * Attention of one new row per sequence over all that its slot holds. A store that computes part of it
    * elsewhere (values on the host) starts that here; the caller may enqueue other work before it finishes.
+   * `append` and this enqueue the same operations for a batch of the same size, whatever its slots and lengths.
    */
   startDecode(stream: Stream, call: DecodeCall): FinishDecode;
   /** Keeps only the selected tokens of a slot and returns the memory of the others. */

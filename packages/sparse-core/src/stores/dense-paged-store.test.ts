@@ -30,6 +30,7 @@ function append(device: Device, stream: Stream, store: KvStore, entries: RowBatc
   store.prepare(stream, batch);
   const view = (rows: Rows) => rows.view(['token', 'kvHead', 'dim'], rows.shape);
   store.append(stream, { batch, keys: view(keys), values: view(values) });
+  store.advance(batch);
   batch.dispose();
 }
 
@@ -135,6 +136,25 @@ describeOnDevices('densePagedStore', ({ open }) => {
     expect(() => prepare(2, 64)).toThrow(OutOfMemoryError);
     expect(store.bytes().device).toBe(held);
     await stream.synchronize();
+  });
+
+  it('counts the rows of a step when told, not when they are appended', async () => {
+    const stores = densePagedStore({ dtype: 'f32', blockTokens: 8 }).create(layers, capacity);
+    const [store] = stores as [KvStore];
+    const batch = createRowBatch(device, stream, [
+      { slot: 0, position: 0, rows: 7 },
+      { slot: 2, position: 0, rows: 2 },
+    ]);
+    using rows = randomRows(device, new Random(24), 9, kvHeads);
+    const keys = rows.view(['token', 'kvHead', 'dim'], rows.shape);
+    store.prepare(stream, batch);
+    store.append(stream, { batch, keys, values: keys });
+    expect(store.lengths(0)).toEqual([0, 0]);
+    store.advance(batch);
+    expect([store.lengths(0), store.lengths(1), store.lengths(2)]).toEqual([[7, 7], [0, 0], [2, 2]]);
+    expect(await store.denseBlocks()?.keyCounts.read(stream)).toEqual(new Int32Array([7, 7, 0, 0, 2, 2]));
+    batch.dispose();
+    for (const each of stores) each.dispose();
   });
 
   it('is what kvPolicy() stands for', () => {

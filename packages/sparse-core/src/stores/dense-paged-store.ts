@@ -93,29 +93,25 @@ class DensePagedStore implements KvStore {
   }
 
   prepare(stream: Stream, batch: RowBatch): void {
-    const missing = batch.entries.flatMap(({ slot, rows }) => {
-      const counts = this.lengths(slot);
-      return counts.map((count, head) => {
-        const needed = Math.ceil((count + rows) / this.#pool.blockTokens);
-        if (needed > this.#tableWidth) {
-          throw new InvalidValueError(
-            `Slot ${slot} would hold ${count + rows} tokens; its sequence may have ` +
-              `${this.#tableWidth * this.#pool.blockTokens}. Open the model with a larger contextTokens.`,
-            { subject: 'tokens', given: count + rows, wanted: this.#tableWidth * this.#pool.blockTokens },
-          );
-        }
-        return { slot, head, blocks: needed - this.#blocksOf(slot, head).length };
+    const missing: { slot: number; head: number; blocks: number }[] = [];
+    for (const { slot, rows } of batch.entries) {
+      this.lengths(slot).forEach((count, head) => {
+        const blocks = this.#blocksFor(slot, count + rows) - this.#blocksOf(slot, head).length;
+        if (blocks > 0) missing.push({ slot, head, blocks });
       });
-    });
+    }
+    if (missing.length === 0) return;
     const fresh = this.#pool.allocate(missing.reduce((sum, { blocks }) => sum + blocks, 0));
     for (const { slot, head, blocks } of missing) this.#blocksOf(slot, head).push(...fresh.splice(0, blocks));
-    const grown = new Set(missing.filter(({ blocks }) => blocks > 0).map(({ slot }) => slot));
-    for (const slot of grown) this.#writeTable(stream, slot);
+    for (const slot of new Set(missing.map(({ slot }) => slot))) this.#writeTable(stream, slot);
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
     const { slots, queryStart } = batch;
     appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart });
+  }
+
+  advance(batch: RowBatch): void {
     for (const { slot, rows } of batch.entries) {
       this.#counts[slot] = this.lengths(slot).map((count) => count + rows);
     }
@@ -169,6 +165,17 @@ class DensePagedStore implements KvStore {
     this.#blockTable.dispose();
     this.#keyCounts.dispose();
     this.#closePool();
+  }
+
+  #blocksFor(slot: number, tokens: number): number {
+    const blocks = Math.ceil(tokens / this.#pool.blockTokens);
+    if (blocks <= this.#tableWidth) return blocks;
+    const limit = this.#tableWidth * this.#pool.blockTokens;
+    throw new InvalidValueError(
+      `Slot ${slot} would hold ${tokens} tokens; its sequence may have ${limit}. ` +
+        'Open the model with a larger contextTokens.',
+      { subject: 'tokens', given: tokens, wanted: limit },
+    );
   }
 
   #blocksOf(slot: number, head: number): number[] {
