@@ -44,7 +44,7 @@ async function packPackage(folder) {
   const name = basename(folder);
   const target = join(kit, 'packages', name);
   mkdirSync(target, { recursive: true });
-  copyFileSync(join(folder, 'package.json'), join(target, 'package.json'));
+  writeFileSync(join(target, 'package.json'), JSON.stringify(compiledManifest(folder)));
   if (existsSync(join(folder, 'test-data'))) cpSync(join(folder, 'test-data'), join(target, 'test-data'), { recursive: true });
   const sources = readdirSync(join(folder, 'src'), { recursive: true }).filter((file) => file.endsWith('.ts'));
   await build({
@@ -56,6 +56,17 @@ async function packPackage(folder) {
     logLevel: 'warning',
   });
   link(`@kv/${name}`, target);
+}
+
+/** The manifest of a package whose sources are compiled file by file; it exports what the workspace sees. */
+function compiledManifest(folder) {
+  const manifest = manifestOf(folder);
+  const compiled = (source) => source.replace('./src/', './dist/').replace(/\.ts$/, '.js');
+  const exports = Object.entries(manifest.exports).map(([entry, target]) => [
+    entry,
+    typeof target === 'string' ? target : compiled(target['@kv/source']),
+  ]);
+  return { ...manifest, exports: Object.fromEntries(exports) };
 }
 
 function link(name, target) {

@@ -1,4 +1,5 @@
 import { defineConfig } from 'tsup';
 import { packageBuild } from '../../tsup.shared';
 
-export default defineConfig(packageBuild);
+// Split in CommonJS too, so that both entries have the same classes.
+export default defineConfig({ ...packageBuild, entry: ['src/index.ts', 'src/native.ts'], splitting: true });

@@ -1,0 +1,4 @@
+/** What the tests of every package share. Not published. */
+export { attentionRow, type AttentionSizes, type OracleRow, randomCache, type RandomCache } from './attention-oracle.js';
+export { decode, encode, Random, unitRoundoff } from './random.js';
+export { describeOnDevices, type TestDevice } from './test-devices.js';
