@@ -11,6 +11,7 @@
 #define KV_OPERATIONS(OPERATION)                 \
   OPERATION(appendKv, append_kv)                 \
   OPERATION(copy, copy)                          \
+  OPERATION(copyBlocks, copy_blocks)             \
   OPERATION(cudaReport, cuda_report)             \
   OPERATION(decodeAttention, decode_attention)   \
   OPERATION(embedding, embedding)                \

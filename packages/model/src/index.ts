@@ -12,7 +12,7 @@ export type { ModelOptions } from './model.js';
 export { ModelBatch } from './runner/model-batch.js';
 export type { BatchEntry, DeviceIds, Phase } from './runner/model-batch.js';
 export { Runner } from './runner/runner.js';
-export type { Logits, RunnerModel, RunnerOptions } from './runner/runner.js';
+export type { Logits, RunnerModel, RunnerOptions, SequenceOptions } from './runner/runner.js';
 export { Sequence } from './runner/sequence.js';
 export { readStoredTensors } from './safetensors/weight-files.js';
 export type { StoredDType, StoredTensor } from './safetensors/header.js';

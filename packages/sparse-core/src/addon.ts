@@ -100,6 +100,7 @@ export interface Addon {
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
   cudaReport(): CudaReport;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
+  copyBlocks(stream: NativeStream, pool: NativeTensor, from: NativeTensor, to: NativeTensor): void;
   embedding(stream: NativeStream, table: NativeTensor, ids: NativeTensor, output: NativeTensor): void;
   gatherKv(
     stream: NativeStream,

@@ -12,6 +12,11 @@ import { Sampler } from './sampler.js';
 export type FinishReason = 'end' | 'stop' | 'length';
 
 export interface GenerateTokensOptions extends PrefillOptions {
+  /**
+   * What the prompt continues. Prompt and answer stay in it, with the token that ended the answer, and its memory
+   * is the caller's to return. Default: a new one.
+   */
+  readonly sequence?: Sequence;
   /** Default: as many as the runner's context has room for, which also limits a larger number. */
   readonly maxTokens?: number;
   /** How tokens are chosen. Default: always the most likely one. */
@@ -29,8 +34,8 @@ export interface GeneratedId {
 }
 
 /**
- * Reads a prompt and yields the token ids of an answer as they are chosen. The sequence's memory is back when
- * the loop has ended, also by `break`, an error or an abort.
+ * Reads a prompt and yields the token ids of an answer as they are chosen. The memory of a sequence that
+ * was not given is back when the loop has ended, also by `break`, an error or an abort.
  * @throws InvalidValueError for an empty or over-long prompt, ids outside the vocabulary, or sampling
  *   settings outside their domain
  * @throws the signal's reason when it is aborted
@@ -50,12 +55,12 @@ export async function* generateTokens(
   expectWholeNumber('maxTokens', maxTokens, 1, Number.MAX_SAFE_INTEGER);
   signal?.throwIfAborted();
   using sampler = new Sampler(runner.stream, sampling, prompt);
-  using sequence = runner.openSequence();
+  const { sequence = runner.openSequence() } = options;
   let next: Promise<Logits> | undefined;
   let last = performance.now();
   try {
     let choice = sampler.choose(await prefill(runner, sequence, prompt, options));
-    const limit = Math.min(maxTokens, runner.contextTokens - prompt.length + 1);
+    const limit = Math.min(maxTokens, runner.contextTokens - sequence.length + 1);
     for (let count = 1; ; count += 1) {
       // The next step is enqueued before its token is known, so that the device never waits for this thread;
       // the step behind an end token is computed in vain.
@@ -73,6 +78,7 @@ export async function* generateTokens(
     }
   } finally {
     (await next?.catch(() => undefined))?.dispose();
+    if (options.sequence === undefined) sequence.dispose();
     await runner.stream.synchronize();
   }
 }

@@ -1,4 +1,5 @@
 import { expectWholeNumber } from '../expect-whole-number.js';
+import type { BatchEntry } from '../runner/model-batch.js';
 import type { Logits, Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
 
@@ -11,13 +12,18 @@ export interface PrefillProgress {
 export interface PrefillOptions {
   /** Tokens of one step. Default: the runner's largest batch. */
   readonly chunkTokens?: number;
+  /**
+   * Whether the prompt ends with these tokens, which is when a policy drops what it does not keep. Default: true.
+   * False leaves the cache as it is: for a text that is forked or continued, and for what follows a selection.
+   */
+  readonly endsPrompt?: boolean;
   readonly signal?: AbortSignal;
   /** Called after each chunk. */
   readonly onProgress?: (progress: PrefillProgress) => void;
 }
 
 /**
- * Reads a prompt into a sequence, chunk by chunk.
+ * Reads a prompt, or more of one, into a sequence, chunk by chunk.
  * @returns the logits behind its last token, f32 `[1, vocabulary]`, which the caller disposes
  * @throws InvalidValueError for an empty or over-long prompt, or ids outside the vocabulary
  * @throws the signal's reason when it is aborted between chunks; the sequence is then to be disposed
@@ -26,7 +32,7 @@ export async function prefill(
   runner: Runner,
   sequence: Sequence,
   prompt: ArrayLike<number>,
-  { chunkTokens = runner.maxBatchRows, signal, onProgress }: PrefillOptions = {},
+  { chunkTokens = runner.maxBatchRows, endsPrompt = true, signal, onProgress }: PrefillOptions = {},
 ): Promise<Logits> {
   expectWholeNumber('chunkTokens', chunkTokens, 1, runner.maxBatchRows);
   runner.checkTokens(sequence, prompt);
@@ -36,7 +42,9 @@ export async function prefill(
   for (let start = 0; ; start += chunkTokens) {
     signal?.throwIfAborted();
     const end = Math.min(start + chunkTokens, total);
-    const logits = await step(runner, sequence, ids.subarray(start, end), end === total);
+    const isLast = end === total;
+    const phase = isLast && endsPrompt ? 'prefill-end' : 'prefill';
+    const logits = await step(runner, { sequence, ids: ids.subarray(start, end), phase }, isLast);
     try {
       // One chunk is enqueued behind the one that computes, so that the device never waits for this thread.
       const computed = runner.stream.synchronize();
@@ -56,13 +64,8 @@ export async function prefill(
   }
 }
 
-async function step(
-  runner: Runner,
-  sequence: Sequence,
-  ids: Int32Array,
-  isLast: boolean,
-): Promise<Logits | undefined> {
-  using batch = runner.createBatch([{ sequence, ids, phase: isLast ? 'prefill-end' : 'prefill' }]);
+async function step(runner: Runner, entry: BatchEntry, isLast: boolean): Promise<Logits | undefined> {
+  using batch = runner.createBatch([entry]);
   runner.embed(batch);
   await runner.runLayers(batch, 0, runner.model.config.layers);
   return isLast ? runner.head(batch) : undefined;

@@ -1,4 +1,4 @@
-import { linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
+import { CapabilityError, linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
 import type { FloatDType, KvPolicy, KvStore, RopeDescription, Stream, TensorHandle } from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
@@ -7,6 +7,7 @@ import { countTokens } from './model-batch.js';
 import type { BatchPart, ModelBatch } from './model-batch.js';
 import { RecentQueries } from './recent-queries.js';
 import type { HeadRows, LayerScratch } from './scratch.js';
+import type { Sequence } from './sequence.js';
 
 export interface LayerParts {
   readonly stream: Stream;
@@ -50,6 +51,25 @@ export class LayerRunner implements Disposable {
     linear(stream, { input: normed, ...weights.up, output: up });
     swiglu(stream, { gate, up, output: gate });
     linear(stream, { input: gate, ...weights.down, output: hidden, accumulate: true });
+  }
+
+  /**
+   * Makes a new sequence hold what another does.
+   * @throws OutOfMemoryError; CapabilityError when the store cannot be copied
+   */
+  fork(from: Sequence, to: Sequence): void {
+    const { store } = this;
+    const { stream } = this.#parts;
+    if (store.copy === undefined) {
+      throw new CapabilityError(
+        `The store '${store.name}' cannot copy a sequence. Read the text again instead of forking.`,
+        { subject: 'store', given: store.name, wanted: 'a store with copy()' },
+      );
+    }
+    store.copy(stream, from.slot, to.slot);
+    const recent = this.#recentQueries.get(from.slot)?.queries;
+    if (to.select === undefined || recent === undefined) return;
+    this.#recent(to.slot, recent.dtype, to.select.observationWindow).push(stream, recent);
   }
 
   /** Forgets a sequence and returns its memory. */
@@ -115,27 +135,27 @@ export class LayerRunner implements Disposable {
 
   /** Lets the policy drop tokens of the prompts that are complete. */
   #finishPrompts(prefill: BatchPart, query: LayerScratch['query'], scale: number): void {
-    const { stream, policy, store } = this.#parts;
+    const { stream, store } = this.#parts;
     let row = prefill.firstRow;
     for (const entry of prefill.entries) {
-      const { slot } = entry.sequence;
+      const { slot, select } = entry.sequence;
       const end = row + countTokens(entry);
-      if (policy.select) {
-        const recent = this.#recent(slot, query.dtype, policy.select.observationWindow);
+      if (select) {
+        const recent = this.#recent(slot, query.dtype, select.observationWindow);
         recent.push(stream, query.slice('token', row, end));
       }
       row = end;
       if (entry.phase !== 'prefill-end') continue;
-      this.#select(slot, scale);
+      this.#select(entry.sequence, scale);
       store.finishPrefill?.(stream, slot);
     }
   }
 
-  #select(slot: number, scale: number): void {
-    const { stream, policy, store } = this.#parts;
+  #select({ slot, select }: Sequence, scale: number): void {
+    const { stream, store } = this.#parts;
     const recent = this.#recentQueries.get(slot);
-    if (policy.select === undefined || recent === undefined) return;
-    const selection = policy.select.select(stream, { store, slot, lastQueries: recent.queries, scale });
+    if (select === undefined || recent === undefined) return;
+    const selection = select.select(stream, { store, slot, lastQueries: recent.queries, scale });
     if (selection !== undefined) {
       store.keep(stream, slot, selection);
       selection.indices.dispose();

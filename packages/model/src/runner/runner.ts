@@ -15,6 +15,7 @@ import type {
   KvBytes,
   KvCapacity,
   KvPolicy,
+  KvSelector,
   RopeDescription,
   Stream,
   TensorHandle,
@@ -47,6 +48,11 @@ export interface RunnerOptions {
    * weights on CUDA, whose tensor cores multiply nothing wider.
    */
   readonly activations?: FloatDType;
+}
+
+export interface SequenceOptions {
+  /** Chooses what the cache keeps when the prompt ends. Default: the runner's policy, or that of a forked sequence. */
+  readonly select?: KvSelector;
 }
 
 /** What a runner needs of its model. */
@@ -129,20 +135,38 @@ export class Runner implements Disposable {
   }
 
   /** @throws QueueFullError when all sequences are in use */
-  openSequence(): Sequence {
-    this.#assertUsable();
-    const slot = this.#freeSlots.pop();
-    if (slot === undefined) {
-      throw new QueueFullError(
-        `All ${this.#sequences.size} sequences are in use. Dispose one, or make the runner with more.`,
-        { subject: 'sequences', given: this.#sequences.size + 1, wanted: this.#sequences.size },
+  openSequence({ select = this.policy.select }: SequenceOptions = {}): Sequence {
+    return this.#open(select, 0);
+  }
+
+  /**
+   * A second sequence that holds what the first one does, in memory of its own: a text is read once, and each
+   * question about it is asked of a fork. A prompt may be forked before it ends, with another selection for
+   * each fork.
+   * @throws QueueFullError when all sequences are in use; OutOfMemoryError; CapabilityError when the policy's
+   *   store cannot be copied
+   * @throws InvalidValueError when a batch is between its layers, or `select` observes more of the last queries
+   *   than the selection of `sequence`, which decides how many are at hand
+   */
+  fork(sequence: Sequence, { select = sequence.select }: SequenceOptions = {}): Sequence {
+    sequence.assertWhole();
+    const observed = sequence.select?.observationWindow ?? 0;
+    const wanted = select?.observationWindow ?? 0;
+    if (wanted > observed) {
+      throw new InvalidValueError(
+        `${select?.name ?? ''} observes the last ${wanted} queries, and this sequence keeps ${observed}. ` +
+          'Open it with a selection that observes as many.',
+        { subject: 'observationWindow', given: wanted, wanted: observed },
       );
     }
-    const sequence = new Sequence(slot, (released) => {
-      this.#release(released);
-    });
-    this.#sequences.add(sequence);
-    return sequence;
+    const fork = this.#open(select, sequence.length);
+    try {
+      for (const layer of this.#layers) layer.fork(sequence, fork);
+    } catch (error) {
+      fork.dispose();
+      throw error;
+    }
+    return fork;
   }
 
   /**
@@ -318,6 +342,23 @@ export class Runner implements Disposable {
       `The batch's next step is ${say(batch.nextLayer)}, not ${say(layer)}. Run the steps in order.`,
       { subject: 'layer', given: layer, wanted: batch.nextLayer },
     );
+  }
+
+  #open(select: KvSelector | undefined, length: number): Sequence {
+    this.#assertUsable();
+    const slot = this.#freeSlots.pop();
+    if (slot === undefined) {
+      throw new QueueFullError(
+        `All ${this.#sequences.size} sequences are in use. Dispose one, or make the runner with more.`,
+        { subject: 'sequences', given: this.#sequences.size + 1, wanted: this.#sequences.size },
+      );
+    }
+    const release = (sequence: Sequence): void => {
+      this.#release(sequence);
+    };
+    const sequence = new Sequence({ slot, select, length, release });
+    this.#sequences.add(sequence);
+    return sequence;
   }
 
   #assertUsable(): void {

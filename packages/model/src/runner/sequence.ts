@@ -1,17 +1,30 @@
 import { DisposedError, InvalidValueError } from '@kv/sparse-core';
+import type { KvSelector } from '@kv/sparse-core';
+
+export interface SequenceParts {
+  readonly slot: number;
+  /** Chooses what the cache keeps when a prompt ends; undefined keeps everything. */
+  readonly select: KvSelector | undefined;
+  /** Tokens that the slot holds already. */
+  readonly length: number;
+  /** Returns the slot and its memory. */
+  readonly release: (sequence: Sequence) => void;
+}
 
 /** One text that a runner works on: a slot of its cache and the tokens that are in it. */
 export class Sequence implements Disposable {
   readonly slot: number;
+  readonly select: KvSelector | undefined;
   readonly #release: (sequence: Sequence) => void;
-  #length = 0;
+  #length: number;
   /** The batch whose layers the sequence is going through. */
   #batch: object | undefined;
   #disposed = false;
 
-  /** @param release returns the slot and its memory */
-  constructor(slot: number, release: (sequence: Sequence) => void) {
+  constructor({ slot, select, length, release }: SequenceParts) {
     this.slot = slot;
+    this.select = select;
+    this.#length = length;
     this.#release = release;
   }
 
@@ -40,6 +53,16 @@ export class Sequence implements Disposable {
         { subject: 'batch', given: position, wanted: this.#length },
       );
     }
+  }
+
+  /** @throws InvalidValueError when a batch is between its layers */
+  assertWhole(): void {
+    this.assertUsable();
+    if (this.#batch === undefined) return;
+    throw new InvalidValueError(
+      'The sequence has a batch between its layers, some of which hold more tokens than others. Run it to its last.',
+      { subject: 'sequence', given: 'between layers', wanted: 'after the last layer' },
+    );
   }
 
   /** From here on the sequence is that batch's, until `leave`. */

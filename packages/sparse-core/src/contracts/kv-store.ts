@@ -89,6 +89,11 @@ export interface KvStore {
   finishPrefill?(stream: Stream, slot: number): void;
   /** The blocks that the last decode of a slot read, for a scheduler's working set. */
   blocksRead?(slot: number): readonly number[];
+  /**
+   * Makes an empty slot hold what another holds, in memory of its own. A store without it cannot be forked.
+   * @throws OutOfMemoryError when there is no room for a second one; nothing is changed
+   */
+  copy?(stream: Stream, fromSlot: number, toSlot: number): void;
   /** Empties a slot and returns its memory. */
   release(stream: Stream, slot: number): void;
   /** Tokens that a slot holds, per kv head. */

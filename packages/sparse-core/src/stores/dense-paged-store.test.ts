@@ -121,6 +121,32 @@ describeOnDevices('densePagedStore', ({ open }) => {
     expect(await decode(device, stream, store, query, [0])).toEqual(await decode(device, stream, other, query, [0]));
   });
 
+  it('copies a slot into an empty one, which then goes its own way', async () => {
+    const random = new Random(24);
+    const [store] = densePagedStore({ dtype: 'f32', blockTokens: 4 }).create(layers, capacity) as [KvStore];
+    using document = randomRows(device, random, 21, kvHeads);
+    append(device, stream, store, [{ slot: 2, position: 0, rows: 21 }], document, document);
+    using indices = device.tensor('i32', ['kvHead', 'kept'], [2, 9], new Int32Array([...Array(9).keys(), ...Array(9).keys()]));
+    store.keep(stream, 2, { indices, counts: [9, 3] });
+    const { device: once } = store.bytes();
+    store.copy?.(stream, 2, 0);
+    expect(store.lengths(0)).toEqual([9, 3]);
+    expect(store.bytes().device).toBe(2 * once);
+    using query = randomRows(device, random, 1, queryHeads);
+    const before = await decode(device, stream, store, query, [2]);
+    expect(await decode(device, stream, store, query, [0])).toEqual(before);
+
+    using more = randomRows(device, random, 5, kvHeads);
+    append(device, stream, store, [{ slot: 0, position: 21, rows: 5 }], more, more);
+    expect(await decode(device, stream, store, query, [2])).toEqual(before);
+    const continued = await decode(device, stream, store, query, [0]);
+    store.release(stream, 2);
+    using others = randomRows(device, random, 40, kvHeads);
+    append(device, stream, store, [{ slot: 1, position: 0, rows: 40 }], others, others);
+    expect(await decode(device, stream, store, query, [0])).toEqual(continued);
+    expect(() => store.copy?.(stream, 0, 1)).toThrow(InvalidValueError);
+  });
+
   it('refuses what does not fit, and changes nothing', async () => {
     const [store] = densePagedStore({ blockTokens: 8 }).create(layers, { ...capacity, tokens: 64 }) as [KvStore];
     const prepare = (slot: number, rows: number) => {

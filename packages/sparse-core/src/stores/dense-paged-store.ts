@@ -13,6 +13,7 @@ import type { RowBatch } from '../contracts/row-batch.js';
 import type { FloatDType } from '../dtype.js';
 import { InvalidValueError, ShapeError } from '../errors.js';
 import { appendKv } from '../operations/append-kv.js';
+import { copyBlocks } from '../operations/copy-blocks.js';
 import { decodeAttention } from '../operations/decode-attention.js';
 import { gatherKv } from '../operations/gather-kv.js';
 import type { PagedBlocks } from '../paged-blocks.js';
@@ -130,6 +131,25 @@ class DensePagedStore implements KvStore {
       const blocks = this.#blocksOf(slot, head);
       this.#pool.free(blocks.splice(Math.ceil(count / this.#pool.blockTokens)));
     });
+  }
+
+  copy(stream: Stream, fromSlot: number, toSlot: number): void {
+    const counts = this.lengths(fromSlot);
+    if (this.lengths(toSlot).some((count) => count > 0)) {
+      throw new InvalidValueError(`Slot ${toSlot} holds tokens; copy into an empty one, or release it first.`, {
+        subject: 'toSlot',
+        given: toSlot,
+      });
+    }
+    const needed = counts.map((count) => Math.ceil(count / this.#pool.blockTokens));
+    const from = needed.flatMap((blocks, head) => this.#blocksOf(fromSlot, head).slice(0, blocks));
+    const to = this.#pool.allocate(from.length);
+    for (const pool of [this.#pool.keys, this.#pool.values]) copyBlocks(stream, { pool, from, to });
+    this.#blocks[toSlot] = needed.map((blocks) => to.splice(0, blocks));
+    this.#writeTable(stream, toSlot);
+    const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
+    stream.copy(countsOf(fromSlot), countsOf(toSlot));
+    this.#counts[toSlot] = [...counts];
   }
 
   release(stream: Stream, slot: number): void {

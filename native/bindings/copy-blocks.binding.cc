@@ -1,0 +1,22 @@
+#include "kernels/copy-blocks/copy-blocks.h"
+
+#include "bindings/operation-call.h"
+
+namespace kv {
+
+// copyBlocks(stream, pool [block, …], from [copy], to [copy])
+Napi::Value copy_blocks(const Napi::CallbackInfo& info) {
+  OperationCall call(info);
+  const TensorArgument pool = call.tensor(1);
+  const TensorArgument from = call.tensor(2);
+  CopyBlocksArguments arguments;
+  arguments.pool = pool.data;
+  arguments.block_bytes = pool.stride(0) * static_cast<int64_t>(byte_size(pool.dtype()));
+  arguments.from = from.as<int32_t>();
+  arguments.to = call.tensor(3).as<int32_t>();
+  arguments.copies = static_cast<int32_t>(from.extent(0));
+  return call.enqueue("copyBlocks",
+                      [arguments](ExecutionContext& context) { return copy_blocks(arguments, context); });
+}
+
+}  // namespace kv
