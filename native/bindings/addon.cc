@@ -12,6 +12,7 @@
   OPERATION(appendKv, append_kv)                 \
   OPERATION(copy, copy)                          \
   OPERATION(copyBlocks, copy_blocks)             \
+  OPERATION(crossEntropy, cross_entropy)         \
   OPERATION(cudaReport, cuda_report)             \
   OPERATION(decodeAttention, decode_attention)   \
   OPERATION(embedding, embedding)                \

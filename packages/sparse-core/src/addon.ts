@@ -98,6 +98,7 @@ export interface Addon {
   ) => NativeDevice;
   readonly instructionSet: InstructionSet;
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
+  crossEntropy(stream: NativeStream, logits: NativeTensor, targets: NativeTensor, output: NativeTensor): void;
   cudaReport(): CudaReport;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
   copyBlocks(stream: NativeStream, pool: NativeTensor, from: NativeTensor, to: NativeTensor): void;

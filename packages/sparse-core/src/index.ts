@@ -32,6 +32,7 @@ export {
 export { type NativeBinary, nativeBinary } from './load-addon.js';
 export { MappedFile } from './mapped-file.js';
 export { embedding, type EmbeddingArguments } from './operations/embedding.js';
+export { crossEntropy, type CrossEntropyArguments } from './operations/cross-entropy.js';
 export { copyBlocks, type CopyBlocksArguments } from './operations/copy-blocks.js';
 export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';
 export { appendKv, type AppendKvArguments } from './operations/append-kv.js';

@@ -1,0 +1,16 @@
+#include "kernels/cpu-dispatch.h"
+#include "kernels/cross-entropy/cross-entropy.h"
+#include "kernels/cuda-dispatch.h"
+
+namespace kv {
+
+KV_CPU_KERNEL(cross_entropy, CrossEntropyArguments)
+KV_CUDA_KERNEL(cross_entropy, CrossEntropyArguments)
+
+Status cross_entropy(const CrossEntropyArguments& arguments, ExecutionContext& context) {
+  if (context.device == DeviceKind::cuda) return cross_entropy_cuda(arguments, context);
+  cross_entropy_cpu(arguments, context);
+  return Status::success();
+}
+
+}  // namespace kv

@@ -1,0 +1,40 @@
+import { sum } from './numbers.js';
+
+const defaultBins = 64;
+
+/**
+ * How evenly kept positions cover a text: `H = −Σ_b p_b ln p_b / ln B`, p_b the share of kept positions with
+ * `⌊B i / tokens⌋ = b`; 1 is even, 0 is one bin. Compare selections of equal block size and number only: keeping longer
+ * runs lowers it by itself. Several heads are pooled by giving all their positions.
+ */
+export function indexEntropy(kept: Iterable<number>, tokens: number, bins = defaultBins): number {
+  return -sum(shares(kept, tokens, bins).map((share) => (share === 0 ? 0 : share * Math.log(share)))) / Math.log(bins);
+}
+
+/** The share of bins that hold a kept position. */
+export function indexCoverage(kept: Iterable<number>, tokens: number, bins = defaultBins): number {
+  return shares(kept, tokens, bins).filter((share) => share > 0).length / bins;
+}
+
+/** `Σ_{b,b'} |p_b − p_b'| / (2B)`: 0 is even, near 1 is one bin. */
+export function indexGini(kept: Iterable<number>, tokens: number, bins = defaultBins): number {
+  const all = shares(kept, tokens, bins);
+  return sum(all.map((one) => sum(all.map((other) => Math.abs(one - other))))) / (2 * bins);
+}
+
+/** The longest run of dropped tokens as a share of the text. @param kept ascending */
+export function largestGap(kept: readonly number[], tokens: number): number {
+  const gaps = [...kept, tokens].map((position, index) => position - (kept[index - 1] ?? -1) - 1);
+  return Math.max(...gaps) / tokens;
+}
+
+function shares(kept: Iterable<number>, tokens: number, bins: number): number[] {
+  const counts = new Array<number>(bins).fill(0);
+  let total = 0;
+  for (const position of kept) {
+    const bin = Math.floor((bins * position) / tokens);
+    counts[bin] = (counts[bin] ?? 0) + 1;
+    total += 1;
+  }
+  return counts.map((count) => count / total);
+}

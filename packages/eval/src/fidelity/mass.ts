@@ -1,0 +1,33 @@
+import { sum } from './numbers.js';
+
+type Numbers = ArrayLike<number>;
+
+/** The share of a query's attention that the kept tokens hold: `m(S) = Σ_{i∈S} a_i`. */
+export function capturedMass(weights: Numbers, kept: Iterable<number>): number {
+  return sum(Array.from(kept, (token) => weights[token] ?? NaN));
+}
+
+/** `m(S) / m(top-|S|)`, in [0, 1]: how near a selection comes to the best one of its size for this query. */
+export function massEfficiency(weights: Numbers, kept: readonly number[]): number {
+  return capturedMass(weights, kept) / capturedMass(weights, topTokens(weights, kept.length));
+}
+
+/** `|S ∩ top-k| / k`: how many of the k tokens of greatest weight were kept. */
+export function topRecall(weights: Numbers, kept: Iterable<number>, k: number): number {
+  const held = new Set(kept);
+  return topTokens(weights, k).filter((token) => held.has(token)).length / k;
+}
+
+/** `Σ a_i ln(a_i / ã_i)`: what approximate weights lose. Infinite where they miss a token altogether. */
+export function klDivergence(weights: Numbers, approximate: Numbers): number {
+  return sum(
+    Array.from(weights, (weight, token) => (weight === 0 ? 0 : weight * Math.log(weight / (approximate[token] ?? 0)))),
+  );
+}
+
+/** The k tokens of greatest weight; of equal ones the first. */
+export function topTokens(weights: Numbers, k: number): number[] {
+  const order = Array.from(weights, (_, token) => token);
+  order.sort((one, other) => (weights[other] ?? 0) - (weights[one] ?? 0) || one - other);
+  return order.slice(0, k);
+}

@@ -1,0 +1,16 @@
+export { attentionOutput, attentionWeights } from './fidelity/attention.js';
+export type { HeadCache } from './fidelity/attention.js';
+export { indexCoverage, indexEntropy, indexGini, largestGap } from './fidelity/index-spread.js';
+export { capturedMass, klDivergence, massEfficiency, topRecall } from './fidelity/mass.js';
+export { centredError, centredLogitError, cosineSimilarity, relativeError } from './fidelity/output-error.js';
+export { selectionFidelity } from './fidelity/selection-fidelity.js';
+export type { SelectionFidelity, SelectionTrial } from './fidelity/selection-fidelity.js';
+export { observing } from './observing.js';
+export { readTexts, textLoss } from './perplexity/text-loss.js';
+export type { LossOptions, TextLoss } from './perplexity/text-loss.js';
+export { encodeExample, readRetrievalExamples } from './retrieval/examples.js';
+export type { EncodedExample, RetrievalExample } from './retrieval/examples.js';
+export { evaluateRetrieval } from './retrieval/evaluate-retrieval.js';
+export type { Moment, RetrievalOptions, RetrievalResult, SelectionPolicy } from './retrieval/evaluate-retrieval.js';
+export { summariseRetrieval } from './retrieval/summarise-retrieval.js';
+export type { RetrievalScore } from './retrieval/summarise-retrieval.js';

@@ -1,0 +1,78 @@
+import type { Logits, Runner } from '@kv/model';
+import { prefill } from '@kv/model';
+import { crossEntropy, InvalidValueError } from '@kv/sparse-core';
+import type { KvSelector } from '@kv/sparse-core';
+import { z } from 'zod';
+
+import { observing } from '../observing.js';
+import { readJsonLines } from '../read-json-lines.js';
+
+const textSchema = z.object({ text: z.string().min(1) });
+
+/**
+ * Reads texts from a gzipped file of one JSON object a line, each with a `text`.
+ * @throws InvalidValueError for a line of another form; what `readFile` throws
+ */
+export async function readTexts(file: string): Promise<string[]> {
+  return (await readJsonLines(file, textSchema)).map(({ text }) => text);
+}
+
+/** How surprising a text's tokens were. */
+export interface TextLoss {
+  readonly tokens: number;
+  /** Mean of `−ln p` over the tokens, in nats. */
+  readonly crossEntropy: number;
+  /** `exp(crossEntropy)` */
+  readonly perplexity: number;
+}
+
+export interface LossOptions {
+  /**
+   * Tokens that are read first and not counted, at least one. The selection drops tokens at their end, so that what
+   * counts is how well the rest is predicted from what was kept. Default: 1, the beginning-of-text token.
+   */
+  readonly contextTokens?: number;
+  /** Default: keeps everything. */
+  readonly select?: KvSelector;
+  readonly signal?: AbortSignal;
+}
+
+/**
+ * Reads a text and measures how likely each of its tokens was behind those before.
+ * @throws InvalidValueError for a text that the context leaves nothing of, or that the runner has no room for
+ * @throws the signal's reason when it is aborted between chunks
+ */
+export async function textLoss(
+  runner: Runner,
+  ids: Int32Array,
+  { contextTokens = 1, select = observing(0), signal }: LossOptions = {},
+): Promise<TextLoss> {
+  if (!Number.isInteger(contextTokens) || contextTokens < 1 || contextTokens >= ids.length) {
+    throw new InvalidValueError(
+      `contextTokens is ${contextTokens}; it must be a whole number from 1 to ${ids.length - 1}, the text's last token.`,
+      { subject: 'contextTokens', given: contextTokens, wanted: ids.length - 1 },
+    );
+  }
+  using sequence = runner.openSequence({ select });
+  runner.checkTokens(sequence, ids);
+  using first = await prefill(runner, sequence, ids.subarray(0, contextTokens), signal ? { signal } : {});
+  const losses = [...(await tokenLosses(runner, first, ids.subarray(contextTokens, contextTokens + 1)))];
+  for (let start = contextTokens; start < ids.length - 1; start += runner.maxBatchRows) {
+    signal?.throwIfAborted();
+    const end = Math.min(start + runner.maxBatchRows, ids.length - 1);
+    using batch = runner.createBatch([{ sequence, ids: ids.subarray(start, end), phase: 'prefill' }]);
+    runner.embed(batch);
+    await runner.runLayers(batch, 0, runner.model.config.layers);
+    const rows = Array.from({ length: end - start }, (_, row) => row);
+    using logits = runner.head(batch, rows);
+    losses.push(...(await tokenLosses(runner, logits, ids.subarray(start + 1, end + 1))));
+  }
+  const mean = losses.reduce((sum, loss) => sum + loss, 0) / losses.length;
+  return { tokens: losses.length, crossEntropy: mean, perplexity: Math.exp(mean) };
+}
+
+async function tokenLosses({ stream }: Runner, logits: Logits, targets: Int32Array): Promise<Float32Array> {
+  using output = stream.device.tensor('f32', ['row'], [targets.length]);
+  crossEntropy(stream, { logits, targets, output });
+  return await output.read();
+}

@@ -1,0 +1,65 @@
+import { InvalidValueError } from '@kv/sparse-core';
+import type { Tokenizer } from '@kv/model';
+import { z } from 'zod';
+
+import { readJsonLines } from '../read-json-lines.js';
+
+const exampleSchema = z.object({
+  id: z.string(),
+  task: z.string(),
+  /** Tokens that the prompt was made for; it has a few fewer. */
+  length: z.number().int().positive(),
+  /** A document and, on its last line, the question. */
+  prompt: z.string(),
+  answer: z.string().min(1),
+});
+
+/** A prompt that hides facts and asks for some of them. */
+export type RetrievalExample = z.infer<typeof exampleSchema>;
+
+/** An example as token ids. */
+export interface EncodedExample extends Pick<RetrievalExample, 'id' | 'task' | 'length'> {
+  readonly prompt: Int32Array;
+  /** How many of the prompt's tokens are the document; the others are the question. */
+  readonly documentTokens: number;
+  readonly answer: Int32Array;
+}
+
+/**
+ * Reads examples of retrieval from a gzipped file of one JSON object a line: `id`, `task`, `length`, `prompt`,
+ * `answer`.
+ * @throws InvalidValueError for a line of another form; what `readFile` throws
+ */
+export function readRetrievalExamples(file: string): Promise<RetrievalExample[]> {
+  return readJsonLines(file, exampleSchema);
+}
+
+/**
+ * Tokenises an example. The question is the last line of the prompt; a token that spans the end of the line before
+ * counts as the question's.
+ * @throws InvalidValueError when the prompt's tokens are not the first ones of prompt and answer together, or when
+ *   nothing stands before the question
+ */
+export async function encodeExample(
+  tokenizer: Tokenizer,
+  { id, task, length, prompt, answer }: RetrievalExample,
+): Promise<EncodedExample> {
+  const document = prompt.slice(0, prompt.lastIndexOf('\n') + 1);
+  const all = await tokenizer.encode(prompt + answer);
+  const promptIds = await tokenizer.encode(prompt);
+  const documentIds = await tokenizer.encode(document);
+  const documentTokens = commonPrefix(documentIds, promptIds);
+  const wanted = commonPrefix(promptIds, all) === promptIds.length && documentTokens > 1;
+  if (!wanted || documentTokens === promptIds.length || all.length === promptIds.length) {
+    throw new InvalidValueError(
+      `Example ${id} does not fall into a document, a question on the last line and an answer at token boundaries.`,
+      { subject: id, given: { document: documentTokens, prompt: promptIds.length, all: all.length } },
+    );
+  }
+  return { id, task, length, prompt: promptIds, documentTokens, answer: all.subarray(promptIds.length) };
+}
+
+function commonPrefix(one: Int32Array, other: Int32Array): number {
+  const end = one.findIndex((id, index) => id !== other[index]);
+  return end === -1 ? one.length : end;
+}
