@@ -122,6 +122,12 @@ export interface Addon {
     accumulate: boolean,
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
+  observationScores(
+    stream: NativeStream,
+    query: NativeTensor,
+    scores: NativeTensor,
+    ...rest: readonly [...NativePagedRows, scale: number, domain: number, reduction: number]
+  ): void;
   prefillAttention: NativeAttention;
   read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;
   rmsNorm(
@@ -146,6 +152,19 @@ export interface Addon {
     recent: NativeTensor | undefined,
     output: NativeTensor,
     settings: Float64Array,
+  ): void;
+  selectTokens(
+    stream: NativeStream,
+    scores: NativeTensor,
+    rows: NativeTensor,
+    indices: NativeTensor,
+    counts: NativeTensor,
+    rounds: Int32Array,
+    overlappingRounds: boolean,
+    fill: boolean,
+    sinkTokens: number,
+    pooling: number,
+    poolTokens: number,
   ): void;
   swiglu(stream: NativeStream, gate: NativeTensor, up: NativeTensor, output: NativeTensor): void;
   write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;

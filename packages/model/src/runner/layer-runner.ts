@@ -128,13 +128,13 @@ export class LayerRunner implements Disposable {
         scale,
       });
       batch.reports.push(report);
-      this.#finishPrompts(prefill, query, scale);
+      await this.#finishPrompts(prefill, query, scale);
     }
     finishDecode?.();
   }
 
   /** Lets the policy drop tokens of the prompts that are complete. */
-  #finishPrompts(prefill: BatchPart, query: LayerScratch['query'], scale: number): void {
+  async #finishPrompts(prefill: BatchPart, query: LayerScratch['query'], scale: number): Promise<void> {
     const { stream, store } = this.#parts;
     let row = prefill.firstRow;
     for (const entry of prefill.entries) {
@@ -146,16 +146,16 @@ export class LayerRunner implements Disposable {
       }
       row = end;
       if (entry.phase !== 'prefill-end') continue;
-      this.#select(entry.sequence, scale);
+      await this.#select(entry.sequence, scale);
       store.finishPrefill?.(stream, slot);
     }
   }
 
-  #select({ slot, select }: Sequence, scale: number): void {
+  async #select({ slot, select }: Sequence, scale: number): Promise<void> {
     const { stream, store } = this.#parts;
     const recent = this.#recentQueries.get(slot);
     if (select === undefined || recent === undefined) return;
-    const selection = select.select(stream, { store, slot, lastQueries: recent.queries, scale });
+    const selection = await select.select(stream, { store, slot, lastQueries: recent.queries, scale });
     if (selection !== undefined) {
       store.keep(stream, slot, selection);
       selection.indices.dispose();

@@ -21,8 +21,11 @@ export interface SelectCall {
 /** Chooses, after the last chunk of a prompt, which tokens a layer keeps. */
 export interface KvSelector {
   readonly name: string;
-  /** How many of the prompt's last queries it wants to see. */
+  /** How many of the prompt's last queries it wants to see; 0 for none. */
   readonly observationWindow: number;
-  /** Undefined keeps everything. The selection's tensor belongs to the caller. */
-  select(stream: Stream, call: SelectCall): TokenSelection | undefined;
+  /**
+   * Undefined keeps everything. The selection's tensor belongs to the caller. A selector whose counts depend on
+   * what is on the device returns a promise, for a store frees blocks by counts that the host knows.
+   */
+  select(stream: Stream, call: SelectCall): TokenSelection | undefined | Promise<TokenSelection | undefined>;
 }

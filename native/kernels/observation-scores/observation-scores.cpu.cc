@@ -1,0 +1,312 @@
+#include "kernels/observation-scores/observation-scores.h"
+
+#include "kernels/attention-rows.h"
+#include "kernels/prefill-attention/prefill-attention-tile.h"
+
+namespace kv {
+namespace KV_ISA {
+namespace {
+
+// Keys that are multiplied together. The lanes of a vector are keys here, so that neither the softmax nor the
+// sums need an operation across lanes.
+constexpr int kPanelKeys = kPanelRows;
+// Keys of one task. Fixed, so that results do not depend on the worker count.
+constexpr int32_t kSplitKeys = 8 * kPanelKeys;
+
+// The observation window of one batch entry as one kv head sees it: row r is query r % queries of head
+// first_head + r / queries.
+struct Window {
+  int64_t first_token;
+  int64_t first_head;
+  int64_t group;
+  int64_t queries;
+  int32_t key_count;
+  int32_t prefix;
+  bool sees_window;
+  const int32_t* blocks;
+  float* scores;
+
+  Window(const ObservationScoresArguments& a, int64_t item)
+      : first_token(a.query_start[item / a.kv_heads]),
+        first_head(item % a.kv_heads * (a.query_heads / a.kv_heads)),
+        group(a.query_heads / a.kv_heads),
+        queries(a.query_start[item / a.kv_heads + 1] - first_token),
+        sees_window(a.domain == ScoreDomain::full),
+        scores(a.scores + item * a.score_tokens) {
+    const int64_t cache_head = int64_t{a.slots[item / a.kv_heads]} * a.kv_heads + item % a.kv_heads;
+    key_count = a.key_counts[cache_head];
+    prefix = key_count > queries ? key_count - static_cast<int32_t>(queries) : 0;
+    blocks = a.block_table + cache_head * a.table_width;
+  }
+
+  int64_t rows() const { return group * queries; }
+  // How many leading keys the denominator of a row has, and the most that one has.
+  int32_t visible(int64_t row) const {
+    return sees_window ? prefix + static_cast<int32_t>(row % queries) + 1 : prefix;
+  }
+  int32_t reach() const { return sees_window ? key_count : prefix; }
+  // Splits that there are for the keys up to `end`; none where there is nothing to score.
+  int64_t splits(int32_t end) const { return prefix == 0 || queries == 0 ? 0 : divide_up(end, kSplitKeys); }
+};
+
+// A denominator: sum of exp(score - maximum) over some keys.
+struct Denominator {
+  float maximum;
+  float sum;
+};
+
+// The memory of one task.
+struct Scratch {
+  float* queries;   // [row, dim], scaled
+  float* keys;      // [dim, key] of one panel
+  float* products;  // [kStep, key]
+  float* sums;      // [group, key] of one panel
+  float* maxima;    // [row, lane], and the sums that go with them, of one split
+  float* totals;
+
+  static size_t floats(int64_t rows, int dim) {
+    const int64_t padded = divide_up(rows, kStep) * kStep;
+    return static_cast<size_t>(padded * dim + (dim + kStep + rows) * kPanelKeys + 2 * rows * kLanes);
+  }
+
+  Scratch(float* memory, int64_t rows, int64_t group, int dim) {
+    queries = memory;
+    keys = queries + divide_up(rows, kStep) * kStep * dim;
+    products = keys + dim * kPanelKeys;
+    sums = products + kStep * kPanelKeys;
+    maxima = sums + group * kPanelKeys;
+    totals = maxima + rows * kLanes;
+  }
+};
+
+// Exchanges rows and lanes.
+template <int half = kLanes / 2>
+inline void transpose(Vec (&rows)[kLanes]) {
+  if constexpr (half > 0) {
+    VecInt low = {};
+    VecInt high = {};
+    for (int lane = 0; lane < kLanes; ++lane) {
+      low[lane] = (lane & half) != 0 ? kLanes + lane - half : lane;
+      high[lane] = (lane & half) != 0 ? kLanes + lane : lane + half;
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < kLanes; ++row) {
+      if ((row & half) != 0) continue;
+      const Vec upper = rows[row];
+      const Vec lower = rows[row + half];
+      rows[row] = permute(upper, lower, low);
+      rows[row + half] = permute(upper, lower, high);
+    }
+    transpose<half / 2>(rows);
+  }
+}
+
+// Converts up to kPanelKeys keys to f32, [dim, key]; keys past `count` are zeros.
+template <class T>
+void load_keys(const ObservationScoresArguments& a, const int32_t* blocks, int32_t first_key, int32_t count,
+               float* to) {
+  for (int32_t base = 0; base < kPanelKeys; base += kLanes) {
+    const T* keys[kLanes];
+    for (int32_t lane = 0; lane < kLanes; ++lane) {
+      const int32_t key = first_key + base + lane;
+      keys[lane] = base + lane < count ? static_cast<const T*>(a.keys) +
+                                             blocks[key / a.block_tokens] * a.block_stride +
+                                             key % a.block_tokens * a.token_stride
+                                       : nullptr;
+    }
+    int d = 0;
+    for (; d + kLanes <= a.head_dim; d += kLanes) {
+      Vec rows[kLanes];
+#pragma GCC unroll 16
+      for (int lane = 0; lane < kLanes; ++lane) rows[lane] = keys[lane] ? load(keys[lane] + d) : Vec{};
+      transpose(rows);
+#pragma GCC unroll 16
+      for (int lane = 0; lane < kLanes; ++lane) store(to + (d + lane) * kPanelKeys + base, rows[lane]);
+    }
+    for (; d < a.head_dim; ++d) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        to[d * kPanelKeys + base + lane] = keys[lane] ? to_float(keys[lane][d]) : 0;
+      }
+    }
+  }
+}
+
+template <class T>
+void load_queries(const ObservationScoresArguments& a, const Window& window, float* to) {
+  for (int64_t row = 0; row < window.rows(); ++row) {
+    const T* query = static_cast<const T*>(a.query) +
+                     (window.first_token + row % window.queries) * a.query_token_stride +
+                     (window.first_head + row / window.queries) * a.query_head_stride;
+    for (int d = 0; d < a.head_dim; ++d) to[row * a.head_dim + d] = to_float(query[d]) * a.scale;
+  }
+  const int64_t rest = divide_up(window.rows(), kStep) * kStep - window.rows();
+  std::memset(to + window.rows() * a.head_dim, 0, static_cast<size_t>(rest * a.head_dim) * sizeof(float));
+}
+
+// Calls body(row, first_key, the row's kPanelKeys products) for every row and every panel of the split's keys
+// before `end`, and then panel_done(first_key, count).
+template <class Body, class PanelDone>
+void for_each_product(const ObservationScoresArguments& a, const Window& window, int64_t split, int32_t end,
+                      const Scratch& scratch, Body&& body, PanelDone&& panel_done) {
+  with_float_type(a.query_dtype,
+                  [&](auto element) { load_queries<decltype(element)>(a, window, scratch.queries); });
+  const int32_t begin = static_cast<int32_t>(split) * kSplitKeys;
+  const int32_t last = begin + kSplitKeys < end ? begin + kSplitKeys : end;
+  for (int32_t first_key = begin; first_key < last; first_key += kPanelKeys) {
+    const int32_t count = last - first_key < kPanelKeys ? last - first_key : kPanelKeys;
+    with_float_type(a.cache_dtype, [&](auto element) {
+      load_keys<decltype(element)>(a, window.blocks, first_key, count, scratch.keys);
+    });
+    for (int64_t step = 0; step < window.rows(); step += kStep) {
+      multiply<false>(scratch.queries + step * a.head_dim, a.head_dim, 1, scratch.keys, a.head_dim, nullptr,
+                      scratch.products);
+      for (int64_t row = step; row < step + kStep && row < window.rows(); ++row) {
+        body(row, first_key, scratch.products + (row - step) * kPanelKeys);
+      }
+    }
+    panel_done(first_key, count);
+  }
+}
+
+// Hides the keys that a row's denominator does not have.
+void mask(float* products, int32_t visible) {
+  for (int32_t key = visible > 0 ? visible : 0; key < kPanelKeys; ++key) products[key] = -__builtin_inff();
+}
+
+// Each row's denominator over the keys of one split.
+void sum_denominators(const ObservationScoresArguments& a, const Window& window, int64_t split,
+                      const Scratch& scratch, Denominator* denominators) {
+  for (int64_t row = 0; row < window.rows(); ++row) {
+    store(scratch.maxima + row * kLanes, splat(kLowestScore));
+    store(scratch.totals + row * kLanes, Vec{});
+  }
+  const auto add = [&](int64_t row, int32_t first_key, float* products) {
+    const int32_t visible = window.visible(row) - first_key;
+    if (visible < kPanelKeys) mask(products, visible);
+    const Vec before = load(scratch.maxima + row * kLanes);
+    Vec peak = before;
+    for (int v = 0; v < kPanelVectors; ++v) peak = maximum(peak, load(products + v * kLanes));
+    Vec total = load(scratch.totals + row * kLanes) * exponential(before - peak);
+    for (int v = 0; v < kPanelVectors; ++v) total += exponential(load(products + v * kLanes) - peak);
+    store(scratch.maxima + row * kLanes, peak);
+    store(scratch.totals + row * kLanes, total);
+  };
+  for_each_product(a, window, split, window.reach(), scratch, add, [](int32_t, int32_t) {});
+  for (int64_t row = 0; row < window.rows(); ++row) {
+    const Vec maxima = load(scratch.maxima + row * kLanes);
+    const float peak = horizontal_maximum(maxima);
+    const Vec totals = load(scratch.totals + row * kLanes) * exponential(maxima - peak);
+    denominators[row] = {peak, horizontal_sum(totals)};
+  }
+}
+
+// Merges a row's denominators of all splits into that of the first, whose sum becomes its inverse.
+void merge_denominators(int64_t rows, int64_t splits, Denominator* denominators) {
+  for (int64_t row = 0; row < rows; ++row) {
+    float peak = kLowestScore;
+    for (int64_t split = 0; split < splits; ++split) {
+      const float largest = denominators[split * rows + row].maximum;
+      peak = largest > peak ? largest : peak;
+    }
+    float sum = 0;
+    for (int64_t split = 0; split < splits; ++split) {
+      const Denominator part = denominators[split * rows + row];
+      sum += part.sum * exponential(splat(part.maximum - peak))[0];
+    }
+    denominators[row] = {peak, 1.0f / sum};
+  }
+}
+
+// The scores of a panel's keys from each head's sums over the window.
+void reduce_group(GroupReduction reduction, int64_t group, const float* sums, int32_t count, float* scores) {
+  for (int32_t key = 0; key < count; ++key) {
+    float score = sums[key];
+    for (int64_t head = 1; head < group; ++head) {
+      const float other = sums[head * kPanelKeys + key];
+      if (reduction == GroupReduction::maximum) {
+        score = other > score ? other : score;
+      } else {
+        score += other;
+      }
+    }
+    scores[key] = reduction == GroupReduction::mean ? score / static_cast<float>(group) : score;
+  }
+}
+
+// The scores of one split's keys; `denominators` hold inverse sums.
+void sum_weights(const ObservationScoresArguments& a, const Window& window, int64_t split,
+                 const Scratch& scratch, const Denominator* denominators) {
+  const size_t sum_bytes = static_cast<size_t>(window.group * kPanelKeys) * sizeof(float);
+  std::memset(scratch.sums, 0, sum_bytes);
+  const auto add = [&](int64_t row, int32_t, const float* products) {
+    float* sums = scratch.sums + row / window.queries * kPanelKeys;
+    const Denominator denominator = denominators[row];
+    for (int v = 0; v < kPanelVectors; ++v) {
+      const Vec weight = exponential(load(products + v * kLanes) - denominator.maximum) * denominator.sum;
+      store(sums + v * kLanes, load(sums + v * kLanes) + weight);
+    }
+  };
+  const auto finish = [&](int32_t first_key, int32_t count) {
+    reduce_group(a.reduction, window.group, scratch.sums, count, window.scores + first_key);
+    std::memset(scratch.sums, 0, sum_bytes);
+  };
+  for_each_product(a, window, split, window.prefix, scratch, add, finish);
+}
+
+}  // namespace
+
+void observation_scores(const ObservationScoresArguments& a, Workers& workers) {
+  // An item is one kv head of one batch entry. Item i owns the tasks task_start[i] .. task_start[i + 1] - 1,
+  // and of every task's rows the denominators from denominator_start[i] on.
+  const int64_t items = int64_t{a.batch} * a.kv_heads;
+  int64_t most_rows = 0;
+  int64_t denominator_count = 0;
+  for (int64_t item = 0; item < items; ++item) {
+    const Window window(a, item);
+    most_rows = window.rows() > most_rows ? window.rows() : most_rows;
+    denominator_count += window.splits(window.reach()) * window.rows();
+    if (window.queries == 0) {
+      std::memset(window.scores, 0, static_cast<size_t>(window.prefix) * sizeof(float));
+    }
+  }
+  const size_t start_bytes = static_cast<size_t>(items + 1) * sizeof(int64_t);
+  int64_t* task_start = static_cast<int64_t*>(workers.shared_scratch(
+      2 * start_bytes + static_cast<size_t>(denominator_count) * sizeof(Denominator)));
+  int64_t* denominator_start = task_start + items + 1;
+  Denominator* denominators = reinterpret_cast<Denominator*>(denominator_start + items + 1);
+
+  // Calls body(window, split, the window's denominators, scratch) for every split of keys up to end(window).
+  const auto for_each_split = [&](auto&& end, auto&& body) {
+    task_start[0] = denominator_start[0] = 0;
+    for (int64_t item = 0; item < items; ++item) {
+      const Window window(a, item);
+      task_start[item + 1] = task_start[item] + window.splits(end(window));
+      denominator_start[item + 1] = denominator_start[item] + window.splits(window.reach()) * window.rows();
+    }
+    workers.for_each(static_cast<size_t>(task_start[items]), [&](size_t index, int worker) {
+      int64_t item = 0;
+      while (static_cast<int64_t>(index) >= task_start[item + 1]) ++item;
+      const Window window(a, item);
+      void* memory = workers.scratch(worker, Scratch::floats(most_rows, a.head_dim) * sizeof(float));
+      body(window, static_cast<int64_t>(index) - task_start[item], denominators + denominator_start[item],
+           Scratch(static_cast<float*>(memory), window.rows(), window.group, a.head_dim));
+    });
+  };
+
+  for_each_split([](const Window& window) { return window.reach(); },
+                 [&](const Window& window, int64_t split, Denominator* of_window, const Scratch& scratch) {
+                   sum_denominators(a, window, split, scratch, of_window + split * window.rows());
+                 });
+  workers.for_each(static_cast<size_t>(items), [&](size_t item, int) {
+    const Window window(a, static_cast<int64_t>(item));
+    const int64_t splits = window.splits(window.reach());
+    if (splits > 0) merge_denominators(window.rows(), splits, denominators + denominator_start[item]);
+  });
+  for_each_split([](const Window& window) { return window.prefix; },
+                 [&](const Window& window, int64_t split, Denominator* of_window, const Scratch& scratch) {
+                   sum_weights(a, window, split, scratch, of_window);
+                 });
+}
+
+}  // namespace KV_ISA
+}  // namespace kv

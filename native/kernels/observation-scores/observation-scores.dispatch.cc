@@ -1,0 +1,58 @@
+#include "kernels/observation-scores/observation-scores.h"
+
+#include <string>
+
+#include "kernels/cpu-dispatch.h"
+
+namespace kv {
+namespace {
+
+Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, message); }
+
+Status check_sizes(const ObservationScoresArguments& a) {
+  Status status = validate_sizes(a);
+  if (!status.ok()) return status;
+  if (!is_float(a.query_dtype)) {
+    return Status::failure(StatusCode::capability, "queries must be f32, f16 or bf16");
+  }
+  if (a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
+    return invalid("the query heads (" + std::to_string(a.query_heads) +
+                   ") must be a multiple of the kv heads (" + std::to_string(a.kv_heads) + ")");
+  }
+  if (!(a.scale > 0)) return invalid("the scale must be positive");
+  return Status::success();
+}
+
+// Whether every prefix has room in the scores. The tables are valid.
+Status check_room(const ObservationScoresArguments& a) {
+  for (int32_t entry = 0; entry < a.batch; ++entry) {
+    const int32_t queries = a.query_start[entry + 1] - a.query_start[entry];
+    for (int32_t head = 0; head < a.kv_heads; ++head) {
+      const int32_t prefix = a.key_counts[int64_t{a.slots[entry]} * a.kv_heads + head] - queries;
+      if (prefix > a.score_tokens) {
+        return invalid("slot " + std::to_string(a.slots[entry]) + ", kv head " + std::to_string(head) +
+                       " has " + std::to_string(prefix) + " keys before the window, but there is room for " +
+                       std::to_string(a.score_tokens) + " scores");
+      }
+    }
+  }
+  return Status::success();
+}
+
+}  // namespace
+
+KV_CPU_KERNEL(observation_scores, ObservationScoresArguments)
+
+Status observation_scores(const ObservationScoresArguments& arguments, ExecutionContext& context) {
+  Status status = check_sizes(arguments);
+  if (!status.ok()) return status;
+  if (context.device == DeviceKind::cuda) {
+    return Status::failure(StatusCode::capability, "there is no CUDA kernel yet; score on a CPU device");
+  }
+  status = validate_tables(arguments, false);
+  if (status.ok()) status = check_room(arguments);
+  if (status.ok()) observation_scores_cpu(arguments, context);
+  return status;
+}
+
+}  // namespace kv

@@ -1,0 +1,66 @@
+import { InvalidValueError } from '@kv/sparse-core';
+
+import { expectPositive, expectThat } from './expect.js';
+
+/** One value for all layers, a list with one for each, or a function of the layer's index. */
+export type PerLayer<T> = T | readonly T[] | ((layer: number) => T);
+
+/** How many tokens of a prompt a layer keeps of each kv head. */
+export type Capacity =
+  | {
+      /** Tokens. A shorter prompt is kept whole. */
+      readonly capacity: PerLayer<number>;
+      readonly keepRatio?: undefined;
+    }
+  | {
+      readonly capacity?: undefined;
+      /** Share of the prompt's tokens, more than 0 and at most 1; rounded down to whole tokens, at least one. */
+      readonly keepRatio: PerLayer<number>;
+    };
+
+/**
+ * The tokens to keep of `length` in a layer. Values that are given are checked now, those of functions when
+ * they are asked for.
+ * @throws InvalidValueError
+ */
+export function capacityOf({ capacity, keepRatio }: Capacity): (layer: number, length: number) => number {
+  if ((capacity === undefined) === (keepRatio === undefined)) {
+    throw new InvalidValueError('Give either capacity, in tokens, or keepRatio, a share of the prompt.', {
+      subject: 'capacity',
+      given: { capacity, keepRatio },
+    });
+  }
+  if (capacity !== undefined) {
+    const ofLayer = perLayer('capacity', capacity, (given) => expectPositive('capacity', given));
+    return (layer) => ofLayer(layer);
+  }
+  const ofLayer = perLayer('keepRatio', keepRatio, (given) =>
+    expectThat(given > 0 && given <= 1, 'keepRatio', given, 'more than 0 and at most 1'),
+  );
+  return (layer, length) => Math.max(1, Math.floor(ofLayer(layer) * length));
+}
+
+function perLayer(
+  name: string,
+  given: PerLayer<number>,
+  check: (value: number) => void,
+): (layer: number) => number {
+  if (typeof given === 'function') {
+    return (layer) => {
+      const value = given(layer);
+      check(value);
+      return value;
+    };
+  }
+  const list = typeof given === 'number' ? undefined : given;
+  for (const value of list ?? [given as number]) check(value);
+  return (layer) => {
+    const value = list === undefined ? (given as number) : list[layer];
+    if (value !== undefined) return value;
+    throw new InvalidValueError(`${name} has ${list?.length ?? 0} entries; layer ${layer} needs one of its own.`, {
+      subject: name,
+      given: list?.length,
+      wanted: layer + 1,
+    });
+  };
+}

@@ -1,0 +1,97 @@
+import { CapabilityError } from '@kv/sparse-core';
+import type { KvSelector, SelectCall, Stream, TensorHandle } from '@kv/sparse-core';
+
+import { capacityOf } from './capacity.js';
+import type { Capacity } from './capacity.js';
+import { expectChoice, expectPositive } from './expect.js';
+import { groupReductions, observationScores, scoreDomains } from './operations/observation-scores.js';
+import type { GroupReduction, ScoreDomain } from './operations/observation-scores.js';
+import { keptTokens } from './operations/select-tokens.js';
+import type { SelectTokensRow } from './operations/select-tokens.js';
+import { enqueueSelection } from './enqueue-selection.js';
+import { expectSelectOptions } from './select-options.js';
+import type { SelectTokensOptions } from './select-options.js';
+
+export interface HbwSettings extends SelectTokensOptions {
+  /** The prompt's last tokens: their queries are what is looked at, and they are always kept. Default: 32. */
+  readonly window?: number;
+  /** Whether the capacity counts the window's tokens. Default: true. */
+  readonly windowInCapacity?: boolean;
+  /** Tokens of a block. Default: `max(1, floor(capacity / 32))`. */
+  readonly blockTokens?: number | undefined;
+  /** The keys of a softmax's denominator: all that a query sees, or the prefix only. Default: `full`. */
+  readonly scoreDomain?: ScoreDomain;
+  /** Over the query heads that share a kv head. Default: `mean`. */
+  readonly groupReduction?: GroupReduction;
+}
+
+export type HbwOptions = Capacity & HbwSettings;
+
+/**
+ * HBW-KV: keeps, of each kv head, the window and the blocks that it looks at most, chosen in rounds of more and
+ * more groups, so that every part of the prompt is represented. A prompt within the capacity is kept whole.
+ * @throws InvalidValueError for options out of range; its selector throws a CapabilityError for a store that
+ * does not hold dense keys
+ */
+export function hbw(options: HbwOptions): KvSelector {
+  return attentionSelector('hbw', options);
+}
+
+/** A selector by the attention of the prompt's last queries, under a name for tables. */
+export function attentionSelector(name: string, options: HbwOptions): KvSelector {
+  const { window = 32, windowInCapacity = true, scoreDomain = 'full', groupReduction = 'mean' } = options;
+  const { blockTokens } = options;
+  const capacity = capacityOf(options);
+  expectPositive('window', window);
+  expectChoice('scoreDomain', scoreDomain, scoreDomains);
+  expectChoice('groupReduction', groupReduction, groupReductions);
+  if (blockTokens !== undefined) expectPositive('blockTokens', blockTokens);
+  expectSelectOptions(options);
+
+  const rowOf = (layer: number, length: number, queries: number): SelectTokensRow => {
+    const windowTokens = Math.min(length, queries);
+    const total = capacity(layer, length);
+    return {
+      prefixTokens: length - windowTokens,
+      windowTokens,
+      capacity: windowInCapacity ? total : total + windowTokens,
+      blockTokens: blockTokens ?? Math.max(1, Math.floor(total / 32)),
+    };
+  };
+
+  return {
+    name,
+    observationWindow: window,
+    select(stream, call) {
+      const { store, slot, lastQueries } = call;
+      const rows = store.lengths(slot).map((length) => rowOf(store.layer.index, length, lastQueries.shape[0]));
+      if (rows.every((row) => keptTokens(row) === row.prefixTokens + row.windowTokens)) return undefined;
+      using scores = score(stream, call, rows, { domain: scoreDomain, groupReduction });
+      return enqueueSelection(stream, scores, rows, options);
+    },
+  };
+}
+
+/** f32 `[batch, kvHead, token]` of the one slot. */
+function score(
+  stream: Stream,
+  { store, slot, lastQueries, scale }: SelectCall,
+  rows: readonly SelectTokensRow[],
+  options: { readonly domain: ScoreDomain; readonly groupReduction: GroupReduction },
+): TensorHandle<'f32', readonly ['batch', 'kvHead', 'token']> {
+  const blocks = store.denseBlocks();
+  if (blocks === undefined) {
+    throw new CapabilityError(
+      `The ${store.name} store does not hold dense keys, which selecting tokens by attention reads. ` +
+        'Use a store that keeps a prompt dense until it is complete, such as densePagedStore().',
+      { subject: store.name },
+    );
+  }
+  const { device } = stream;
+  const tokens = Math.max(...rows.map((row) => row.prefixTokens));
+  const scores = device.tensor('f32', ['batch', 'kvHead', 'token'], [1, rows.length, tokens]);
+  using slots = device.tensor('i32', ['batch'], [1], Int32Array.of(slot));
+  using queryStart = device.tensor('i32', ['boundary'], [2], Int32Array.of(0, lastQueries.shape[0]));
+  observationScores(stream, { query: lastQueries, scores, blocks, slots, queryStart, scale, ...options });
+  return scores;
+}

@@ -1,0 +1,45 @@
+import { expectChoice, expectPositive, expectThat, expectWhole } from './expect.js';
+
+/** In the order of `ScorePooling` in the operation's header, after none. */
+export const poolings = ['average', 'max'] as const;
+const mostRounds = 16;
+
+/** Over an odd number of scores around each token, as PyTorch pools with stride 1 and padding `tokens / 2`. */
+export interface ScorePooling {
+  readonly kind: (typeof poolings)[number];
+  readonly tokens: number;
+}
+
+/** How tokens are chosen; the defaults are those of HBW-KV with the whole capacity in use. */
+export interface SelectTokensOptions {
+  /** Groups of each round: M of the paper. Default: `[1, 8]`. */
+  readonly rounds?: readonly number[];
+  /**
+   * `refill`: a round skips what earlier ones have taken. `union`: each round chooses alone, and what several
+   * chose counts once, so that fewer blocks are kept. Default: `refill`.
+   */
+  readonly dedup?: 'refill' | 'union';
+  /** `fill`: the best single tokens make up what whole blocks leave of the capacity. Default: `fill`. */
+  readonly remainder?: 'fill' | 'drop';
+  /** First tokens of the prefix that are always kept. Default: 0. */
+  readonly sinkTokens?: number;
+  /** Default: none. */
+  readonly pooling?: ScorePooling | undefined;
+}
+
+/** @throws InvalidValueError */
+export function expectSelectOptions(options: SelectTokensOptions): void {
+  const { rounds, dedup = 'refill', remainder = 'fill', sinkTokens = 0, pooling } = options;
+  if (rounds !== undefined) {
+    const fitting = rounds.length > 0 && rounds.length <= mostRounds;
+    expectThat(fitting, 'rounds', rounds, `1 to ${mostRounds} numbers of groups`);
+    for (const groups of rounds) expectPositive('rounds', groups);
+  }
+  expectChoice('dedup', dedup, ['refill', 'union']);
+  expectChoice('remainder', remainder, ['fill', 'drop']);
+  expectWhole('sinkTokens', sinkTokens);
+  if (pooling === undefined) return;
+  expectChoice('pooling.kind', pooling.kind, poolings);
+  expectPositive('pooling.tokens', pooling.tokens);
+  expectThat(pooling.tokens % 2 === 1, 'pooling.tokens', pooling.tokens, 'odd');
+}

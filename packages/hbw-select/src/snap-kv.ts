@@ -1,0 +1,29 @@
+import type { KvSelector } from '@kv/sparse-core';
+
+import type { Capacity } from './capacity.js';
+import { attentionSelector } from './hbw.js';
+import type { GroupReduction } from './operations/observation-scores.js';
+import type { ScorePooling } from './select-options.js';
+
+export interface SnapKvSettings {
+  /** The prompt's last tokens: their queries are what is looked at, and they are always kept. Default: 32. */
+  readonly window?: number;
+  /** Default: average over 5, as published; its LongBench runs take the maximum over 7. */
+  readonly pooling?: ScorePooling;
+  /** Over the query heads that share a kv head. Default: `mean`. */
+  readonly groupReduction?: GroupReduction;
+}
+
+/**
+ * SnapKV (Li et al. 2024): single tokens by their pooled scores, the window counted in the capacity. Storage is
+ * per kv head, so the query heads that share one choose together.
+ * @throws InvalidValueError
+ */
+export function snapKv(options: Capacity & SnapKvSettings): KvSelector {
+  return attentionSelector('snapkv', {
+    pooling: { kind: 'average', tokens: 5 },
+    ...options,
+    rounds: [1],
+    blockTokens: 1,
+  });
+}
