@@ -14,7 +14,6 @@
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 #include "kernels/stage-ring.h"
 #include "ptx/matrix-load.h"
-#include "ptx/named-barrier.h"
 #include "ptx/register-shares.h"
 #include "ptx/tensor-copy.h"
 #include "ptx/wgmma.h"
@@ -29,10 +28,6 @@ constexpr int kWarpgroupRows = 64;  // rows of one wgmma
 constexpr int kPanelColumns = 64;   // columns of 16-bit elements in a swizzled row
 constexpr int kPanelBytes = 128;    // of such a row
 
-// Named barriers between the producer warp and the consumers: a work tile is posted, and has been read.
-constexpr int kWorkPosted = 1;
-constexpr int kWorkTaken = 2;
-
 template <typename ElementType, int kDim>
 struct Shape {
   using Element = ElementType;
@@ -45,7 +40,6 @@ struct Shape {
   static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
   static constexpr int kQueryTile = kWarpgroupRows * kConsumerWarpgroups;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumerWarpgroups);
-  static constexpr int kHandoverThreads = 32 + kWarpgroupThreads * kConsumerWarpgroups;
   static constexpr int kPanels = kDim / kPanelColumns;
   static constexpr int kStages = 5;        // tiles of keys or values in shared memory
   static constexpr int kEarlyScores = 32;  // of a thread's 64
@@ -62,7 +56,8 @@ struct alignas(1024) SharedStorage {
   KeyValueTile<Shape> tiles[Shape::kStages];
   Element output[Shape::kConsumerWarps][16][Shape::kHeadDim];
   StageRing<Shape::kStages> tile_ring;
-  uint64_t query_landed;
+  uint64_t work_posted;  // with its queries
+  uint64_t work_taken;
   uint64_t tail_landed;  // the values of a key tile that is not full
   PrefillTile work;      // key_tiles < 0: no more work
 };
@@ -102,19 +97,19 @@ class Producer {
  private:
   // Waits until the consumers have read the previous work tile and its queries, then hands them the next.
   __device__ void publish(const PrefillTile& work) {
-    ptx::named_barrier_sync(kWorkTaken, Shape::kHandoverThreads);
+    // A fresh barrier's previous phase counts as complete.
+    ptx::mbarrier_wait(&shared_.work_taken, taken_parity_ ^= 1);
     if (lane_ == 0) {
       shared_.work = work;
-      if (work.key_tiles > 0) ptx::mbarrier_arrive_expect_bytes(&shared_.query_landed, sizeof(shared_.query));
+      ptx::mbarrier_arrive_expect_bytes(&shared_.work_posted, work.key_tiles > 0 ? sizeof(shared_.query) : 0);
     }
     if (work.key_tiles > 0 && lane_ < Shape::kConsumerWarpgroups * Shape::kPanels) {
       const int warpgroup = lane_ / Shape::kPanels;
       const int panel = lane_ % Shape::kPanels;
       ptx::tensor_copy(shared_.query[warpgroup][panel], &parameters_.query, panel * kPanelColumns,
                        work.query_head, work.first_row + work.first_query + warpgroup * kWarpgroupRows,
-                       &shared_.query_landed);
+                       &shared_.work_posted);
     }
-    ptx::named_barrier_arrive(kWorkPosted, Shape::kHandoverThreads);
   }
 
   // In the order of use: values are wanted one step later than keys.
@@ -210,6 +205,7 @@ class Producer {
   const int lane_;
   RingPosition<Shape::kStages> tile_at_;
   const int32_t* table_ = nullptr;  // of the current slot and kv head
+  uint32_t taken_parity_ = 0;
   uint32_t tail_parity_ = 0;
 };
 
@@ -228,9 +224,8 @@ class Consumer {
         lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
-    release_work();
-    for (;;) {
-      ptx::named_barrier_sync(kWorkPosted, Shape::kHandoverThreads);
+    for (uint32_t parity = 0;; parity ^= 1) {
+      ptx::mbarrier_wait(&shared_.work_posted, parity);
       const PrefillTile work = shared_.work;
       if (work.key_tiles < 0) break;
       attend(work);
@@ -245,7 +240,8 @@ class Consumer {
   // Rows of scores that a thread holds: `row` and row + 8 of the work tile.
   __device__ int row() const { return warp_ * 16 + lane_ / 4; }
 
-  __device__ void release_work() { ptx::named_barrier_arrive(kWorkTaken, Shape::kHandoverThreads); }
+  // By each thread for itself: compute-sanitizer does not see that one lane's arrival covers its warp's reads.
+  __device__ void release_work() { ptx::mbarrier_arrive(&shared_.work_taken); }
 
   __device__ Position next_tile() {
     const Position at = tile_at_;
@@ -262,8 +258,6 @@ class Consumer {
     if (work.key_tiles > 0) {
       uint32_t weights[kScores / 2];
       int key_tile = work.key_tiles - 1;
-      ptx::mbarrier_wait(&shared_.query_landed, query_parity_);
-      query_parity_ ^= 1;
       first_step(work, key_tile, softmax, weights);
       // The tiles that reach past the last key that every query sees come first.
       const int first_partial = max(0, min(work.visible_keys, work.key_count)) / Shape::kKeyTile;
@@ -437,7 +431,6 @@ class Consumer {
   const int warp_;  // among all consumers
   const int lane_;
   Position tile_at_;
-  uint32_t query_parity_ = 0;
 };
 
 template <typename Shape>
@@ -447,7 +440,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = *reinterpret_cast<SharedStorage<Shape>*>(shared_memory);
   if (threadIdx.x == 0) {
     shared.tile_ring.init(Shape::kConsumerWarps);
-    ptx::mbarrier_init(&shared.query_landed, 1);
+    ptx::mbarrier_init(&shared.work_posted, 1);
+    ptx::mbarrier_init(&shared.work_taken, 32 * Shape::kConsumerWarps);
     ptx::mbarrier_init(&shared.tail_landed, 1);
     ptx::fence_mbarrier_init();
   }
