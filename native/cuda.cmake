@@ -31,5 +31,7 @@ add_cuda_kernels(cuda_hopper "90a-real" ${cuda_hopper})
 add_cuda_kernels(cuda_ampere "80-real;89-real" ${cuda_ampere})
 add_cuda_kernels(cuda_every "80-real;89-real;90a-real" ${cuda_every})
 
+# It was declared before the language was known; its CUDA objects come from the libraries above.
+set_target_properties(kv_core PROPERTIES CUDA_ARCHITECTURES OFF)
 target_compile_definitions(kv_core PUBLIC KV_HAVE_CUDA=1)
 target_link_libraries(kv_core PUBLIC CUDA::cudart_static)
