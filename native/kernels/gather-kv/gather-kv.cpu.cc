@@ -14,6 +14,17 @@ int64_t offset_of(const GatherKvArguments& a, const int32_t* blocks, int32_t ind
   return element * static_cast<int64_t>(byte_size(a.cache_dtype));
 }
 
+// How many tokens from `i` on lie one after the other, where they are and where they go.
+int32_t run_length(const GatherKvArguments& a, const int32_t* indices, int32_t i, int32_t count) {
+  if (a.token_stride != a.head_dim) return 1;
+  const int32_t from = indices[i] % a.block_tokens;
+  const int32_t to = i % a.block_tokens;
+  const int32_t room = a.block_tokens - (from > to ? from : to);
+  int32_t length = 1;
+  while (length < room && i + length < count && indices[i + length] == indices[i] + length) ++length;
+  return length;
+}
+
 }  // namespace
 
 void gather_kv(const GatherKvArguments& a, Workers& workers) {
@@ -23,12 +34,14 @@ void gather_kv(const GatherKvArguments& a, Workers& workers) {
     const int32_t* indices = a.indices + static_cast<int64_t>(head) * a.index_stride;
     // Ascending indices never fall behind the token that they fill, so moving in order overwrites nothing
     // that is still wanted.
-    for (int32_t i = 0; i < a.counts[head]; ++i) {
+    for (int32_t i = 0, length = 1; i < a.counts[head]; i += length) {
+      length = run_length(a, indices, i, a.counts[head]);
       if (indices[i] == i) continue;
       const int64_t from = offset_of(a, blocks, indices[i]);
       const int64_t to = offset_of(a, blocks, i);
-      std::memcpy(static_cast<char*>(a.key_pool) + to, static_cast<char*>(a.key_pool) + from, row_bytes);
-      std::memcpy(static_cast<char*>(a.value_pool) + to, static_cast<char*>(a.value_pool) + from, row_bytes);
+      const size_t bytes = static_cast<size_t>(length) * row_bytes;
+      std::memmove(static_cast<char*>(a.key_pool) + to, static_cast<char*>(a.key_pool) + from, bytes);
+      std::memmove(static_cast<char*>(a.value_pool) + to, static_cast<char*>(a.value_pool) + from, bytes);
     }
     a.key_counts[head] = a.counts[head];
   });
