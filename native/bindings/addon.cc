@@ -3,6 +3,7 @@
 
 #include "bindings/device-object.h"
 #include "bindings/environment.h"
+#include "bindings/recording-object.h"
 #include "bindings/stream-object.h"
 #include "bindings/tensor-object.h"
 #include "runtime/isa.h"
@@ -42,6 +43,7 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   environment->tensor_constructor = Napi::Persistent(TensorObject::define(env));
   environment->stream_constructor = Napi::Persistent(StreamObject::define(env));
   environment->device_constructor = Napi::Persistent(DeviceObject::define(env));
+  environment->recording_constructor = Napi::Persistent(RecordingObject::define(env));
   exports.Set("NativeDevice", environment->device_constructor.Value());
   exports.Set("instructionSet", isa_name(best_isa()));
 #define EXPORT(name, function) exports.Set(#name, Napi::Function::New(env, function, #name));

@@ -54,9 +54,7 @@ Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {
       bytes < 0x1p62 ? Storage::allocate(device_, static_cast<size_t>(bytes)) : nullptr;
   if (!storage) throw make_error(info.Env(), "KV_OUT_OF_MEMORY", "the memory does not fit");
   if (info[5].IsTypedArray()) {
-    const auto contents = info[5].As<Napi::TypedArray>();
-    if (!uploads_) uploads_ = device_->create_queue();
-    const Status status = device_->copy(storage->data(), bytes_of(contents), contents.ByteLength(), *uploads_);
+    const Status status = storage->fill(bytes_of(info[5]));
     if (!status.ok()) throw make_error(info.Env(), status);
   }
   return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));

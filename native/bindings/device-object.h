@@ -28,7 +28,6 @@ class DeviceObject : public Napi::ObjectWrap<DeviceObject> {
   Napi::Value name(const Napi::CallbackInfo& info);
 
   std::shared_ptr<Device> device_;
-  std::unique_ptr<Queue> uploads_;  // the order in which initial contents are copied
 };
 
 }  // namespace kv

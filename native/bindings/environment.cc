@@ -31,7 +31,8 @@ std::shared_ptr<Environment> Environment::create(Napi::Env env) {
 void Environment::close() {
   std::lock_guard<std::mutex> lock(mutex_);
   queue_ = nullptr;
-  for (Napi::FunctionReference* reference : {&tensor_constructor, &stream_constructor, &device_constructor}) {
+  for (Napi::FunctionReference* reference :
+       {&tensor_constructor, &stream_constructor, &device_constructor, &recording_constructor}) {
     reference->Reset();
   }
 }

@@ -26,6 +26,7 @@ class Environment {
   Napi::FunctionReference tensor_constructor;
   Napi::FunctionReference stream_constructor;
   Napi::FunctionReference device_constructor;
+  Napi::FunctionReference recording_constructor;
 
  private:
   // Native threads may hold this object longer than the environment lives.

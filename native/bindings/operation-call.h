@@ -4,7 +4,10 @@
 
 #include <napi.h>
 
+#include <functional>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "bindings/stream-object.h"
 #include "bindings/tensor-object.h"
@@ -14,6 +17,7 @@ namespace kv {
 struct TensorArgument {
   void* data = nullptr;
   Layout layout;
+  bool on_host = false;
 
   explicit operator bool() const { return data != nullptr; }
   int64_t extent(int axis) const { return layout.shape[axis]; }
@@ -33,7 +37,8 @@ class OperationCall {
   TensorArgument tensor(size_t index) {
     const TensorObject& object = TensorObject::from(info_[index]);
     std::shared_ptr<Storage> storage = object.storage(info_.Env());
-    TensorArgument argument{static_cast<char*>(storage->data()) + object.layout().byte_offset, object.layout()};
+    TensorArgument argument{static_cast<char*>(storage->data()) + object.layout().byte_offset, object.layout(),
+                            storage->on_host()};
     holds_.push_back(std::move(storage));
     return argument;
   }
@@ -46,14 +51,14 @@ class OperationCall {
   Stream& stream() const { return StreamObject::from(info_[0]).stream(info_.Env()); }
 
   // `name` must outlive the stream: a literal.
-  Napi::Value enqueue(const char* name, Stream::Operation operation) {
-    stream().enqueue(name, std::move(holds_), std::move(operation));
+  Napi::Value enqueue(const char* name, std::function<Status(ExecutionContext&)> launch) {
+    stream().enqueue({name, std::move(holds_), std::move(launch)});
     return info_.Env().Undefined();
   }
 
  private:
   const Napi::CallbackInfo& info_;
-  Stream::Holds holds_;
+  std::vector<std::shared_ptr<Storage>> holds_;
 };
 
 }  // namespace kv

@@ -1,10 +1,12 @@
 #include "bindings/stream-object.h"
 
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "bindings/environment.h"
 #include "bindings/errors.h"
+#include "bindings/recording-object.h"
 
 namespace kv {
 namespace {
@@ -36,10 +38,17 @@ struct Settlement {
 
 }  // namespace
 
-Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value) {
+void refuse_recording(const Stream& stream, Napi::Env env, const char* what) {
+  if (!stream.recording()) return;
+  throw make_error(env, "KV_CAPABILITY",
+                   std::string(what) + " cannot be recorded: do it before the recording or between its replays");
+}
+
+Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value, std::function<void()> finish) {
   auto settlement = std::make_shared<Settlement>(env, value);
   Napi::Promise promise = settlement->deferred.Promise();
-  stream.notify([settlement](const Status& status) {
+  stream.notify([settlement, finish = std::move(finish)](const Status& status) {
+    if (status.ok() && finish) finish();
     settlement->environment->post([settlement, status](Napi::Env env) { settlement->finish(env, status); });
   });
   return promise;
@@ -47,13 +56,20 @@ Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value) {
 
 Napi::Function StreamObject::define(Napi::Env env) {
   return DefineClass(env, "NativeStream",
-                     {InstanceMethod<&StreamObject::synchronize>("synchronize"),
+                     {InstanceMethod<&StreamObject::begin_recording>("beginRecording"),
+                      InstanceMethod<&StreamObject::end_recording>("endRecording"),
+                      InstanceMethod<&StreamObject::replay>("replay"),
+                      InstanceMethod<&StreamObject::synchronize>("synchronize"),
                       InstanceMethod<&StreamObject::wait_for>("waitFor"), InstanceMethod<&StreamObject::close>("close")});
 }
 
 Napi::Object StreamObject::create(Napi::Env env, std::shared_ptr<Device> device) {
   Napi::Object object = Environment::of(env)->stream_constructor.New({});
-  Unwrap(object)->stream_ = std::make_shared<Stream>(std::move(device));
+  try {
+    Unwrap(object)->stream_ = std::make_shared<Stream>(std::move(device));
+  } catch (const std::bad_alloc&) {
+    throw make_error(env, "KV_OUT_OF_MEMORY", "the device has no room for another stream");
+  }
   return object;
 }
 
@@ -62,11 +78,28 @@ Stream& StreamObject::stream(Napi::Env env) const {
   return *stream_;
 }
 
+Napi::Value StreamObject::begin_recording(const Napi::CallbackInfo& info) {
+  stream(info.Env()).begin_recording();
+  return info.Env().Undefined();
+}
+
+Napi::Value StreamObject::end_recording(const Napi::CallbackInfo& info) {
+  std::shared_ptr<Recording> recording = stream(info.Env()).end_recording();
+  return RecordingObject::create(info.Env(), stream_, std::move(recording));
+}
+
+Napi::Value StreamObject::replay(const Napi::CallbackInfo& info) {
+  stream(info.Env()).replay(RecordingObject::from(info[0]).recording(info.Env()));
+  return info.Env().Undefined();
+}
+
 Napi::Value StreamObject::synchronize(const Napi::CallbackInfo& info) {
+  refuse_recording(stream(info.Env()), info.Env(), "synchronize");
   return settle_in_order(stream(info.Env()), info.Env(), info.Env().Undefined());
 }
 
 Napi::Value StreamObject::wait_for(const Napi::CallbackInfo& info) {
+  refuse_recording(stream(info.Env()), info.Env(), "waitFor");
   stream(info.Env()).wait_for(from(info[0]).stream(info.Env()));
   return info.Env().Undefined();
 }

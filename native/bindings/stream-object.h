@@ -3,6 +3,7 @@
 
 #include <napi.h>
 
+#include <functional>
 #include <memory>
 
 #include "runtime/stream.h"
@@ -22,6 +23,9 @@ class StreamObject : public Napi::ObjectWrap<StreamObject> {
   Stream& stream(Napi::Env env) const;
 
  private:
+  Napi::Value begin_recording(const Napi::CallbackInfo& info);
+  Napi::Value end_recording(const Napi::CallbackInfo& info);
+  Napi::Value replay(const Napi::CallbackInfo& info);
   Napi::Value synchronize(const Napi::CallbackInfo& info);
   Napi::Value wait_for(const Napi::CallbackInfo& info);
   Napi::Value close(const Napi::CallbackInfo& info);
@@ -30,7 +34,12 @@ class StreamObject : public Napi::ObjectWrap<StreamObject> {
   std::shared_ptr<Stream> stream_;
 };
 
-// A promise that settles to `value` when everything enqueued on `stream` so far is done.
-Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value);
+// Throws a JavaScript error when the stream is recording: what waits for the host, or uses memory of JavaScript,
+// cannot be repeated.
+void refuse_recording(const Stream& stream, Napi::Env env, const char* what);
+
+// A promise that settles to `value` when everything enqueued on `stream` so far is done; `finish` runs before, on
+// the stream's thread, if that went well.
+Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value, std::function<void()> finish = nullptr);
 
 }  // namespace kv

@@ -7,15 +7,15 @@
 
 namespace kv {
 
-int64_t Layout::elements() const {
+int64_t Layout::elements(int first) const {
   int64_t count = 1;
-  for (int axis = 0; axis < rank; ++axis) count *= shape[axis];
+  for (int axis = first; axis < rank; ++axis) count *= shape[axis];
   return count;
 }
 
-bool Layout::contiguous() const {
+bool Layout::contiguous(int first) const {
   int64_t expected = 1;
-  for (int axis = rank - 1; axis >= 0; --axis) {
+  for (int axis = rank - 1; axis >= first; --axis) {
     if (shape[axis] != 1 && strides[axis] != expected) return false;
     expected *= shape[axis];
   }

@@ -19,8 +19,9 @@ struct Layout {
   int64_t strides[kMaxRank] = {};  // in elements
   int64_t byte_offset = 0;
 
-  int64_t elements() const;
-  bool contiguous() const;
+  // Of the axes from `first` on.
+  int64_t elements(int first = 0) const;
+  bool contiguous(int first = 0) const;
 };
 
 // Reads (dtype, shape, strides, byteOffset) from four consecutive arguments.

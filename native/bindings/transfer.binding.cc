@@ -1,22 +1,24 @@
 // Moves bytes between tensors and JavaScript, in stream order.
 #include <cstring>
-#include <vector>
+#include <memory>
 
+#include "bindings/errors.h"
 #include "bindings/operation-call.h"
 #include "bindings/typed-array.h"
 
 namespace kv {
 namespace {
 
-// Copies strided elements in host memory to row-major order.
-char* gather(const Layout& layout, const char* source, char* destination, int axis) {
-  const auto size = static_cast<int64_t>(byte_size(layout.dtype));
-  if (axis == layout.rank) {
-    std::memcpy(destination, source, static_cast<size_t>(size));
-    return destination + size;
+// Copies elements in host memory to row-major order.
+char* gather(const Layout& layout, const char* source, char* destination, int axis = 0) {
+  if (layout.contiguous(axis)) {
+    const size_t bytes = static_cast<size_t>(layout.elements(axis)) * byte_size(layout.dtype);
+    std::memcpy(destination, source, bytes);
+    return destination + bytes;
   }
+  const int64_t step = layout.strides[axis] * static_cast<int64_t>(byte_size(layout.dtype));
   for (int64_t i = 0; i < layout.shape[axis]; ++i) {
-    destination = gather(layout, source + i * layout.strides[axis] * size, destination, axis + 1);
+    destination = gather(layout, source + i * step, destination, axis + 1);
   }
   return destination;
 }
@@ -28,20 +30,37 @@ size_t span_of(const Layout& layout) {
   return static_cast<size_t>(last + 1) * byte_size(layout.dtype);
 }
 
-// Copies a tensor to contiguous memory, on the host or on the stream's device.
-Status copy_out(const TensorArgument& tensor, void* destination, ExecutionContext& context) {
-  if (tensor.layout.elements() == 0) return Status::success();
-  if (tensor.layout.contiguous()) return context.owner->copy(destination, tensor.data, tensor.bytes(), *context.queue);
-  if (context.device == DeviceKind::cpu) {
-    gather(tensor.layout, tensor.as<char>(), static_cast<char*>(destination), 0);
+Status no_memory() { return Status::failure(StatusCode::out_of_memory, "no host memory for the copy"); }
+
+// Elements in host memory to a contiguous tensor on the device.
+Status send(const TensorArgument& source, const char* elements, void* destination, ExecutionContext& context) {
+  const std::shared_ptr<HostMemory> packed = context.owner->host_memory(source.bytes());
+  if (packed == nullptr) return no_memory();
+  gather(source.layout, elements, packed->data);
+  return context.owner->upload(destination, packed, *context.queue);
+}
+
+Status copy_tensor(const TensorArgument& source, const TensorArgument& destination, ExecutionContext& context) {
+  Device& device = *context.owner;
+  const bool contiguous = source.layout.contiguous();
+  if (source.on_host && destination.on_host) {
+    gather(source.layout, source.as<char>(), destination.as<char>());
     return Status::success();
   }
-  std::vector<char> spread(span_of(tensor.layout));
-  std::vector<char> dense(tensor.bytes());
-  Status status = context.owner->copy(spread.data(), tensor.data, spread.size(), *context.queue);
+  if (source.on_host) {
+    if (!contiguous) return send(source, source.as<char>(), destination.data, context);
+    return device.upload(destination.data, HostMemory::borrow(source.data, source.bytes()), *context.queue);
+  }
+  if (contiguous && !destination.on_host) {
+    return device.copy(destination.data, source.data, source.bytes(), *context.queue);
+  }
+  const std::shared_ptr<HostMemory> spread = HostMemory::allocate(span_of(source.layout));
+  if (spread == nullptr) return no_memory();
+  const Status status = device.download(spread, source.data, *context.queue);
   if (!status.ok()) return status;
-  gather(tensor.layout, spread.data(), dense.data(), 0);
-  return context.owner->copy(destination, dense.data(), dense.size(), *context.queue);
+  if (!destination.on_host) return send(source, spread->data, destination.data, context);
+  gather(source.layout, spread->data, destination.as<char>());
+  return status;
 }
 
 }  // namespace
@@ -50,10 +69,22 @@ Status copy_out(const TensorArgument& tensor, void* destination, ExecutionContex
 Napi::Value read(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument tensor = call.tensor(1);
-  const auto destination = info[2].As<Napi::TypedArray>();
-  void* data = bytes_of(destination);
-  call.enqueue("read", [tensor, data](ExecutionContext& context) { return copy_out(tensor, data, context); });
-  return settle_in_order(call.stream(), info.Env(), destination);
+  char* const destination = bytes_of(info[2]);
+  refuse_recording(call.stream(), info.Env(), "read");
+  if (tensor.layout.elements() == 0) return settle_in_order(call.stream(), info.Env(), info[2]);
+  const auto brought = std::make_shared<std::shared_ptr<HostMemory>>();
+  call.enqueue("read", [tensor, destination, brought](ExecutionContext& context) {
+    if (tensor.on_host) {
+      gather(tensor.layout, tensor.as<char>(), destination);
+      return Status::success();
+    }
+    *brought = context.owner->host_memory(span_of(tensor.layout));
+    if (*brought == nullptr) return no_memory();
+    return context.owner->download(*brought, tensor.data, *context.queue);
+  });
+  return settle_in_order(call.stream(), info.Env(), info[2], [tensor, destination, brought] {
+    if (*brought != nullptr) gather(tensor.layout, (*brought)->data, destination);
+  });
 }
 
 // write(stream, source: TypedArray, tensor): the bytes are taken now, and stored in stream order.
@@ -61,9 +92,12 @@ Napi::Value write(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const auto source = info[1].As<Napi::TypedArray>();
   const TensorArgument tensor = call.tensor(2);
-  const std::vector<char> bytes(bytes_of(source), bytes_of(source) + source.ByteLength());
+  refuse_recording(call.stream(), info.Env(), "write");
+  const std::shared_ptr<HostMemory> bytes = call.stream().device()->host_memory(source.ByteLength());
+  if (bytes == nullptr) throw make_error(info.Env(), no_memory());
+  std::memcpy(bytes->data, bytes_of(source), bytes->bytes);
   return call.enqueue("write", [tensor, bytes](ExecutionContext& context) {
-    return context.owner->copy(tensor.data, bytes.data(), bytes.size(), *context.queue);
+    return context.owner->upload(tensor.data, bytes, *context.queue);
   });
 }
 
@@ -72,8 +106,13 @@ Napi::Value copy(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument source = call.tensor(1);
   const TensorArgument destination = call.tensor(2);
+  const bool through_host = source.on_host || destination.on_host || !source.layout.contiguous();
+  if (through_host && call.stream().device()->kind() != DeviceKind::cpu) {
+    refuse_recording(call.stream(), info.Env(), "a copy through host memory");
+  }
+  if (source.layout.elements() == 0) return info.Env().Undefined();
   return call.enqueue("copy", [source, destination](ExecutionContext& context) {
-    return copy_out(source, destination.data, context);
+    return copy_tensor(source, destination, context);
   });
 }
 

@@ -19,10 +19,18 @@ class CpuDevice : public Device {
 
   DeviceKind kind() const override { return DeviceKind::cpu; }
   std::string name() const override { return "cpu"; }
-  std::unique_ptr<Queue> create_queue() override { return std::make_unique<Queue>(); }
+  std::shared_ptr<Queue> create_queue() override { return std::make_shared<Queue>(); }
 
-  Status copy(void* to, const void* from, size_t bytes, Queue&) override {
-    if (bytes > 0) std::memmove(to, from, bytes);
+  Status upload(void* to, const std::shared_ptr<HostMemory>& from, Queue&) override {
+    return fill(to, from->data, from->bytes);
+  }
+  Status download(const std::shared_ptr<HostMemory>& to, const void* from, Queue&) override {
+    return fill(to->data, from, to->bytes);
+  }
+  Status copy(void* to, const void* from, size_t bytes, Queue&) override { return fill(to, from, bytes); }
+
+  Status fill(void* data, const void* contents, size_t bytes) override {
+    if (bytes > 0) std::memmove(data, contents, bytes);
     return Status::success();
   }
 

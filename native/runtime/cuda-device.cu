@@ -1,70 +1,15 @@
 #include <cuda_runtime.h>
 
+#include <cstring>
 #include <utility>
 
 #include "runtime/cuda-check.h"
 #include "runtime/cuda-device.h"
-#include "runtime/fault.h"
+#include "runtime/cuda-queue.h"
+#include "runtime/pinned-memory.h"
 
 namespace kv {
 namespace {
-
-class CudaQueue : public Queue {
- public:
-  CudaQueue(cudaStream_t stream, Fault* fault) : stream_(stream), fault_(fault) {}
-  ~CudaQueue() override {
-    for (const Scratch& scratch : {workspace_, zeroed_}) {
-      if (scratch.data != nullptr) cudaFreeAsync(scratch.data, stream_);
-    }
-    cudaStreamDestroy(stream_);
-    cudaFreeHost(fault_);
-  }
-
-  void* cuda_stream() const override { return stream_; }
-  Fault* fault() const override { return fault_; }
-
-  void* workspace(size_t bytes) override {
-    grow(workspace_, bytes);
-    return workspace_.data;
-  }
-
-  void* zeroed_workspace(size_t bytes) override {
-    const bool grown = grow(zeroed_, bytes);
-    if (grown && zeroed_.data != nullptr) cudaMemsetAsync(zeroed_.data, 0, bytes, stream_);
-    return zeroed_.data;
-  }
-
-  Status synchronize() override {
-    const Status status = cuda_status(cudaStreamSynchronize(stream_));
-    if (!status.ok() || fault_->code == FaultCode::none) return status;
-    const Fault fault = std::exchange(*fault_, Fault{});
-    return {StatusCode::invalid_value, describe(fault), fault.operation};
-  }
-
- private:
-  cudaStream_t stream_;
-  struct Scratch {
-    void* data = nullptr;
-    size_t bytes = 0;
-  };
-
-  // Whether there was less before. Leaves no data when it does not fit.
-  bool grow(Scratch& scratch, size_t bytes) {
-    if (bytes <= scratch.bytes) return false;
-    if (scratch.data != nullptr) cudaFreeAsync(scratch.data, stream_);
-    scratch = {};
-    if (cudaMallocAsync(&scratch.data, bytes, stream_) == cudaSuccess) {
-      scratch.bytes = bytes;
-    } else {
-      scratch.data = nullptr;
-    }
-    return true;
-  }
-
-  Fault* fault_;  // pinned host memory
-  Scratch workspace_;
-  Scratch zeroed_;
-};
 
 // What is enqueued on `later` from now on runs after what is enqueued on `earlier` so far.
 void wait_for(cudaStream_t later, cudaStream_t earlier) {
@@ -82,6 +27,7 @@ class CudaDevice : public Device {
 
   ~CudaDevice() override {
     bind_thread();
+    pinned_->drain();
     cudaStreamDestroy(allocations_);
   }
 
@@ -89,31 +35,49 @@ class CudaDevice : public Device {
   std::string name() const override { return "cuda:" + std::to_string(index_) + " (" + facts_.name + ")"; }
   void bind_thread() override { cudaSetDevice(index_); }
 
-  std::unique_ptr<Queue> create_queue() override {
+  std::shared_ptr<Queue> create_queue() override {
     bind_thread();
-    cudaStream_t stream = nullptr;
-    Fault* fault = nullptr;
-    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return nullptr;
-    if (cudaHostAlloc(&fault, sizeof(Fault), cudaHostAllocPortable) != cudaSuccess) {
-      cudaStreamDestroy(stream);
-      return nullptr;
-    }
-    *fault = Fault{};
-    return std::make_unique<CudaQueue>(stream, fault);
+    return CudaQueue::create(pinned_);
+  }
+
+  std::shared_ptr<HostMemory> host_memory(size_t bytes) override {
+    std::shared_ptr<HostMemory> pinned = pinned_->take(bytes);
+    return pinned != nullptr ? pinned : HostMemory::allocate(bytes);
+  }
+
+  Status upload(void* to, const std::shared_ptr<HostMemory>& from, Queue& queue) override {
+    return host_copy(to, from->data, from, static_cast<cudaStream_t>(queue.cuda_stream()));
+  }
+
+  Status download(const std::shared_ptr<HostMemory>& to, const void* from, Queue& queue) override {
+    return host_copy(to->data, from, to, static_cast<cudaStream_t>(queue.cuda_stream()));
   }
 
   Status copy(void* to, const void* from, size_t bytes, Queue& queue) override {
     const auto stream = static_cast<cudaStream_t>(queue.cuda_stream());
-    const Status status = cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
-    return status.ok() ? queue.synchronize() : status;
+    return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+  }
+
+  Status fill(void* data, const void* contents, size_t bytes) override {
+    bind_thread();
+    std::shared_ptr<HostMemory> memory = pinned_->take(bytes);
+    if (memory == nullptr) return host_copy(data, contents, HostMemory::borrow(const_cast<void*>(contents), bytes), allocations_);
+    std::memcpy(memory->data, contents, bytes);
+    return host_copy(data, memory->data, memory, allocations_);
+  }
+
+  void join(Queue& queue, uint64_t stamp) override {
+    auto& joining = static_cast<CudaQueue&>(queue);
+    if (joining.joined_stamp >= stamp) return;
+    joining.joined_stamp = latest_stamp();
+    wait_for(static_cast<cudaStream_t>(queue.cuda_stream()), allocations_);
   }
 
  protected:
   void* allocate_memory(size_t bytes) override {
     bind_thread();
     void* data = nullptr;
-    if (cudaMallocAsync(&data, bytes == 0 ? 1 : bytes, allocations_) != cudaSuccess ||
-        cudaStreamSynchronize(allocations_) != cudaSuccess) {
+    if (cudaMallocAsync(&data, bytes == 0 ? 1 : bytes, allocations_) != cudaSuccess) {
       cudaGetLastError();
       return nullptr;
     }
@@ -133,9 +97,19 @@ class CudaDevice : public Device {
   }
 
  private:
+  // `memory` is the copy's host side.
+  Status host_copy(void* to, const void* from, const std::shared_ptr<HostMemory>& memory, cudaStream_t stream) {
+    const Status status = cuda_status(cudaMemcpyAsync(to, from, memory->bytes, cudaMemcpyDefault, stream));
+    if (!status.ok()) return status;
+    if (!memory->pinned) return cuda_status(cudaStreamSynchronize(stream));
+    pinned_->hold(memory, stream);
+    return status;
+  }
+
   int index_;
   CudaDeviceFacts facts_;
   cudaStream_t allocations_;
+  std::shared_ptr<PinnedMemory> pinned_ = std::make_shared<PinnedMemory>();
 };
 
 }  // namespace

@@ -4,12 +4,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/execution.h"
+#include "runtime/host-memory.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -22,8 +25,24 @@ struct MemoryReport {
   uint64_t finalized = 0;  // tensors that the garbage collector had to release: leaks
 };
 
+// The moment at which everything launched on a queue so far is done.
+class Moment {
+ public:
+  virtual ~Moment() = default;
+  // The first failure up to it, or success; nothing while it has not come.
+  virtual std::optional<Status> poll() = 0;
+  virtual Status wait() = 0;
+};
+
+// Work that a queue launches at one stroke.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual Status launch() = 0;
+};
+
 // What orders the work of one stream on a device: a CUDA stream; nothing on the CPU.
-class Queue {
+class Queue : public std::enable_shared_from_this<Queue> {
  public:
   virtual ~Queue() = default;
   virtual void* cuda_stream() const { return nullptr; }
@@ -32,8 +51,11 @@ class Queue {
   virtual void* workspace(size_t) { return nullptr; }
   // The same, all zero whenever an operation gets it: each leaves it so.
   virtual void* zeroed_workspace(size_t) { return nullptr; }
-  // Waits for the work launched so far. Reports its first failure.
-  virtual Status synchronize() { return Status::success(); }
+  // Null where work is done when its launch returns.
+  virtual std::unique_ptr<Moment> mark() { return nullptr; }
+  // Puts what `launches` launches into `graph` instead of running it. Where a queue has no graphs, it leaves
+  // `graph` empty and does not call `launches`.
+  virtual Status capture(const std::function<Status()>&, std::unique_ptr<Graph>&) { return Status::success(); }
 };
 
 using Queues = std::vector<std::shared_ptr<Queue>>;
@@ -49,13 +71,26 @@ class Device {
   virtual std::string name() const = 0;
   // Makes this device the calling thread's current one.
   virtual void bind_thread() {}
-  virtual std::unique_ptr<Queue> create_queue() = 0;
-  // Copies between host and device memory in either direction, in the queue's order; on return the host
-  // memory may be read or changed.
+  // Null when the device has no room for one more.
+  virtual std::shared_ptr<Queue> create_queue() = 0;
+
+  // Host memory for a copy, pinned where there is some left; null when it does not fit.
+  virtual std::shared_ptr<HostMemory> host_memory(size_t bytes) { return HostMemory::allocate(bytes); }
+  // Copies in the queue's order. One of pinned memory goes on while the caller does, and holds that memory; what a
+  // download brings is there at a moment marked after it. With other host memory a copy is done on return.
+  virtual Status upload(void* to, const std::shared_ptr<HostMemory>& from, Queue& queue) = 0;
+  virtual Status download(const std::shared_ptr<HostMemory>& to, const void* from, Queue& queue) = 0;
+  // Within the device's memory, in the queue's order.
   virtual Status copy(void* to, const void* from, size_t bytes, Queue& queue) = 0;
 
   // Memory for a tensor, 64-byte aligned at least; null when it does not fit.
   void* allocate(size_t bytes);
+  // Copies contents into memory just allocated. `contents` may be changed on return.
+  virtual Status fill(void* data, const void* contents, size_t bytes) = 0;
+  // Allocations and their contents are in order for themselves: `stamp()` counts how far that is, and from
+  // `join(queue, stamp)` on the queue's work comes after what was there then.
+  uint64_t stamp() { return stamps_.fetch_add(1) + 1; }
+  virtual void join(Queue&, uint64_t) {}
   // `uses` are the queues whose launched work may still use the memory; it is not waited for.
   void release(void* data, size_t bytes, const Queues& uses);
   void count_finalized() { finalized_.fetch_add(1, std::memory_order_relaxed); }
@@ -71,6 +106,8 @@ class Device {
   virtual void* allocate_memory(size_t bytes) = 0;
   virtual void release_memory(void* data, const Queues& uses) = 0;
 
+  uint64_t latest_stamp() const { return stamps_.load(); }
+
  private:
   Workers workers_;
   Isa isa_;
@@ -80,6 +117,7 @@ class Device {
   size_t peak_ = 0;
   size_t limit_;
   std::atomic<uint64_t> finalized_{0};
+  std::atomic<uint64_t> stamps_{0};
 };
 
 size_t physical_memory();

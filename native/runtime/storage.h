@@ -20,7 +20,15 @@ class Storage {
     if (data == nullptr) return nullptr;
     auto storage = std::make_shared<Storage>(std::move(device), data, bytes, nullptr);
     storage->owns_memory_ = true;
+    storage->stamp_ = storage->device_->stamp();
     return storage;
+  }
+
+  // Its first contents, `bytes()` of them, before anything uses it.
+  Status fill(const void* contents) {
+    const Status status = device_->fill(data_, contents, bytes_);
+    stamp_ = device_->stamp();
+    return status;
   }
 
   // Wraps memory that belongs to someone else; `release` runs when nothing uses it any more.
@@ -39,10 +47,15 @@ class Storage {
   size_t bytes() const { return bytes_; }
   Device& device() const { return *device_; }
 
+  // Whether the host reads and writes the memory.
+  bool on_host() const { return !owns_memory_ || device_->kind() == DeviceKind::cpu; }
+
   // Work that uses the memory is about to be launched on `queue`.
   void used_on(const std::shared_ptr<Queue>& queue) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (std::find(uses_.begin(), uses_.end(), queue) == uses_.end()) uses_.push_back(queue);
+    if (std::find(uses_.begin(), uses_.end(), queue) != uses_.end()) return;
+    uses_.push_back(queue);
+    if (owns_memory_) device_->join(*queue, stamp_);
   }
 
  private:
@@ -51,6 +64,7 @@ class Storage {
   size_t bytes_;
   std::function<void()> release_;
   bool owns_memory_ = false;
+  uint64_t stamp_ = 0;
   std::mutex mutex_;
   Queues uses_;
 };

@@ -7,23 +7,22 @@
 #include <future>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "runtime/device.h"
+#include "runtime/operation.h"
+#include "runtime/recording.h"
 #include "runtime/status.h"
-#include "runtime/storage.h"
 
 namespace kv {
 
 class Stream {
  public:
-  using Operation = std::function<Status(ExecutionContext&)>;
-  using Holds = std::vector<std::shared_ptr<Storage>>;
   // Called on the stream's thread when everything before it is done, with the first failure so far.
   using Notification = std::function<void(const Status&)>;
 
+  // Throws std::bad_alloc when the device has no room for a stream.
   explicit Stream(std::shared_ptr<Device> device);
   // Drops what has not begun, telling its notifications so, and waits for the operation in progress.
   ~Stream();
@@ -32,41 +31,65 @@ class Stream {
 
   const std::shared_ptr<Device>& device() const { return device_; }
 
-  // `name` is the operation's public name, for messages. `holds` stay alive until it has run. Once an
-  // operation failed, later ones are skipped and every notification reports that failure.
-  void enqueue(const char* name, Holds holds, Operation operation);
+  // Once an operation failed, later ones are skipped and every notification reports that failure.
+  void enqueue(Operation operation);
   void notify(Notification notification);
 
   // What is enqueued here from now on runs after all that is enqueued on `other` so far.
   void wait_for(Stream& other);
 
+  // Between the two calls `enqueue` collects operations instead of running them. Both on the thread that enqueues.
+  void begin_recording() { recording_ = std::make_shared<Recording>(); }
+  std::shared_ptr<Recording> end_recording() { return std::move(recording_); }
+  bool recording() const { return recording_ != nullptr; }
+
+  void replay(std::shared_ptr<Recording> recording);
+  // Lets go of a recording once its replays are launched.
+  void release(std::shared_ptr<Recording> recording);
+
  private:
-  // An operation, a notification, or a point of another stream to wait for.
+  enum class Kind { operation, replay, release, notification, wait };
+
   struct Entry {
-    const char* name = nullptr;
-    Holds holds;
+    Kind kind = Kind::release;
     Operation operation;
+    std::shared_ptr<Recording> recording;
     Notification notification;
     std::future<Status> reached;
   };
 
+  // A notification whose moment has not come yet.
+  struct Awaited {
+    std::unique_ptr<Moment> moment;
+    Notification notification;
+    Status failure;                       // known when it was marked
+    std::vector<const char*> operations;  // launched since the moment before
+  };
+
   void push(Entry entry);
+  // False when the stream is closed and nothing is left.
+  bool next(Entry& entry);
   void thread_main();
-  Status run(Entry& entry);
-  Status launch(Entry& entry);
-  void synchronize();
-  // `operation` is the one that returned the status, if one did.
+  void process(Entry& entry);
+  void run(const Operation& operation);
+  void replay_now(Recording& recording);
+  Status launch(const Operation& operation);
+  void await(Notification notification);
+  // Delivers the notifications whose moments have come; with `all`, waits for the others.
+  void settle(bool all);
   void fail(const Status& status, const char* operation);
 
   std::shared_ptr<Device> device_;
+  std::shared_ptr<Queue> launched_;
+  std::shared_ptr<Recording> recording_;  // of the thread that enqueues
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Entry> queue_;
   bool stop_ = false;
   Status failure_;
-  std::shared_ptr<Queue> launched_;
-  // Operations since the device last confirmed that all was well; the first to suspect of a fault.
+  // Operations since the last mark; the first to suspect of a fault that the device finds later.
   std::vector<const char*> unconfirmed_;
+  std::deque<Awaited> awaited_;
   std::thread thread_;
 };
 

@@ -27,12 +27,12 @@ TEST("operations of a stream run in order, whichever threads they use") {
   Stream stream(small_device());
   std::vector<int> order;
   for (int i = 0; i < 500; ++i) {
-    stream.enqueue("record", {}, [&order, i](ExecutionContext& context) {
+    stream.enqueue({"record", {}, [&order, i](ExecutionContext& context) {
       std::atomic<int> sum{0};
       context.workers.for_each(8, [&](size_t, int) { sum.fetch_add(1); });
       order.push_back(sum.load() == 8 ? i : -1);
       return Status::success();
-    });
+    }});
   }
   CHECK(reached(stream).ok());
   bool ascending = order.size() == 500;
@@ -46,16 +46,16 @@ TEST("a stream that waits for another sees what that one did before") {
   Stream second(device);
   int value = 0;
   for (int round = 1; round <= 200; ++round) {
-    first.enqueue("set", {}, [&value, round](ExecutionContext&) {
+    first.enqueue({"set", {}, [&value, round](ExecutionContext&) {
       value = round;
       return Status::success();
-    });
+    }});
     second.wait_for(first);
     bool seen = false;
-    second.enqueue("look", {}, [&](ExecutionContext&) {
+    second.enqueue({"look", {}, [&](ExecutionContext&) {
       seen = value == round;
       return Status::success();
-    });
+    }});
     CHECK(reached(second).ok());
     CHECK(seen);
   }
@@ -64,13 +64,13 @@ TEST("a stream that waits for another sees what that one did before") {
 TEST("a failure skips what follows and reaches every later wait, with the operation's name") {
   Stream stream(small_device());
   bool ran = false;
-  stream.enqueue("divide", {}, [](ExecutionContext&) {
+  stream.enqueue({"divide", {}, [](ExecutionContext&) {
     return Status::failure(StatusCode::invalid_value, "by zero");
-  });
-  stream.enqueue("after", {}, [&](ExecutionContext&) {
+  }});
+  stream.enqueue({"after", {}, [&](ExecutionContext&) {
     ran = true;
     return Status::success();
-  });
+  }});
   for (int i = 0; i < 2; ++i) {
     const Status status = reached(stream);
     CHECK(status.code == StatusCode::invalid_value);
@@ -81,10 +81,10 @@ TEST("a failure skips what follows and reaches every later wait, with the operat
 
 TEST("an exception of an operation is a failure of its stream") {
   Stream full(small_device());
-  full.enqueue("grow", {}, [](ExecutionContext&) -> Status { throw std::bad_alloc(); });
+  full.enqueue({"grow", {}, [](ExecutionContext&) -> Status { throw std::bad_alloc(); }});
   CHECK(reached(full).code == StatusCode::out_of_memory);
   Stream broken(small_device());
-  broken.enqueue("break", {}, [](ExecutionContext&) -> Status { throw std::runtime_error("broken"); });
+  broken.enqueue({"break", {}, [](ExecutionContext&) -> Status { throw std::runtime_error("broken"); }});
   CHECK(reached(broken).message == "break: broken");
 }
 
@@ -94,10 +94,10 @@ TEST("memory goes back when the last operation that holds it has run") {
   std::promise<void> go;
   std::shared_future<void> gone = go.get_future().share();
   std::shared_ptr<Storage> storage = Storage::allocate(device, 1000);
-  stream.enqueue("use", {storage}, [gone](ExecutionContext&) {
+  stream.enqueue({"use", {storage}, [gone](ExecutionContext&) {
     gone.wait();
     return Status::success();
-  });
+  }});
   storage.reset();
   CHECK(device->memory().live == 1000);
   go.set_value();
@@ -124,15 +124,15 @@ TEST("closing a stream drops what has not begun and says so") {
   std::thread opener;
   {
     Stream stream(small_device());
-    stream.enqueue("wait", {}, [&](ExecutionContext&) {
+    stream.enqueue({"wait", {}, [&](ExecutionContext&) {
       began = true;
       gone.wait();
       return Status::success();
-    });
-    stream.enqueue("never", {}, [&](ExecutionContext&) {
+    }});
+    stream.enqueue({"never", {}, [&](ExecutionContext&) {
       ran = true;
       return Status::success();
-    });
+    }});
     stream.notify([&](const Status& end) { status = end; });
     while (!began) std::this_thread::yield();
     opener = std::thread([&] {

@@ -1,6 +1,7 @@
 // Times a model on a GPU: prompts of arbitrary token ids, then answers. Prints rows for docs/benchmarks, one a line. In
 // the test kit:
 //   ./node tools/gpu/model-bench.mjs MODEL [--prompt-tokens 32768] [--answer-tokens 64] [--rows 8192]
+import { readdirSync, readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
 import { createDevice } from '../../packages/sparse-core/dist/index.js';
@@ -26,13 +27,28 @@ const { config } = model;
 const runner = model.createRunner({ contextTokens: promptTokens + answerTokens, maxBatchRows });
 const prompt = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
 
-/** The times of one answer in ms: to its first token, and of each later one. */
+/** Processor time in ms: of the JavaScript thread, and of all others of the process. */
+function threadTimes() {
+  const times = { script: 0, native: 0 };
+  for (const thread of readdirSync('/proc/self/task')) {
+    const [nanoseconds] = readFileSync(`/proc/self/task/${thread}/schedstat`, 'utf8').split(' ');
+    times[Number(thread) === process.pid ? 'script' : 'native'] += Number(nanoseconds) / 1e6;
+  }
+  return times;
+}
+
+/** The times of one answer in ms: to its first token, of each later one, and what the host does for each later one. */
 async function answer() {
   const milliseconds = [];
+  let before;
   for await (const token of generateTokens(runner, prompt, { maxTokens: answerTokens, endIds: [] })) {
     milliseconds.push(token.milliseconds);
+    before ??= threadTimes();
   }
-  return { first: milliseconds[0], later: milliseconds.slice(1) };
+  const after = threadTimes();
+  const [first, ...later] = milliseconds;
+  const host = { script: (after.script - before.script) / later.length, native: (after.native - before.native) / later.length };
+  return { first, later, host };
 }
 
 function row(measure, samples) {
@@ -53,6 +69,8 @@ const answers = [await answer(), await answer(), await answer()];
 const rows = [
   row(`first token, ${promptTokens} tokens of prompt`, answers.map(({ first }) => first)),
   row(`each later token, ${promptTokens} tokens of prompt`, answers.flatMap(({ later }) => later)),
+  row(`JavaScript thread, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.script)),
+  row(`native threads, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.native)),
 ];
 for (const each of rows) console.log(JSON.stringify(each));
 console.error(`opened in ${openSeconds.toFixed(1)} s; ${device.memory().live} bytes on the device`);

@@ -6,7 +6,15 @@ export interface NativeTensor {
   release(): void;
 }
 
+/** What a stream repeats. */
+export interface NativeRecording {
+  release(): void;
+}
+
 export interface NativeStream {
+  beginRecording(): void;
+  endRecording(): NativeRecording;
+  replay(recording: NativeRecording): void;
   synchronize(): Promise<void>;
   waitFor(other: NativeStream): void;
   close(): void;

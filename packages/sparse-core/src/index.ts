@@ -52,6 +52,7 @@ export {
 export { sample, type SampleArguments, type SampleSettings } from './operations/sample.js';
 export { swiglu, type SwigluArguments } from './operations/swiglu.js';
 export { type PagedBlocks } from './paged-blocks.js';
+export { Recording } from './recording.js';
 export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';
 export { densePrefill } from './stores/dense-prefill.js';
 export { Stream } from './stream.js';

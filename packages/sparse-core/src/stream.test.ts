@@ -1,9 +1,9 @@
-import { describe, expect, it } from 'vitest';
-import { createDevice } from './device.js';
+import { expect, it } from 'vitest';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
+import { describeOnDevices } from './testing/test-devices.js';
 
-describe('streams', () => {
-  const device = createDevice({ threads: 2 });
+describeOnDevices('streams', ({ open }) => {
+  const device = open();
 
   it('run their work in order', async () => {
     using stream = device.createStream();
@@ -14,6 +14,37 @@ describe('streams', () => {
     });
     const values = await Promise.all(reads);
     expect(values.map((array) => array[0])).toEqual(Array.from({ length: 100 }, (_, value) => value));
+  });
+
+  it('take the bytes of a write at once, however many are on their way', async () => {
+    using stream = device.createStream();
+    const elements = 1 << 18;
+    using tensors = device.tensor('i32', ['write', 'value'], [40, elements]);
+    const source = new Int32Array(elements);
+    for (let write = 0; write < 40; write++) {
+      stream.write(tensors.slice('write', write, write + 1), source.fill(write));
+    }
+    source.fill(-1);
+    const values = await tensors.read(stream);
+    expect(values.every((value, index) => value === Math.floor(index / elements))).toBe(true);
+  });
+
+  it('see the contents that a new tensor was given', async () => {
+    using stream = device.createStream();
+    for (const elements of [1, 1000, 1 << 20]) {
+      const contents = new Int32Array(elements).fill(elements);
+      const copies = Array.from({ length: 8 }, () => {
+        using source = device.tensor('i32', ['value'], [elements], contents);
+        const copy = device.tensor('i32', ['value'], [elements]);
+        stream.copy(source, copy);
+        return copy;
+      });
+      contents.fill(0);
+      for (const copy of copies) {
+        expect((await copy.read(stream)).every((value) => value === elements)).toBe(true);
+        copy.dispose();
+      }
+    }
   });
 
   it('wait for one another', async () => {
@@ -44,7 +75,7 @@ describe('streams', () => {
     const stream = device.defaultStream;
     using tensor = device.tensor('i32', ['value'], [2]);
     using other = device.tensor('f32', ['value'], [2]);
-    using foreign = createDevice({ threads: 1 }).tensor('i32', ['value'], [2]);
+    using foreign = open().tensor('i32', ['value'], [2]);
     expect(() => {
       stream.write(tensor, new Int32Array(3));
     }).toThrow(ShapeError);

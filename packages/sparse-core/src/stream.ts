@@ -4,6 +4,7 @@ import { elementArrayName, type DType, type ElementArray, isElementArray } from 
 import { DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
+import { Recording } from './recording.js';
 import { type Axes, describe, elementCount, type TensorHandle } from './tensor.js';
 import { nativeOf, usableTensor } from './validate.js';
 
@@ -14,6 +15,7 @@ import { nativeOf, usableTensor } from './validate.js';
 export class Stream {
   readonly device: Device;
   readonly #native: NativeStream;
+  #recording = false;
   #disposed = false;
 
   constructor(device: Device, native: NativeStream) {
@@ -28,6 +30,51 @@ export class Stream {
       });
     }
     return this.#native;
+  }
+
+  /** Whether `record` is collecting what is enqueued. */
+  get recording(): boolean {
+    return this.#recording;
+  }
+
+  /**
+   * Collects the operations that `enqueue` enqueues on this stream, instead of running them; `replay` runs them all,
+   * on the same tensors, as often as it is called. On CUDA a replay is one launch of a graph. Tensors that the
+   * operations use stay in memory until the recording is disposed.
+   *
+   * Only work of the device can be recorded: `write`, `read`, `synchronize`, `waitFor` and copies from or to host
+   * memory throw.
+   * @throws InvalidValueError for a recording inside another, or an asynchronous `enqueue`
+   * @throws what `enqueue` throws; nothing is recorded then
+   */
+  record(enqueue: () => unknown): Recording {
+    if (this.#recording) {
+      throw new InvalidValueError('record: the stream is recording already; recordings do not nest.', {
+        subject: 'record',
+      });
+    }
+    this.native.beginRecording();
+    this.#recording = true;
+    try {
+      const result = enqueue();
+      if (result instanceof Promise) {
+        throw new InvalidValueError('record: what an asynchronous function enqueues later would be lost; pass a synchronous one.', {
+          subject: 'record',
+        });
+      }
+    } catch (error) {
+      this.#endRecording().dispose();
+      throw error;
+    }
+    return this.#endRecording();
+  }
+
+  /**
+   * Enqueues everything that was recorded.
+   * @throws DisposedError, DeviceError when the recording is another stream's
+   */
+  replay(recording: Recording): void {
+    this.native.replay(recording.nativeOn(this));
   }
 
   /**
@@ -49,7 +96,9 @@ export class Stream {
         subject: 'waitFor',
       });
     }
-    this.native.waitFor(other.native);
+    throwsPublicly('waitFor', () => {
+      this.native.waitFor(other.native);
+    });
   }
 
   /**
@@ -71,7 +120,9 @@ export class Stream {
         { subject: 'write', given: source.length, wanted: elementCount(tensor.shape) },
       );
     }
-    loadAddon().write(this.native, source, native.native);
+    throwsPublicly('write', () => {
+      loadAddon().write(this.native, source, native.native);
+    });
     native.writtenBy(this);
   }
 
@@ -101,7 +152,9 @@ export class Stream {
         { subject: 'copy', given: source.shape, wanted: destination.shape },
       );
     }
-    loadAddon().copy(this.native, from.native, to.native);
+    throwsPublicly('copy', () => {
+      loadAddon().copy(this.native, from.native, to.native);
+    });
     to.writtenBy(this);
   }
 
@@ -114,5 +167,18 @@ export class Stream {
 
   [Symbol.dispose](): void {
     this.dispose();
+  }
+
+  #endRecording(): Recording {
+    this.#recording = false;
+    return new Recording(this, this.native.endRecording());
+  }
+}
+
+function throwsPublicly(subject: string, call: () => void): void {
+  try {
+    call();
+  } catch (error) {
+    throw fromNative(error, { subject });
   }
 }

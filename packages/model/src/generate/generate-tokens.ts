@@ -1,8 +1,8 @@
 import type { SampleSettings } from '@kv/sparse-core';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
-import type { DeviceIds } from '../runner/model-batch.js';
-import type { Logits, Runner } from '../runner/runner.js';
+import type { Logits } from '../runner/head.js';
+import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
 import { prefill } from './prefill.js';
 import type { PrefillOptions } from './prefill.js';
@@ -64,7 +64,7 @@ export async function* generateTokens(
     for (let count = 1; ; count += 1) {
       // The next step is enqueued before its token is known, so that the device never waits for this thread;
       // the step behind an end token is computed in vain.
-      next = count < limit ? decode(runner, sequence, choice.ids) : undefined;
+      next = count < limit ? runner.step([{ sequence, ids: choice.ids, phase: 'decode' }]) : undefined;
       next?.catch(() => undefined);
       const id = await choice.id;
       signal?.throwIfAborted();
@@ -81,12 +81,4 @@ export async function* generateTokens(
     if (options.sequence === undefined) sequence.dispose();
     await runner.stream.synchronize();
   }
-}
-
-/** Enqueues one token's way through the model. */
-async function decode(runner: Runner, sequence: Sequence, ids: DeviceIds): Promise<Logits> {
-  using batch = runner.createBatch([{ sequence, ids, phase: 'decode' }]);
-  runner.embed(batch);
-  await runner.runLayers(batch, 0, runner.model.config.layers);
-  return runner.head(batch);
 }

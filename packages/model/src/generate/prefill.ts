@@ -1,6 +1,7 @@
 import { expectWholeNumber } from '../expect-whole-number.js';
+import type { Logits } from '../runner/head.js';
 import type { BatchEntry } from '../runner/model-batch.js';
-import type { Logits, Runner } from '../runner/runner.js';
+import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
 
 /** How far the reading of a prompt is. */
@@ -65,8 +66,9 @@ export async function prefill(
 }
 
 async function step(runner: Runner, entry: BatchEntry, isLast: boolean): Promise<Logits | undefined> {
+  if (isLast) return await runner.step([entry]);
   using batch = runner.createBatch([entry]);
   runner.embed(batch);
   await runner.runLayers(batch, 0, runner.model.config.layers);
-  return isLast ? runner.head(batch) : undefined;
+  return undefined;
 }

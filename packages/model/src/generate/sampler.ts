@@ -2,7 +2,7 @@ import { sample } from '@kv/sparse-core';
 import type { SampleSettings, Stream, TensorHandle } from '@kv/sparse-core';
 
 import type { DeviceIds } from '../runner/model-batch.js';
-import type { Logits } from '../runner/runner.js';
+import type { Logits } from '../runner/head.js';
 
 /** One chosen token: on the device at once, and as a number when the device has chosen it. */
 export interface Choice {

@@ -1,5 +1,5 @@
 import { CapabilityError, linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
-import type { FloatDType, KvPolicy, KvStore, RopeDescription, Stream, TensorHandle } from '@kv/sparse-core';
+import type { FloatDType, KvPolicy, KvStore, RopeDescription, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
 import type { LayerWeights } from '../weights/model-weights.js';
@@ -20,6 +20,13 @@ export interface LayerParts {
   readonly inverseFrequencies: TensorHandle<'f32', readonly ['pair']>;
 }
 
+/** Rows on their way through the layers, and whose they are. */
+export interface HiddenRows {
+  readonly rows: RowBatch;
+  /** `[token, hidden]` */
+  readonly hidden: TensorHandle<FloatDType, readonly ['token', 'hidden']>;
+}
+
 /**
  * One transformer layer with its cache:
  * `h += output(attention(rope(qkv(norm(h)))))`, then `h += down(silu(gate(norm(h))) ⊙ up(norm(h)))`.
@@ -27,30 +34,31 @@ export interface LayerParts {
 export class LayerRunner implements Disposable {
   readonly store: KvStore;
   readonly #parts: LayerParts;
+  readonly #scale: number;
   /** By slot; only while a policy that selects tokens is reading a prompt. */
   readonly #recentQueries = new Map<number, RecentQueries>();
 
   constructor(parts: LayerParts) {
     this.store = parts.store;
     this.#parts = parts;
+    this.#scale = 1 / Math.sqrt(parts.config.headDim);
   }
 
   /** Enqueues the layer for all rows of a batch. Its store has made room for them. */
   async run(batch: ModelBatch, scratch: LayerScratch): Promise<void> {
-    const { stream, config, weights } = this.#parts;
-    const { hidden } = batch;
-    const { normed, gate, up } = scratch;
-    const epsilon = config.rmsNormEpsilon;
-    rmsNorm(stream, { input: hidden, weight: weights.inputNorm, output: normed, epsilon });
-    this.#projectQueriesAndKeys(batch, scratch);
+    this.#append(batch, scratch);
+    this.store.advance(batch.rows);
     await this.#attend(batch, scratch);
-    linear(stream, { input: scratch.attendedRows, ...weights.output, output: hidden, accumulate: true });
+    this.#feedForward(batch.hidden, scratch);
+  }
 
-    rmsNorm(stream, { input: hidden, weight: weights.postAttentionNorm, output: normed, epsilon });
-    linear(stream, { input: normed, ...weights.gate, output: gate });
-    linear(stream, { input: normed, ...weights.up, output: up });
-    swiglu(stream, { gate, up, output: gate });
-    linear(stream, { input: gate, ...weights.down, output: hidden, accumulate: true });
+  /** The same for one row of an answer of each sequence, but the store does not count it: this may be recorded. */
+  enqueueDecode(rows: HiddenRows, scratch: LayerScratch): void {
+    const { stream } = this.#parts;
+    this.#append(rows, scratch);
+    const { query, attended: output } = scratch;
+    this.store.startDecode(stream, { batch: rows.rows, query, output, scale: this.#scale })();
+    this.#feedForward(rows.hidden, scratch);
   }
 
   /**
@@ -84,28 +92,40 @@ export class LayerRunner implements Disposable {
     this.store.dispose();
   }
 
-  #projectQueriesAndKeys(batch: ModelBatch, scratch: LayerScratch): void {
+  /** `qkv(norm(h))`, with the rotated keys and the values behind those of their sequences. */
+  #append({ rows, hidden }: HiddenRows, scratch: LayerScratch): void {
     const { stream, config, weights, inverseFrequencies } = this.#parts;
     const { convention, attentionScale } = this.#parts.rope;
     const { normed, query, key } = scratch;
     const epsilon = config.rmsNormEpsilon;
+    rmsNorm(stream, { input: hidden, weight: weights.inputNorm, output: normed, epsilon });
     linear(stream, { input: normed, ...weights.query, output: scratch.queryRows });
     linear(stream, { input: normed, ...weights.key, output: scratch.keyRows });
     linear(stream, { input: normed, ...weights.value, output: scratch.valueRows });
     const { queryNorm, keyNorm } = weights;
     if (queryNorm) rmsNorm(stream, { input: query, weight: queryNorm, output: query, epsilon });
     if (keyNorm) rmsNorm(stream, { input: key, weight: keyNorm, output: key, epsilon });
-    const { positions } = batch.rows;
-    const turn = { positions, inverseFrequencies, convention, attentionScale };
+    const turn = { positions: rows.positions, inverseFrequencies, convention, attentionScale };
     rope(stream, { ...turn, input: query, output: query });
     rope(stream, { ...turn, input: key, output: key });
+    this.store.append(stream, { batch: rows, keys: key, values: scratch.value });
+  }
+
+  #feedForward(hidden: HiddenRows['hidden'], scratch: LayerScratch): void {
+    const { stream, config, weights } = this.#parts;
+    const { normed, gate, up } = scratch;
+    linear(stream, { input: scratch.attendedRows, ...weights.output, output: hidden, accumulate: true });
+    const epsilon = config.rmsNormEpsilon;
+    rmsNorm(stream, { input: hidden, weight: weights.postAttentionNorm, output: normed, epsilon });
+    linear(stream, { input: normed, ...weights.gate, output: gate });
+    linear(stream, { input: normed, ...weights.up, output: up });
+    swiglu(stream, { gate, up, output: gate });
+    linear(stream, { input: gate, ...weights.down, output: hidden, accumulate: true });
   }
 
   async #attend(batch: ModelBatch, { query, key, value, attended }: LayerScratch): Promise<void> {
-    const { stream, policy, store, config, rope: description } = this.#parts;
-    const scale = 1 / Math.sqrt(config.headDim);
-    store.append(stream, { batch: batch.rows, keys: key, values: value });
-    store.advance(batch.rows);
+    const { stream, policy, store, rope: description } = this.#parts;
+    const scale = this.#scale;
     // A store may compute part of a decode step elsewhere, meanwhile this stream computes the prompts.
     const { decode, prefill } = batch;
     const finishDecode =
@@ -128,13 +148,13 @@ export class LayerRunner implements Disposable {
         scale,
       });
       batch.reports.push(report);
-      await this.#finishPrompts(prefill, query, scale);
+      await this.#finishPrompts(prefill, query);
     }
     finishDecode?.();
   }
 
   /** Lets the policy drop tokens of the prompts that are complete. */
-  async #finishPrompts(prefill: BatchPart, query: LayerScratch['query'], scale: number): Promise<void> {
+  async #finishPrompts(prefill: BatchPart, query: LayerScratch['query']): Promise<void> {
     const { stream, store } = this.#parts;
     let row = prefill.firstRow;
     for (const entry of prefill.entries) {
@@ -146,16 +166,16 @@ export class LayerRunner implements Disposable {
       }
       row = end;
       if (entry.phase !== 'prefill-end') continue;
-      await this.#select(entry.sequence, scale);
+      await this.#select(entry.sequence);
       store.finishPrefill?.(stream, slot);
     }
   }
 
-  async #select({ slot, select }: Sequence, scale: number): Promise<void> {
+  async #select({ slot, select }: Sequence): Promise<void> {
     const { stream, store } = this.#parts;
     const recent = this.#recentQueries.get(slot);
     if (select === undefined || recent === undefined) return;
-    const selection = await select.select(stream, { store, slot, lastQueries: recent.queries, scale });
+    const selection = await select.select(stream, { store, slot, lastQueries: recent.queries, scale: this.#scale });
     if (selection !== undefined) {
       store.keep(stream, slot, selection);
       selection.indices.dispose();

@@ -4,9 +4,7 @@ import {
   embedding,
   InvalidValueError,
   kvPolicy,
-  linear,
   QueueFullError,
-  rmsNorm,
   ropeDescription,
 } from '@kv/sparse-core';
 import type {
@@ -18,12 +16,14 @@ import type {
   KvSelector,
   RopeDescription,
   Stream,
-  TensorHandle,
 } from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { ModelWeights } from '../weights/model-weights.js';
+import { DecodeSteps } from './decode-steps.js';
+import { enqueueHead } from './head.js';
+import type { Logits } from './head.js';
 import { LayerRunner } from './layer-runner.js';
 import { countTokens, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
@@ -62,9 +62,6 @@ export interface RunnerModel {
   readonly weights: ModelWeights;
 }
 
-/** Logits of some rows. f32 `[row, vocabulary]`. */
-export type Logits = TensorHandle<'f32', readonly ['row', 'vocabulary']>;
-
 const defaultContextTokens = 16_384;
 const defaultBatchRows = 512;
 
@@ -84,6 +81,7 @@ export class Runner implements Disposable {
   readonly activations: FloatDType;
   readonly #layers: readonly LayerRunner[];
   readonly #scratch: Scratch;
+  readonly #decodeSteps: DecodeSteps;
   readonly #owned: Disposable[] = [];
   readonly #freeSlots: number[];
   readonly #sequences = new Set<Sequence>();
@@ -121,6 +119,7 @@ export class Runner implements Disposable {
     try {
       this.#scratch = this.#own(new Scratch(device, config, activations, maxBatchRows));
       this.#layers = this.#createLayers(capacity, rope);
+      this.#decodeSteps = this.#own(new DecodeSteps(this, this.#layers, this.#scratch, sequences));
     } catch (error) {
       this.dispose();
       throw error;
@@ -176,18 +175,36 @@ export class Runner implements Disposable {
    * @throws CapabilityError when the sequence would outgrow the model's sliding window
    */
   createBatch(entries: readonly BatchEntry[]): ModelBatch {
-    this.#assertUsable();
-    for (const entry of entries) {
-      const { sequence, ids, phase } = entry;
-      const tokens = countTokens(entry);
-      this.#checkRoom(sequence, tokens);
-      // The embedding checks the ids that are on the device.
-      if (!('dtype' in ids)) this.#checkIds(ids);
-      if (phase === 'decode') expectWholeNumber('tokens of a decode entry', tokens, 1, 1);
-    }
-    const rows = entries.reduce((sum, entry) => sum + countTokens(entry), 0);
-    expectWholeNumber('rows of a batch', rows, 1, this.maxBatchRows);
+    this.#checkEntries(entries);
     return new ModelBatch(this.model.device, this.stream, entries, this.model.config.hiddenSize, this.activations);
+  }
+
+  /**
+   * Enqueues a whole step: the embedding, all layers, and the head of each entry's last row. What `createBatch`,
+   * `embed`, `runLayers` and `head` do together, but a step of answers alone is recorded once for its number of
+   * sequences and then replayed, if the policy's store can be recorded.
+   * @returns f32 `[row, vocabulary]`, a row for each entry, which the caller disposes
+   * @throws what those four throw
+   */
+  async step(entries: readonly BatchEntry[]): Promise<Logits> {
+    this.#checkEntries(entries);
+    const recorded = this.#decodeSteps.of(entries);
+    if (recorded !== undefined) {
+      const starts = entries.map(({ sequence }) => sequence.length);
+      return await this.#inTurn(() => {
+        this.#assertUsable();
+        entries.forEach(({ sequence }, index) => {
+          sequence.assertTurn(entries, starts[index] ?? 0);
+        });
+        const logits = recorded.replay(entries);
+        for (const { sequence } of entries) sequence.leave(1);
+        return logits;
+      });
+    }
+    using batch = this.createBatch(entries);
+    this.embed(batch);
+    await this.runLayers(batch, 0, this.#layers.length);
+    return this.head(batch);
   }
 
   /** Enqueues the embedding of a batch's tokens. */
@@ -205,9 +222,7 @@ export class Runner implements Disposable {
    *   between two layers
    */
   async runLayers(batch: ModelBatch, first: number, end: number): Promise<void> {
-    const run = this.#lastRun.then(() => this.#run(batch, first, end));
-    this.#lastRun = run.catch(() => undefined);
-    await run;
+    await this.#inTurn(() => this.#run(batch, first, end));
   }
 
   /**
@@ -216,17 +231,14 @@ export class Runner implements Disposable {
    * @returns f32 `[row, vocabulary]`, which the caller disposes
    */
   head(batch: ModelBatch, rows: readonly number[] = batch.lastRows): Logits {
-    const { config, weights, device } = this.model;
+    const { config, device } = this.model;
     this.#expectNextLayer(batch, config.layers);
     expectWholeNumber('rows of the head', rows.length, 1, this.maxBatchRows);
     for (const row of rows) expectWholeNumber('row', row, 0, batch.rows.rows - 1);
     using chosen = device.tensor('i32', ['row'], [rows.length], Int32Array.from(rows));
     using normed = device.tensor('f32', ['row', 'hidden'], [rows.length, config.hiddenSize]);
-    embedding(this.stream, { table: batch.hidden, ids: chosen, output: normed });
-    const epsilon = config.rmsNormEpsilon;
-    rmsNorm(this.stream, { input: normed, weight: weights.finalNorm, output: normed, epsilon });
     const logits = device.tensor('f32', ['row', 'vocabulary'], [rows.length, config.vocabularySize]);
-    linear(this.stream, { input: normed, weight: weights.head, output: logits });
+    enqueueHead(this.stream, this.model, { hidden: batch.hidden, chosen, normed, logits });
     return logits;
   }
 
@@ -270,6 +282,12 @@ export class Runner implements Disposable {
     return owned;
   }
 
+  async #inTurn<Result>(work: () => Result | Promise<Result>): Promise<Result> {
+    const run = this.#lastRun.then(work);
+    this.#lastRun = run.catch(() => undefined);
+    return await run;
+  }
+
   async #run(batch: ModelBatch, first: number, end: number): Promise<void> {
     this.#assertUsable();
     this.#expectNextLayer(batch, first);
@@ -308,6 +326,20 @@ export class Runner implements Disposable {
   checkTokens(sequence: Sequence, ids: ArrayLike<number>): void {
     this.#checkRoom(sequence, ids.length);
     this.#checkIds(ids);
+  }
+
+  #checkEntries(entries: readonly BatchEntry[]): void {
+    this.#assertUsable();
+    for (const entry of entries) {
+      const { sequence, ids, phase } = entry;
+      const tokens = countTokens(entry);
+      this.#checkRoom(sequence, tokens);
+      // The embedding checks the ids that are on the device.
+      if (!('dtype' in ids)) this.#checkIds(ids);
+      if (phase === 'decode') expectWholeNumber('tokens of a decode entry', tokens, 1, 1);
+    }
+    const rows = entries.reduce((sum, entry) => sum + countTokens(entry), 0);
+    expectWholeNumber('rows of a batch', rows, 1, this.maxBatchRows);
   }
 
   #checkRoom(sequence: Sequence, tokens: number): void {

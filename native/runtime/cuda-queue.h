@@ -1,0 +1,50 @@
+// The work of one stream on a CUDA device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "runtime/device.h"
+#include "runtime/pinned-memory.h"
+
+namespace kv {
+
+// Working memory, freed in the order of a CUDA stream.
+struct CudaScratch {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+class CudaQueue : public Queue {
+ public:
+  // Null when the device has no room for it.
+  static std::shared_ptr<CudaQueue> create(std::shared_ptr<PinnedMemory> pinned);
+  CudaQueue(cudaStream_t stream, Fault* fault, std::shared_ptr<PinnedMemory> pinned);
+  ~CudaQueue() override;
+
+  void* cuda_stream() const override { return stream_; }
+  Fault* fault() const override { return fault_; }
+  void* workspace(size_t bytes) override;
+  void* zeroed_workspace(size_t bytes) override;
+  std::unique_ptr<Moment> mark() override;
+  Status capture(const std::function<Status()>& launches, std::unique_ptr<Graph>& graph) override;
+
+  // How far the device's allocations are in order with this queue.
+  uint64_t joined_stamp = 0;
+
+ private:
+  // Null when it does not fit, and during a capture: memory that a graph makes is gone after each launch.
+  std::shared_ptr<CudaScratch> allocate(size_t bytes);
+
+  cudaStream_t stream_;
+  Fault* fault_;  // device memory
+  std::shared_ptr<PinnedMemory> pinned_;
+  // Shared with the graphs that were captured on it: one that grows later must not take it from them.
+  std::shared_ptr<CudaScratch> workspace_;
+  std::shared_ptr<CudaScratch> zeroed_;
+  bool capturing_ = false;
+};
+
+}  // namespace kv

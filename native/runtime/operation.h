@@ -1,0 +1,20 @@
+// One operation of a stream: a kernel's call, or a copy.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "runtime/execution.h"
+#include "runtime/status.h"
+#include "runtime/storage.h"
+
+namespace kv {
+
+struct Operation {
+  const char* name = nullptr;  // public, for messages: a literal
+  std::vector<std::shared_ptr<Storage>> holds;  // alive until it has run
+  std::function<Status(ExecutionContext&)> launch;
+};
+
+}  // namespace kv

@@ -1,0 +1,47 @@
+// Pinned host memory for copies that nobody waits for: a fixed amount, in slabs, made once for a device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "runtime/host-memory.h"
+#include "runtime/slabs.h"
+
+namespace kv {
+
+class PinnedMemory : public std::enable_shared_from_this<PinnedMemory> {
+ public:
+  // Where the host has none to pin, every `take` returns null.
+  PinnedMemory();
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  // Null when it is larger than a slab, or no slab has room.
+  std::shared_ptr<HostMemory> take(size_t bytes);
+
+  // Holds `memory` until what `stream` was given so far is done.
+  void hold(std::shared_ptr<HostMemory> memory, cudaStream_t stream);
+
+  // Waits for all copies that hold memory.
+  void drain();
+
+ private:
+  struct Copy {
+    std::shared_ptr<HostMemory> memory;
+    cudaEvent_t done;
+  };
+
+  void let_go_of_done();
+
+  char* memory_;
+  Slabs slabs_;
+  std::mutex mutex_;
+  std::deque<Copy> copies_;
+};
+
+}  // namespace kv

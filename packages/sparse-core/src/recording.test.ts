@@ -1,0 +1,133 @@
+import { expect, it } from 'vitest';
+import { CapabilityError, DeviceError, DisposedError, InvalidValueError } from './errors.js';
+import { embedding } from './operations/embedding.js';
+import { rmsNorm } from './operations/rms-norm.js';
+import type { Stream } from './stream.js';
+import type { Tensor } from './tensor.js';
+import { Random } from './testing/random.js';
+import { describeOnDevices } from './testing/test-devices.js';
+
+const [rows, vocabulary, hidden] = [3, 11, 64];
+
+describeOnDevices('a recording', ({ open }) => {
+  const device = open();
+  const random = new Random(31);
+  const table = device.tensor('f32', ['vocabulary', 'hidden'], [vocabulary, hidden], random.elements('f32', vocabulary * hidden));
+  const weight = device.tensor('f32', ['hidden'], [hidden], random.elements('f32', hidden));
+
+  /** Looks rows up, and normalises them three times. */
+  function work(stream: Stream, ids: Tensor<'i32', readonly ['token']>, output: Tensor<'f32', readonly ['token', 'hidden']>) {
+    embedding(stream, { ids, table, output });
+    for (let i = 0; i < 3; i++) rmsNorm(stream, { input: output, weight, output, epsilon: 1e-5 });
+  }
+
+  function rowsOf(stream: Stream, ids: readonly number[]): Promise<Float32Array> {
+    using given = device.tensor('i32', ['token'], [rows], Int32Array.from(ids));
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    work(stream, given, output);
+    return output.read(stream);
+  }
+
+  it('does at every replay what its operations do, on what is in their tensors then', async () => {
+    using stream = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden], new Float32Array(rows * hidden).fill(NaN));
+    using recording = stream.record(() => {
+      work(stream, ids, output);
+    });
+    expect((await output.read(stream)).every(Number.isNaN)).toBe(true);
+    for (let round = 0; round < 20; round++) {
+      const given = Array.from({ length: rows }, () => random.integer(0, vocabulary - 1));
+      stream.write(ids, Int32Array.from(given));
+      stream.replay(recording);
+      const [replayed, direct] = await Promise.all([output.read(stream), rowsOf(stream, given)]);
+      expect(replayed).toEqual(direct);
+    }
+  });
+
+  it('keeps its tensors until it is disposed, also while replays are on their way', async () => {
+    using stream = device.createStream();
+    using kept = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    await rowsOf(stream, [0, 0, 0]);
+    const before = device.memory().live;
+    const ids = device.tensor('i32', ['token'], [rows], new Int32Array([4, 5, 6]));
+    const output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    const recording = stream.record(() => {
+      work(stream, ids, output);
+      stream.copy(output, kept);
+    });
+    ids.dispose();
+    output.dispose();
+    for (let round = 0; round < 50; round++) stream.replay(recording);
+    expect(device.memory().live).toBeGreaterThan(before);
+    recording.dispose();
+    expect(await kept.read(stream)).toEqual(await rowsOf(stream, [4, 5, 6]));
+    expect(device.memory().live).toBe(before);
+    expect(() => {
+      stream.replay(recording);
+    }).toThrow(DisposedError);
+  });
+
+  it('is dropped with its stream', async () => {
+    const stream = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    const recording = stream.record(() => {
+      work(stream, ids, output);
+    });
+    for (let round = 0; round < 50; round++) stream.replay(recording);
+    stream.dispose();
+    recording.dispose();
+    expect(await rowsOf(device.defaultStream, [1, 2, 3])).toHaveLength(rows * hidden);
+  });
+
+  it.each([0, 1, 2])('names the operation that fails, in replay %i', async (round) => {
+    using stream = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    using recording = stream.record(() => {
+      work(stream, ids, output);
+    });
+    for (let i = 0; i < round; i++) stream.replay(recording);
+    await stream.synchronize();
+    const earlier = stream.synchronize();
+    stream.write(ids, new Int32Array([0, vocabulary, 0]));
+    stream.replay(recording);
+    await earlier;
+    await expect(stream.synchronize()).rejects.toThrow(/^embedding: ids\[1\] is 11/);
+    stream.replay(recording);
+    await expect(stream.synchronize()).rejects.toThrow(InvalidValueError);
+  });
+
+  it('refuses what crosses to the host', async () => {
+    using stream = device.createStream();
+    using other = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array([1, 2, 3]));
+    const crossings: (() => void)[] = [
+      () => {
+        stream.write(ids, new Int32Array(rows));
+      },
+      () => {
+        stream.waitFor(other);
+      },
+    ];
+    for (const crossing of crossings) expect(() => stream.record(crossing)).toThrow(CapabilityError);
+    const reads: Promise<unknown>[] = [];
+    stream.record(() => void reads.push(ids.read(stream), stream.synchronize())).dispose();
+    for (const read of reads) await expect(read).rejects.toThrow(CapabilityError);
+    expect(Array.from(await ids.read(stream))).toEqual([1, 2, 3]);
+  });
+
+  it('refuses to nest, to be asynchronous, and to run elsewhere', () => {
+    using stream = device.createStream();
+    using other = device.createStream();
+    const nothing = () => undefined;
+    expect(() => stream.record(() => void stream.record(nothing))).toThrow(InvalidValueError);
+    expect(() => stream.record(() => Promise.resolve())).toThrow(InvalidValueError);
+    expect(stream.recording).toBe(false);
+    using recording = stream.record(nothing);
+    expect(() => {
+      other.replay(recording);
+    }).toThrow(DeviceError);
+  });
+});

@@ -1,0 +1,42 @@
+import type { NativeRecording } from './addon.js';
+import { DeviceError, DisposedError } from './errors.js';
+import type { Stream } from './stream.js';
+
+/** Operations that `stream.record` collected, for `stream.replay`. */
+export class Recording implements Disposable {
+  readonly stream: Stream;
+  readonly #native: NativeRecording;
+  #disposed = false;
+
+  constructor(stream: Stream, native: NativeRecording) {
+    this.stream = stream;
+    this.#native = native;
+  }
+
+  /**
+   * For `stream.replay`.
+   * @throws DisposedError, DeviceError when it is another stream's
+   */
+  nativeOn(stream: Stream): NativeRecording {
+    if (this.#disposed) {
+      throw new DisposedError('The recording was disposed; record its operations again.', { subject: 'recording' });
+    }
+    if (stream !== this.stream) {
+      throw new DeviceError('replay: the recording is of another stream; record its operations on this one.', {
+        subject: 'recording',
+      });
+    }
+    return this.#native;
+  }
+
+  /** Returns what it holds once the replays that are already enqueued are done. */
+  dispose(): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.#native.release();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+}
