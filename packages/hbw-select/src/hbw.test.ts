@@ -173,6 +173,35 @@ describeOnDevices('hbw', ({ open }) => {
     }
   });
 
+  it('moves budgets to the heads that hold the best tokens, above a floor, and keeps as many of all', async () => {
+    const random = new Random(53);
+    for (const headFloor of [0, 0.3, 0.9]) {
+      const prompt = randomPrompt(random, { ...sizes, tokens: 432 });
+      // The first head's queries look at few tokens, the second's at many alike.
+      const flat = prompt.keys.map((element, index) => (index % (2 * sizes.dim) < sizes.dim ? element : 0));
+      const keyNumbers = prompt.keyNumbers.map((x, index) => (index % (2 * sizes.dim) < sizes.dim ? x : 0));
+      const uneven = { ...prompt, keys: flat as typeof prompt.keys, keyNumbers };
+      const options = { capacity: 132, blockTokens: 1, rounds: [1], headFloor };
+      const heads = (await keptOfPrompt(device, stream, hbw(options), uneven)) ?? [];
+      expect(heads.flat()).toHaveLength(2 * 132);
+      expect(Math.min(...heads.map((tokens) => tokens.length))).toBeGreaterThanOrEqual(32 + Math.floor(headFloor * 100));
+      expect(heads[0]?.length).not.toBe(heads[1]?.length);
+      if (headFloor > 0) continue;
+      const scores = heads.map((_, kvHead) => snapKvScores(uneven, kvHead, 1, 'max'));
+      const chosen = heads.map((tokens) => new Set(tokens));
+      const worst = Math.min(...scores.flatMap((of, head) => of.filter((_, token) => chosen[head]?.has(token))));
+      const others = scores.flatMap((of, head) => of.filter((_, token) => !chosen[head]?.has(token)));
+      // As above: within the error of the scores.
+      expect(Math.max(...others)).toBeLessThanOrEqual(worst * (1 + 2e-4));
+    }
+  });
+
+  it('gives what a head has no tokens for to the others', async () => {
+    const prompt = randomPrompt(new Random(54), { ...sizes, tokens: 132 });
+    const heads = await keptOfPrompt(device, stream, hbw({ capacity: 131, headFloor: 0 }), prompt);
+    expect(heads?.map((tokens) => tokens.length).sort()).toEqual([130, 132]);
+  });
+
   it('as streaming keeps the first tokens and the last ones', async () => {
     const prompt = randomPrompt(new Random(49), sizes);
     const wanted = [0, 1, 2, 3, ...Array.from({ length: 96 }, (_, index) => 604 + index)];
@@ -215,7 +244,8 @@ describeOnDevices('hbw', ({ open }) => {
     await keptOfPrompt(fresh, own, hbw({ capacity: 100 }), prompt);
     await own.synchronize();
     const { live } = fresh.memory();
-    for (const selector of [hbw({ capacity: 100, remainder: 'drop' }), snapKv({ capacity: 80 }), streaming({ capacity: 80 })]) {
+    const waiting = hbw({ capacity: 100, remainder: 'drop', headFloor: 0.5 });
+    for (const selector of [waiting, snapKv({ capacity: 80 }), streaming({ capacity: 80 })]) {
       await keptOfPrompt(fresh, own, selector, prompt);
     }
     await own.synchronize();
@@ -248,6 +278,7 @@ describe('options', () => {
     ['blocks of 0', () => hbw({ capacity: 8, blockTokens: 0 })],
     ['an unknown domain', () => hbw({ capacity: 8, scoreDomain: 'some' as 'full' })],
     ['an unknown reduction', () => hbw({ capacity: 8, groupReduction: 'some' as 'max' })],
+    ['a floor above 1', () => hbw({ capacity: 8, headFloor: 1.5 })],
     ['even pooling', () => snapKv({ capacity: 8, pooling: { kind: 'max', tokens: 2 } })],
     ['negative sinks', () => streaming({ capacity: 8, sinkTokens: -1 })],
   ])('refuse %s', (_, make) => {

@@ -1,14 +1,15 @@
 import { CapabilityError } from '@kv/sparse-core';
-import type { KvSelector, SelectCall, Stream, TensorHandle } from '@kv/sparse-core';
+import type { KvSelector, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
-import { expectChoice, expectPositive } from './expect.js';
+import { enqueueSelection } from './enqueue-selection.js';
+import { expectChoice, expectPositive, expectThat } from './expect.js';
+import { moveBudgets } from './head-budgets.js';
 import { groupReductions, observationScores, scoreDomains } from './operations/observation-scores.js';
 import type { GroupReduction, ScoreDomain } from './operations/observation-scores.js';
 import { keptTokens } from './operations/select-tokens.js';
 import type { SelectTokensRow } from './operations/select-tokens.js';
-import { enqueueSelection } from './enqueue-selection.js';
 import { expectSelectOptions } from './select-options.js';
 import type { SelectTokensOptions } from './select-options.js';
 
@@ -23,6 +24,11 @@ export interface HbwSettings extends SelectTokensOptions {
   readonly scoreDomain?: ScoreDomain;
   /** Over the query heads that share a kv head. Default: `mean`. */
   readonly groupReduction?: GroupReduction;
+  /**
+   * Share of its capacity that every kv head has for itself, 0 to 1; the rest of all heads goes to those that
+   * hold the best scores. Below 1 a selection waits for the device. Default: 1, all heads keep as many.
+   */
+  readonly headFloor?: number;
 }
 
 export type HbwOptions = Capacity & HbwSettings;
@@ -40,11 +46,12 @@ export function hbw(options: HbwOptions): KvSelector {
 /** A selector by the attention of the prompt's last queries, under a name for tables. */
 export function attentionSelector(name: string, options: HbwOptions): KvSelector {
   const { window = 32, windowInCapacity = true, scoreDomain = 'full', groupReduction = 'mean' } = options;
-  const { blockTokens } = options;
+  const { blockTokens, headFloor = 1 } = options;
   const capacity = capacityOf(options);
   expectPositive('window', window);
   expectChoice('scoreDomain', scoreDomain, scoreDomains);
   expectChoice('groupReduction', groupReduction, groupReductions);
+  expectThat(headFloor >= 0 && headFloor <= 1, 'headFloor', headFloor, 'a share from 0 to 1');
   if (blockTokens !== undefined) expectPositive('blockTokens', blockTokens);
   expectSelectOptions(options);
 
@@ -66,10 +73,21 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
       const { store, slot, lastQueries } = call;
       const rows = store.lengths(slot).map((length) => rowOf(store.layer.index, length, lastQueries.shape[0]));
       if (rows.every((row) => keptTokens(row) === row.prefixTokens + row.windowTokens)) return undefined;
+      if (headFloor < 1) return selectWithMovedBudgets(stream, call, rows);
       using scores = score(stream, call, rows, { domain: scoreDomain, groupReduction });
       return enqueueSelection(stream, scores, rows, options);
     },
   };
+
+  async function selectWithMovedBudgets(
+    stream: Stream,
+    call: SelectCall,
+    rows: readonly SelectTokensRow[],
+  ): Promise<TokenSelection> {
+    using scores = score(stream, call, rows, { domain: scoreDomain, groupReduction });
+    const moved = await moveBudgets(stream, scores, rows, headFloor);
+    return await enqueueSelection(stream, scores, moved, options);
+  }
 }
 
 /** f32 `[batch, kvHead, token]` of the one slot. */
