@@ -6,6 +6,8 @@ import type { Capacity } from './capacity.js';
 import { enqueueSelection } from './enqueue-selection.js';
 import { expectChoice, expectPositive, expectThat } from './expect.js';
 import { moveBudgets } from './head-budgets.js';
+import { expectHeadShares, headShare } from './head-shares.js';
+import type { HeadShares } from './head-shares.js';
 import { groupReductions, observationScores, scoreDomains } from './operations/observation-scores.js';
 import type { GroupReduction, ScoreDomain } from './operations/observation-scores.js';
 import { keptTokens } from './operations/select-tokens.js';
@@ -18,6 +20,8 @@ export interface HbwSettings extends SelectTokensOptions {
   readonly window?: number;
   /** Whether the capacity counts the window's tokens. Default: true. */
   readonly windowInCapacity?: boolean;
+  /** What each kv head keeps, as a multiple of the capacity, `[layer][kvHead]`. Default: 1 for all. */
+  readonly headShares?: HeadShares | undefined;
   /** Tokens of a block. Default: `max(1, floor(capacity / 32))`. */
   readonly blockTokens?: number | undefined;
   /** The keys of a softmax's denominator: all that a query sees, or the prefix only. Default: `full`. */
@@ -46,7 +50,7 @@ export function hbw(options: HbwOptions): KvSelector {
 /** A selector by the attention of the prompt's last queries, under a name for tables. */
 export function attentionSelector(name: string, options: HbwOptions): KvSelector {
   const { window = 32, windowInCapacity = true, scoreDomain = 'full', groupReduction = 'mean' } = options;
-  const { blockTokens, headFloor = 1 } = options;
+  const { blockTokens, headShares, headFloor = 1 } = options;
   const capacity = capacityOf(options);
   expectPositive('window', window);
   expectChoice('scoreDomain', scoreDomain, scoreDomains);
@@ -54,10 +58,11 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
   expectThat(headFloor >= 0 && headFloor <= 1, 'headFloor', headFloor, 'a share from 0 to 1');
   if (blockTokens !== undefined) expectPositive('blockTokens', blockTokens);
   expectSelectOptions(options);
+  if (headShares !== undefined) expectHeadShares(headShares);
 
-  const rowOf = (layer: number, length: number, queries: number): SelectTokensRow => {
+  const rowOf = (layer: number, kvHead: number, length: number, queries: number): SelectTokensRow => {
     const windowTokens = Math.min(length, queries);
-    const total = capacity(layer, length);
+    const total = Math.max(1, Math.floor(capacity(layer, length) * headShare(headShares, layer, kvHead)));
     return {
       prefixTokens: length - windowTokens,
       windowTokens,
@@ -71,7 +76,9 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
     observationWindow: window,
     select(stream, call) {
       const { store, slot, lastQueries } = call;
-      const rows = store.lengths(slot).map((length) => rowOf(store.layer.index, length, lastQueries.shape[0]));
+      const { index } = store.layer;
+      const [queries] = lastQueries.shape;
+      const rows = store.lengths(slot).map((length, kvHead) => rowOf(index, kvHead, length, queries));
       if (rows.every((row) => keptTokens(row) === row.prefixTokens + row.windowTokens)) return undefined;
       if (headFloor < 1) return selectWithMovedBudgets(stream, call, rows);
       using scores = score(stream, call, rows, { domain: scoreDomain, groupReduction });

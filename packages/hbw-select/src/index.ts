@@ -1,4 +1,6 @@
 export { type Capacity, type PerLayer } from './capacity.js';
+export { halo, type HaloSettings } from './halo.js';
+export { type HeadShares } from './head-shares.js';
 export { hbw, type HbwOptions, type HbwSettings } from './hbw.js';
 export {
   type GroupReduction,

@@ -1,0 +1,27 @@
+import type { KvSelector } from '@kv/sparse-core';
+
+import type { Capacity } from './capacity.js';
+import type { HeadShares } from './head-shares.js';
+import { attentionSelector } from './hbw.js';
+
+export interface HaloSettings {
+  /** The prompt's last tokens: their queries are what is looked at, and they are always kept. Default: 16. */
+  readonly window?: number;
+  /** Tokens around a token that the window looks at, itself included, that are as good as it is; odd. Default: 25. */
+  readonly haloTokens?: number;
+  /** What each kv head keeps, as a multiple of the capacity, `[layer][kvHead]`. Default: 1 for all. */
+  readonly headShares?: HeadShares;
+  /** Share of its capacity that every kv head of a layer has for itself. Default: 1, all heads keep as many. */
+  readonly headFloor?: number;
+}
+
+/**
+ * Keeps what the window looks at with a halo around it: a token's score is the greatest within the halo, so that a
+ * fact is kept whole though only its beginning is looked at before it is read. The window is half of SnapKV's, since
+ * the queries of a question say more than those before it.
+ * @throws InvalidValueError
+ */
+export function halo({ haloTokens = 25, window = 16, ...options }: Capacity & HaloSettings): KvSelector {
+  const pooling = { kind: 'max', tokens: haloTokens } as const;
+  return attentionSelector('halo', { ...options, window, pooling, rounds: [1], blockTokens: 1 });
+}
