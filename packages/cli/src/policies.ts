@@ -1,22 +1,44 @@
+import { halo, hbw, snapKv } from '@kv/hbw-select';
 import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
-import type { KvPolicy } from '@kv/sparse-core';
+import type { KvPolicy, KvPolicyParts, KvSelector } from '@kv/sparse-core';
+
+/** How a text is read and held: a policy without its selection. Policies of one reading share a text. */
+export interface Reading {
+  readonly name: string;
+  readonly parts: () => KvPolicyParts;
+}
 
 /** A policy under the name that `--policy` and the rows of `kv compare` use. */
 export interface NamedPolicy {
   readonly name: string;
-  readonly create: () => KvPolicy;
+  readonly reading: Reading;
+  /** Default: keeps everything. */
+  readonly select?: () => KvSelector;
 }
 
-/** The reference: full attention, and a cache that keeps every token. */
-export const dense: NamedPolicy = { name: 'dense', create: () => kvPolicy() };
+const dense: Reading = { name: 'dense', parts: () => ({}) };
 
-/** Every policy that the command knows, in the order of the rows. */
-export const policies: readonly NamedPolicy[] = [dense];
+/** The shares of the prompt that a selection keeps: `hbw-1/4`, and so on. */
+const keptShares = [4, 8, 16];
+
+/** Every policy that the command knows, in the order of the rows. The first is the reference: full attention. */
+export const policies: readonly NamedPolicy[] = [
+  { name: 'dense', reading: dense },
+  ...selections(dense, 'hbw', (keepRatio) => hbw({ keepRatio })),
+  ...selections(dense, 'snapkv', (keepRatio) => snapKv({ keepRatio })),
+  ...selections(dense, 'halo', (keepRatio) => halo({ keepRatio })),
+];
+
+function selections(reading: Reading, name: string, select: (keepRatio: number) => KvSelector): NamedPolicy[] {
+  return keptShares.map((share) => ({ name: `${name}-1/${share}`, reading, select: () => select(1 / share) }));
+}
 
 /** @throws InvalidValueError when there is no such policy */
-export function findPolicy(name: string): NamedPolicy {
+export function createPolicy(name: string): KvPolicy {
   const policy = policies.find((each) => each.name === name);
-  if (policy !== undefined) return policy;
+  if (policy !== undefined) {
+    return kvPolicy({ ...policy.reading.parts(), ...(policy.select && { select: policy.select() }) });
+  }
   const names = policies.map((each) => each.name);
   throw new InvalidValueError(`There is no policy '${name}'; use one of ${names.join(', ')}.`, {
     subject: 'policy',

@@ -4,6 +4,7 @@ import { PassThrough } from 'node:stream';
 
 import { describe, expect, it } from 'vitest';
 
+import { policies } from '../policies.js';
 import { runCli } from '../run-cli.js';
 import { passKey, passKeyFile, passKeyQuestion } from '../testing/pass-key-document.js';
 import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
@@ -34,22 +35,44 @@ describe('kv compare', () => {
     );
     expect({ exitCode }).toEqual({ exitCode: 0 });
     expect(stderr).toContain('dense [');
-    const [, policy, answer, right, firstToken, prefill, decode, bytes, ratio] = rowOf('dense', stdout);
-    expect({ policy, answer, right, ratio }).toEqual({
+    const [, policy, selection, answers, right, firstToken, prefill, decode, bytes, ratio] = rowOf('dense', stdout);
+    expect({ policy, selection, answers, right, ratio }).toEqual({
       policy: 'dense',
-      answer: `✓ ${passKey}.`,
+      selection: '–',
+      answers: '✓ ✗',
       right: '1 of 2',
       ratio: '1.00×',
     });
-    expect(stdout).toContain(`✗ ${passKey}.`);
     expect(firstToken).toMatch(/^\d+(\.\d\d s| ms)$/);
     for (const rate of [prefill, decode]) expect(rate).toMatch(/^[\d,.]+ tok\/s$/);
     // 4 KiB a token in f16, in blocks of 64 tokens; the question and the answer are part of it.
-    const tokens = Number(/^ +([\d,]+) tokens:/m.exec(stdout)?.[1]?.replace(',', ''));
+    const tokens = Number(/([\d,]+) tokens$/m.exec(stdout)?.[1]?.replace(',', ''));
     expect(tokens).toBeGreaterThan(1000);
     const mebibytes = Number(bytes?.replace(' MiB', ''));
     expect(mebibytes).toBeGreaterThanOrEqual((tokens * 4) / 1024 - 0.05);
     expect(mebibytes).toBeLessThanOrEqual(((tokens + 2 * 64) * 4) / 1024 + 0.05);
+  });
+
+  it('selects with and without the question in sight, and holds as much as it says', async () => {
+    const questions = await temporaryFile(
+      'questions.json',
+      JSON.stringify([{ question: passKeyQuestion, answer: ` ${passKey}` }]),
+    );
+    const args = ['--document', await passKeyFile(), '--questions', questions];
+    const { stdout } = await runKv('compare', needleModel, ...args);
+    const rows = stdout.split('\n').filter((line) => /^│ \S/.test(line)).slice(1);
+    expect(rows).toHaveLength(1 + 2 * (policies.length - 1));
+    for (const { name } of policies.slice(1)) {
+      const share = Number(name.split('/')[1]);
+      const ofPolicy = rows.map((row) => row.split('│').map((cell) => cell.trim())).filter((row) => row[1] === name);
+      expect(ofPolicy.map((row) => row[2])).toEqual(['question-aware', 'question-agnostic']);
+      for (const row of ofPolicy) {
+        // The answer stands behind what was kept, and each kv head's last block of 64 tokens is partly filled.
+        const multiple = Number(row.at(-2)?.replace('×', ''));
+        expect(multiple).toBeGreaterThanOrEqual(1 / share - 0.005);
+        expect(multiple).toBeLessThan(1 / share + 0.09);
+      }
+    }
   });
 
   it('answers a question whose answer is not known', async () => {
@@ -57,7 +80,8 @@ describe('kv compare', () => {
     const { exitCode, stdout } = await runKv('compare', needleModel, ...args);
     expect(exitCode).toBe(0);
     expect(stdout).toContain('(cpu, threads: 1,');
-    expect(rowOf('dense', stdout).slice(2, 4)).toEqual([`${passKey}.`, '–']);
+    expect(rowOf('dense', stdout).slice(3, 5)).toEqual(['·', '–']);
+    expect(stdout).toMatch(new RegExp(`\\n  dense +${passKey}\\.\\n`));
   });
 
   it('finds three facts that stand far apart in the document of the main job', async () => {
@@ -67,7 +91,7 @@ describe('kv compare', () => {
     const args = ['--document', join(folder, 'document.txt'), '--questions', questions];
     const { stdout } = await runKv('compare', needleModel, ...args);
     expect(stdout).toContain('What are the pass keys for island, palace and cobalt?');
-    expect(rowOf('dense', stdout)[3]).toBe('1 of 1');
+    expect(rowOf('dense', stdout)[4]).toBe('1 of 1');
   });
 
   it('says by how much a document is too long', async () => {

@@ -2,21 +2,17 @@ import type { Model } from '@kv/model';
 import { InvalidValueError } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
-import { renderCompareTable } from '../compare/compare-table.js';
-import type { PolicyRun } from '../compare/compare-table.js';
+import { renderCompareTable, renderUnknownAnswers } from '../compare/compare-table.js';
 import { readQuestions } from '../compare/questions.js';
 import type { Question } from '../compare/questions.js';
+import { runReading } from '../compare/run-reading.js';
+import type { EncodedQuestions, PolicyRun } from '../compare/run-reading.js';
 import { describeDevice } from '../describe-device.js';
 import { encodePrompt } from '../encode-prompt.js';
-import type { EncodedPrompt } from '../encode-prompt.js';
 import { formatCount } from '../format.js';
-import { measureAnswer } from '../measure-answer.js';
-import type { MeasuredAnswer } from '../measure-answer.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
 import { policies } from '../policies.js';
-import type { NamedPolicy } from '../policies.js';
-import { PrefillBar } from '../prefill-bar.js';
 import { readTextFile } from '../read-text-file.js';
 
 export interface CompareOptions extends DeviceChoice {
@@ -27,8 +23,8 @@ export interface CompareOptions extends DeviceChoice {
 }
 
 /**
- * `kv compare`: asks every question about the document under every policy, and writes a row for each policy.
- * The document is read again for each question: what a policy keeps of it may depend on the question.
+ * `kv compare`: asks every question about the document under every policy, and writes a row for each policy and, if
+ * it selects, for each moment of selection. The document is read once for each way of reading it.
  * @throws KvError of any class for a bad option, file or model; the signal's reason when interrupted
  */
 export async function compare(
@@ -40,23 +36,19 @@ export async function compare(
   const document = await readTextFile('document', options.document);
   const questions = await chooseQuestions(options);
   using model = await openModel(directory, options);
-  const prompts: EncodedPrompt[] = [];
-  for (const { question } of questions) {
-    const name = `${options.document} with the question '${question}'`;
-    const prompt = { name, text: `${document.trimEnd()}\n${question}` };
-    prompts.push(await encodePrompt(model, prompt, options.maxNewTokens, context.signal));
-  }
+  const text = await encodeQuestions(model, document.trimEnd(), questions, options, context);
 
-  stdout.write(`${directory} (${describeDevice(model.device)}) reads ${options.document}\n`);
-  questions.forEach(({ question }, index) => {
-    stdout.write(`  ${formatCount(prompts[index]?.ids.length ?? 0)} tokens: ${question}\n`);
-  });
+  stdout.write(`${directory} (${describeDevice(model.device)}) reads ${options.document}, `);
+  stdout.write(`${formatCount(text.document.length)} tokens\n`);
+  for (const { question, answer } of questions) stdout.write(`  ${question}${answer ?? ''}\n`);
   stdout.write('\n');
   const runs: PolicyRun[] = [];
-  for (const policy of policies) {
-    runs.push({ policy: policy.name, answers: await runPolicy(model, policy, prompts, options, context) });
+  for (const reading of new Set(policies.map((policy) => policy.reading))) {
+    const ofReading = policies.filter((policy) => policy.reading === reading);
+    runs.push(...(await runReading(model, reading, ofReading, text, options.maxNewTokens, context)));
   }
   stdout.write(`${renderCompareTable(questions, runs)}\n`);
+  stdout.write(renderUnknownAnswers(questions, runs));
 }
 
 async function chooseQuestions({ question, questions }: CompareOptions): Promise<readonly Question[]> {
@@ -68,32 +60,31 @@ async function chooseQuestions({ question, questions }: CompareOptions): Promise
   });
 }
 
-async function runPolicy(
+/** The document's tokens are those that all prompts begin with. */
+async function encodeQuestions(
   model: Model,
-  policy: NamedPolicy,
-  prompts: readonly EncodedPrompt[],
-  { maxNewTokens }: CompareOptions,
-  { stderr, signal }: CommandContext,
-): Promise<readonly MeasuredAnswer[]> {
-  const lengths = prompts.map(({ ids }) => ids.length);
-  const total = lengths.reduce((sum, length) => sum + length, 0);
-  using runner = model.createRunner({
-    policy: policy.create(),
-    contextTokens: Math.max(...lengths) + maxNewTokens,
-  });
-  using bar = new PrefillBar(stderr, policy.name);
-  const answers: MeasuredAnswer[] = [];
-  let read = 0;
-  for (const prompt of prompts) {
-    const before = read;
-    const answer = await measureAnswer(runner, model.tokenizer, prompt, {
-      maxTokens: maxNewTokens,
-      stop: ['\n'],
-      signal,
-      onProgress: ({ tokens }) => bar.update(before + tokens, total),
-    });
-    answers.push(answer);
-    read += prompt.ids.length;
+  document: string,
+  questions: readonly Question[],
+  { document: file, maxNewTokens }: CompareOptions,
+  { signal }: CommandContext,
+): Promise<EncodedQuestions> {
+  const started = performance.now();
+  const alone = await model.tokenizer.encode(`${document}\n`, { signal });
+  const seconds = (performance.now() - started) / 1000;
+  const prompts: Int32Array[] = [];
+  for (const { question } of questions) {
+    const prompt = { name: `${file} with the question '${question}'`, text: `${document}\n${question}` };
+    prompts.push((await encodePrompt(model, prompt, maxNewTokens, signal)).ids);
   }
-  return answers;
+  const shared = Math.min(...prompts.map((ids) => commonPrefix(alone, ids)));
+  return {
+    document: alone.subarray(0, shared),
+    questions: prompts.map((ids) => ids.subarray(shared)),
+    seconds,
+  };
+}
+
+function commonPrefix(one: Int32Array, other: Int32Array): number {
+  const end = one.findIndex((id, index) => id !== other[index]);
+  return end === -1 ? one.length : end;
 }

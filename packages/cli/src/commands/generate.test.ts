@@ -1,6 +1,7 @@
 import { devices } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
+import { policies } from '../policies.js';
 import { passKey, passKeyDocument, passKeyQuestion } from '../testing/pass-key-document.js';
 import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
 
@@ -19,6 +20,25 @@ describe('kv generate', () => {
     expect({ exitCode, stdout }).toEqual({ exitCode: 0, stdout: ` ${passKey}\n` });
     expect(stderr).toMatch(/^prompt: [\d,]+ tokens at [\d,]+\/s, first token after \d/m);
     expect(stderr).toMatch(/^answer: \d+ tokens at [\d,.]+\/s; KV cache [\d.]+ MiB$/m);
+  });
+
+  it('holds what the policy keeps of the prompt', async () => {
+    const file = await temporaryFile('prompt.txt', passKeyDocument() + passKeyQuestion);
+    const kibibytes = async (policy: string): Promise<number> => {
+      const args = ['--prompt-file', file, '--stop', '\n', '--max-new-tokens', '2', '--policy', policy];
+      const { exitCode, stderr } = await runKv('generate', needleModel, ...args);
+      expect({ policy, exitCode }).toEqual({ policy, exitCode: 0 });
+      const [, figure, unit] = /KV cache ([\d.]+) ([KM])iB/.exec(stderr) ?? [];
+      return Number(figure) * (unit === 'K' ? 1 : 1024);
+    };
+    const dense = await kibibytes('dense');
+    for (const { name } of policies.slice(1)) {
+      const share = Number(name.split('/')[1]);
+      const multiple = (await kibibytes(name)) / dense;
+      // The last block of 64 tokens of each kv head is partly filled.
+      expect(multiple).toBeGreaterThanOrEqual(1 / share - 0.005);
+      expect(multiple).toBeLessThan(1 / share + 0.09);
+    }
   });
 
   it('writes at most as many tokens as asked for', async () => {

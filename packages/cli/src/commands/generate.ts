@@ -10,7 +10,7 @@ import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer } from '../measure-answer.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
-import { findPolicy } from '../policies.js';
+import { createPolicy } from '../policies.js';
 import { PrefillBar } from '../prefill-bar.js';
 import { readTextFile } from '../read-text-file.js';
 
@@ -43,7 +43,7 @@ export async function generateText(
   const { maxNewTokens } = options;
   const prompt = await encodePrompt(model, asPrompt(text, model.tokenizer, options), maxNewTokens, signal);
   using runner = model.createRunner({
-    policy: findPolicy(options.policy).create(),
+    policy: createPolicy(options.policy),
     contextTokens: prompt.ids.length + maxNewTokens,
   });
   using bar = new PrefillBar(stderr, options.policy);

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 
 import type { MeasuredAnswer } from '../measure-answer.js';
-import { renderCompareTable } from './compare-table.js';
+import { renderCompareTable, renderUnknownAnswers } from './compare-table.js';
 import { isRight } from './questions.js';
 
 function measured(text: string, figures: Partial<MeasuredAnswer> = {}): MeasuredAnswer {
@@ -38,40 +38,24 @@ describe('renderCompareTable', () => {
       measured(' 4', { firstTokenSeconds: 2, prefillTokensPerSecond: 3000 }),
     ];
     const small = dense.map((answer) => ({ ...answer, kvBytes: 1 << 20 }));
-    const rows = cells(
-      renderCompareTable(questions, [
-        { policy: 'dense', answers: dense },
-        { policy: 'small', answers: small },
-      ]),
+    const runs = [
+      { policy: 'dense', moment: undefined, answers: dense },
+      { policy: 'small', moment: 'question-agnostic' as const, answers: small },
+    ];
+    const figures = ['✓ ✗ ·', '1 of 2', '2.00 s', '1,000 tok/s', '100 tok/s'];
+    expect(cells(renderCompareTable(questions, runs))).toEqual([
+      ['dense', '–', ...figures, '4.0 MiB', '1.00×'],
+      ['small', 'question-agnostic', ...figures, '1.0 MiB', '0.25×'],
+    ]);
+    expect(renderUnknownAnswers(questions, runs)).toBe(
+      '\nc\n  dense                     4\n  small, question-agnostic  4\n',
     );
-    expect(rows[0]).toEqual([
-      'dense',
-      '✓ 1.',
-      '1 of 2',
-      '2.00 s',
-      '1,000 tok/s',
-      '100 tok/s',
-      '4.0 MiB',
-      '1.00×',
-    ]);
-    expect(rows[1]?.[1]).toBe('✗ 3');
-    expect(rows[2]?.[1]).toBe('4');
-    expect(rows[3]).toEqual([
-      'small',
-      '✓ 1.',
-      '1 of 2',
-      '2.00 s',
-      '1,000 tok/s',
-      '100 tok/s',
-      '1.0 MiB',
-      '0.25×',
-    ]);
   });
 
   it('takes the mean of the two in the middle of an even number', () => {
     const answers = [1, 2, 4, 8].map((firstTokenSeconds) => measured('', { firstTokenSeconds }));
-    const [row] = cells(renderCompareTable([], [{ policy: 'dense', answers }]));
-    expect(row?.slice(2, 4)).toEqual(['–', '3.00 s']);
+    const [row] = cells(renderCompareTable([], [{ policy: 'dense', moment: undefined, answers }]));
+    expect(row?.slice(3, 5)).toEqual(['–', '3.00 s']);
   });
 });
 

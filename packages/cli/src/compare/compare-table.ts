@@ -4,23 +4,17 @@ import { formatBytes, formatRate, formatSeconds } from '../format.js';
 import type { MeasuredAnswer } from '../measure-answer.js';
 import { isRight } from './questions.js';
 import type { Question } from './questions.js';
-
-/** What one policy made of all the questions, in their order. */
-export interface PolicyRun {
-  readonly policy: string;
-  readonly answers: readonly MeasuredAnswer[];
-}
-
-const answerWidth = 44;
+import type { PolicyRun } from './run-reading.js';
 
 /**
- * One row a policy: its answers, which of them are right, and medians over the questions.
+ * One row a policy and moment of selection: which answers are right, and medians over the questions.
  * @param runs the first is the reference of the last column
  */
 export function renderCompareTable(questions: readonly Question[], runs: readonly PolicyRun[]): string {
   const table = new Table({
     head: [
       'policy',
+      'selection',
       'answers',
       'right',
       'first token',
@@ -29,18 +23,17 @@ export function renderCompareTable(questions: readonly Question[], runs: readonl
       'KV cache',
       `of ${runs[0]?.policy ?? ''}`,
     ],
-    colAligns: ['left', 'left', 'right', 'right', 'right', 'right', 'right', 'right'],
-    colWidths: [null, answerWidth],
-    wordWrap: true,
-    style: { head: [], border: [] },
+    colAligns: ['left', 'left', 'left', 'right', 'right', 'right', 'right', 'right', 'right'],
+    style: { head: [], border: [], compact: true },
   });
   const referenceBytes = median(runs[0]?.answers.map(({ kvBytes }) => kvBytes) ?? []);
-  for (const { policy, answers } of runs) {
+  for (const { policy, moment, answers } of runs) {
     const kvBytes = median(answers.map((answer) => answer.kvBytes));
     const decode = answers.flatMap(({ decodeTokensPerSecond }) => decodeTokensPerSecond ?? []);
     table.push([
       policy,
-      answers.map((answer, index) => describeAnswer(answer, questions[index])).join('\n'),
+      moment ?? '–',
+      answers.map((answer, index) => mark(answer, questions[index])).join(' '),
       countRight(questions, answers),
       formatSeconds(median(answers.map(({ firstTokenSeconds }) => firstTokenSeconds))),
       `${formatRate(median(answers.map(({ prefillTokensPerSecond }) => prefillTokensPerSecond)))} tok/s`,
@@ -52,10 +45,26 @@ export function renderCompareTable(questions: readonly Question[], runs: readonl
   return table.toString();
 }
 
-function describeAnswer({ text }: MeasuredAnswer, question: Question | undefined): string {
+/** For each question whose answer nobody knows, what was answered, by whom. */
+export function renderUnknownAnswers(questions: readonly Question[], runs: readonly PolicyRun[]): string {
+  const unknown = [...questions.entries()].filter(([, { answer }]) => answer === undefined);
+  return unknown
+    .map(([index, { question }]) => {
+      const answered = runs.map(({ policy, moment, answers }) => {
+        const name = moment === undefined ? policy : `${policy}, ${moment}`;
+        return [name, (answers[index]?.text ?? '').trim()] as const;
+      });
+      const width = Math.max(...answered.map(([name]) => name.length));
+      const lines = answered.map(([name, text]) => `  ${name.padEnd(width)}  ${text}\n`);
+      return `\n${question}\n${lines.join('')}`;
+    })
+    .join('');
+}
+
+function mark({ text }: MeasuredAnswer, question: Question | undefined): string {
   const wanted = question?.answer;
-  const mark = wanted === undefined ? ' ' : isRight(text, wanted) ? '✓' : '✗';
-  return `${mark} ${text.trim()}`;
+  if (wanted === undefined) return '·';
+  return isRight(text, wanted) ? '✓' : '✗';
 }
 
 function countRight(questions: readonly Question[], answers: readonly MeasuredAnswer[]): string {
