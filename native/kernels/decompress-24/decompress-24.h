@@ -1,0 +1,24 @@
+// Writes sparse blocks of keys or values out as dense ones, zero where nothing is kept: the inverse of compress-24
+// (HieraSparse, section III-B).
+#pragma once
+
+#include "kernels/mixed-blocks.h"
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+struct Decompress24Arguments {
+  KvOperand operand = KvOperand::keys;
+  DType dtype = DType::f16;  // or bf16
+  int32_t head_dim = 0;      // 64 or 128
+  SparseBlocks sparse;
+  const int32_t* ids = nullptr;  // [block]: the sparse blocks to write out
+  int32_t count = 0;
+  void* dense = nullptr;  // [block, block_token 64, dim]
+};
+
+// Refuses other dtypes and head sizes (capability), ids that lead outside (invalid_value).
+Status decompress_24(const Decompress24Arguments& arguments, ExecutionContext& context);
+
+}  // namespace kv
