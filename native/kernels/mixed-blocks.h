@@ -87,6 +87,9 @@ struct MixedAttentionArguments : PagedAttentionArguments {
   bool has_sparse_values = true;
 };
 
+// Refuses other dtypes than f16 and bf16, and other head sizes than 64 and 128 (capability).
+Status validate_block_format(DType dtype, int32_t head_dim);
+
 // As of paged attention; refuses other block and head sizes and cache dtypes than those above (capability).
 Status validate_sizes(const MixedAttentionArguments& arguments);
 

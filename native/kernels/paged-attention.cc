@@ -9,8 +9,8 @@ Status invalid(std::string message) { return Status::failure(StatusCode::invalid
 
 std::string text(int64_t number) { return std::to_string(number); }
 
-// The table of one kv head of batch entry `entry`, which reaches up to `end` keys.
-Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t end) {
+// The table of one kv head of batch entry `entry` for the keys first .. end - 1.
+Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t first, int64_t end) {
   const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
   const std::string place = "slot " + text(b.slots[entry]) + ", kv head " + text(head);
   const int64_t capacity = int64_t{b.table_width} * b.block_tokens;
@@ -18,7 +18,7 @@ Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t e
     return invalid(place + " counts " + text(b.key_counts[cache_head]) + " keys and needs " + text(end) +
                    ", but its block table holds 0 to " + text(capacity) + ": give it a wider table");
   }
-  for (int64_t key = 0; key < end; key += b.block_tokens) {
+  for (int64_t key = first; key < end; key += b.block_tokens - key % b.block_tokens) {
     const int32_t block = b.block_table[cache_head * b.table_width + key / b.block_tokens];
     if (block < 0 || block >= b.block_count) {
       return invalid(place + " has block " + text(block) + " for key " + text(key) +
@@ -54,7 +54,7 @@ Status validate_sizes(const PagedAttentionArguments& a) {
   return Status::success();
 }
 
-Status validate_tables(const PagedBatch& b, bool appending) {
+Status validate_rows(const PagedBatch& b) {
   for (int32_t entry = 0; entry < b.batch; ++entry) {
     const int32_t first = b.query_start[entry];
     const int32_t last = b.query_start[entry + 1];
@@ -66,9 +66,18 @@ Status validate_tables(const PagedBatch& b, bool appending) {
       return invalid("batch entry " + text(entry) + " names slot " + text(b.slots[entry]) +
                      ", but slots are 0 to " + text(b.slot_count - 1));
     }
+  }
+  return Status::success();
+}
+
+Status validate_tables(const PagedBatch& b, bool appending) {
+  Status status = validate_rows(b);
+  if (!status.ok()) return status;
+  for (int32_t entry = 0; entry < b.batch; ++entry) {
+    const int32_t rows = b.query_start[entry + 1] - b.query_start[entry];
     for (int32_t head = 0; head < b.kv_heads; ++head) {
       const int64_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
-      Status status = validate_head(b, entry, head, appending ? count + last - first : count);
+      status = appending ? validate_head(b, entry, head, count, count + rows) : validate_head(b, entry, head, 0, count);
       if (!status.ok()) return status;
     }
   }

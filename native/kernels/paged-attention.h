@@ -65,9 +65,12 @@ struct PagedAttentionArguments : PagedBatch {
 Status validate_sizes(const PagedBatch& batch);
 Status validate_sizes(const PagedAttentionArguments& arguments);
 
-// Whether starts, slots, counts and blocks stay inside their tensors, so that no index of the tables leads
-// outside; with `appending`, also for the batch's rows behind the counted keys. Reads the tables: for devices
-// whose memory the host reads.
+// Whether the batch's rows ascend within the row tensors and its slots exist. Reads the tables: for devices whose
+// memory the host reads.
+Status validate_rows(const PagedBatch& batch);
+
+// Whether starts, slots, counts and blocks stay inside their tensors, so that no index of the tables leads outside.
+// With `appending`, the blocks are those of the batch's rows behind the counted keys; else those of the counted keys.
 Status validate_tables(const PagedBatch& batch, bool appending);
 
 }  // namespace kv

@@ -52,6 +52,8 @@ struct Run {
   int64_t stride;
   int count;
 
+  // Dims d .. d + kLanes - 1 of a row.
+  Vec at(int row, int d) const { return load(rows + row * stride + d); }
   void fetch_next(int row, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
     for (int d = first; d < first + elements; d += kLineElements)
@@ -59,22 +61,21 @@ struct Run {
   }
 };
 
-// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys. Query rows are
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys of a run. Query rows are
 // `dim` floats apart; dim is a multiple of kLanes. Rounds the number of scores written up to kKeyGroup.
-template <int kRows, class T>
-inline void score_run(const float* queries, const Run<T>& keys, int dim, float* scores,
-                      int64_t score_stride) {
+template <int kRows, class Keys>
+inline void score_run(const float* queries, const Keys& keys, int dim, float* scores, int64_t score_stride) {
   for (int key = 0; key < keys.count; key += kKeyGroup) {
-    const T* group[kKeyGroup];
+    int group[kKeyGroup];
     for (int k = 0; k < kKeyGroup; ++k) {
-      group[k] = keys.rows + (key + k < keys.count ? key + k : keys.count - 1) * keys.stride;
+      group[k] = key + k < keys.count ? key + k : keys.count - 1;
       keys.fetch_next(key + k, 0, dim);
     }
     Vec totals[kRows][kKeyGroup] = {};
     for (int d = 0; d < dim; d += kLanes) {
       Vec loaded[kKeyGroup];
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeyGroup; ++k) loaded[k] = load(group[k] + d);
+      for (int k = 0; k < kKeyGroup; ++k) loaded[k] = keys.at(group[k], d);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
         const Vec query = load(queries + row * dim + d);
@@ -92,8 +93,8 @@ inline void score_run(const float* queries, const Run<T>& keys, int dim, float* 
 
 // output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key],
 // for the columns of `values` from `first` on.
-template <int kRows, int kVectors, class T>
-inline void add_value_columns(const float* weights, int64_t weight_stride, const Run<T>& values, int first,
+template <int kRows, int kVectors, class Values>
+inline void add_value_columns(const float* weights, int64_t weight_stride, const Values& values, int first,
                               float* output, int64_t output_stride) {
   Vec totals[kRows][kVectors];
 #pragma GCC unroll 4
@@ -106,7 +107,7 @@ inline void add_value_columns(const float* weights, int64_t weight_stride, const
     Vec loaded[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
-      loaded[v] = load(values.rows + key * values.stride + first + v * kLanes);
+      loaded[v] = values.at(key, first + v * kLanes);
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
       const Vec weight = splat(weights[row * weight_stride + key]);
@@ -122,9 +123,8 @@ inline void add_value_columns(const float* weights, int64_t weight_stride, const
 }
 
 // As above for all `dim` columns, dim a multiple of kLanes; output rows are `dim` floats apart.
-template <int kRows, class T>
-inline void add_values(const float* weights, int64_t weight_stride, const Run<T>& values, int dim,
-                       float* output) {
+template <int kRows, class Values>
+inline void add_values(const float* weights, int64_t weight_stride, const Values& values, int dim, float* output) {
   int d = 0;
   for (; d + kValueVectors * kLanes <= dim; d += kValueVectors * kLanes) {
     add_value_columns<kRows, kValueVectors>(weights, weight_stride, values, d, output + d, dim);

@@ -27,15 +27,6 @@ struct Panel {
   int32_t fewest_visible;
 };
 
-// Keys and values converted to f32, [key, dim]; rows are `stride` floats apart, a multiple of kStep.
-struct Tile {
-  const float* keys;
-  const float* values;
-  int stride;
-  int32_t first_key;
-  int32_t count;
-};
-
 // result[i, row] = rescale[row] * result[i, row] + sum_k left[i, k] * right[k, row] for kStep values of i;
 // without `rescale` the old result counts for nothing.
 template <bool kRescale>
@@ -110,21 +101,39 @@ inline void softmax_step(Panel& panel, int count, float* scores, Vec* rescale) {
   for (int v = 0; v < kPanelVectors; ++v) store(panel.sum + v * kLanes, sum[v]);
 }
 
-// `scores` has room for kTileKeys * kPanelRows floats.
-inline void attend(Panel& panel, const Tile& tile, int dim, float* scores) {
-  const int32_t reachable = panel.most_visible - tile.first_key;
-  const int count = tile.count < reachable ? tile.count : reachable;
-  if (count <= 0) return;
-  for (int key = 0; key < count; key += kStep) {
-    multiply<false>(tile.keys + key * tile.stride, tile.stride, 1, panel.query, dim, nullptr,
-                    scores + key * kPanelRows);
+// A tile's keys (or values) converted to f32, [key, dim]; rows are `stride` floats apart, a multiple of kStep.
+struct DenseTile {
+  const float* rows;
+  int stride;
+  int dim;
+
+  // scores[key, row] = keys[key] . query[row] for `count` keys, and up to kStep - 1 more.
+  void score(const float* query, int count, float* scores) const {
+    for (int key = 0; key < count; key += kStep) {
+      multiply<false>(rows + key * stride, stride, 1, query, dim, nullptr, scores + key * kPanelRows);
+    }
   }
-  if (tile.first_key + count > panel.fewest_visible) mask(panel, tile.first_key, count, scores);
+
+  // output[d, row] = rescale[row] * output[d, row] + sum over `count` keys of values[key, d] * weights[key, row]
+  void add(const float* weights, int count, const Vec* rescale, float* output) const {
+    for (int d = 0; d < dim; d += kStep) {
+      multiply<true>(rows + d, 1, stride, weights, count, rescale, output + d * kPanelRows);
+    }
+  }
+};
+
+// `Keys` and `Values` multiply as DenseTile does. `scores` has room for kTileKeys * kPanelRows floats.
+template <class Keys, class Values>
+inline void attend(Panel& panel, int32_t first_key, int32_t tile_keys, const Keys& keys, const Values& values,
+                   float* scores) {
+  const int32_t reachable = panel.most_visible - first_key;
+  const int count = tile_keys < reachable ? tile_keys : reachable;
+  if (count <= 0) return;
+  keys.score(panel.query, count, scores);
+  if (first_key + count > panel.fewest_visible) mask(panel, first_key, count, scores);
   Vec rescale[kPanelVectors];
   softmax_step(panel, count, scores, rescale);
-  for (int d = 0; d < dim; d += kStep) {
-    multiply<true>(tile.values + d, 1, tile.stride, scores, count, rescale, panel.output + d * kPanelRows);
-  }
+  values.add(scores, count, rescale, panel.output);
 }
 
 }  // namespace KV_ISA

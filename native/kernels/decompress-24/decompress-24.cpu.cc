@@ -1,0 +1,39 @@
+#include "kernels/decompress-24/decompress-24.h"
+
+#include "kernels/simd.h"
+#include "kernels/sparse-lines.h"
+
+namespace kv {
+namespace KV_ISA {
+namespace {
+
+template <class Lines>
+void decompress(const Lines& lines, const uint16_t* non_zeros, const uint32_t* metadata, uint16_t* dense) {
+  std::memset(dense, 0, static_cast<size_t>(kMixedBlockTokens * lines.dim) * sizeof(uint16_t));
+  for (int line = 0; line < lines.lines(); ++line) {
+    for (int group = 0; group < lines.groups(); ++group) {
+      const Meta16Place place = lines.meta16(line, group);
+      uint32_t meta = metadata[place.word] >> place.shift;
+      for (int n = 0; n < 8; ++n, meta >>= 2) {
+        const int element = 16 * group + n / 2 * 4 + static_cast<int>(meta & 3);
+        dense[lines.dense(line, element)] = non_zeros[lines.non_zero(line, 8 * group + n)];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void decompress_24(const Decompress24Arguments& a, Workers& workers) {
+  workers.for_each(static_cast<size_t>(a.count), [&](size_t index, int) {
+    const int64_t id = a.ids[index];
+    const auto* non_zeros = static_cast<const uint16_t*>(a.sparse.non_zeros) + id * sparse_block_elements(a.head_dim);
+    const uint32_t* metadata = a.sparse.metadata + id * sparse_block_words(a.head_dim);
+    uint16_t* dense =
+        static_cast<uint16_t*>(a.dense) + static_cast<int64_t>(index) * kMixedBlockTokens * a.head_dim;
+    with_lines(a.operand, a.head_dim, [&](const auto& lines) { decompress(lines, non_zeros, metadata, dense); });
+  });
+}
+
+}  // namespace KV_ISA
+}  // namespace kv
