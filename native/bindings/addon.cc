@@ -9,25 +9,29 @@
 #include "runtime/isa.h"
 
 // One line an operation: the name in JavaScript, the function of its `*.binding.cc`.
-#define KV_OPERATIONS(OPERATION)                   \
-  OPERATION(appendKv, append_kv)                   \
-  OPERATION(copy, copy)                            \
-  OPERATION(copyBlocks, copy_blocks)               \
-  OPERATION(crossEntropy, cross_entropy)           \
-  OPERATION(cudaReport, cuda_report)               \
-  OPERATION(decodeAttention, decode_attention)     \
-  OPERATION(embedding, embedding)                  \
-  OPERATION(gatherKv, gather_kv)                   \
-  OPERATION(linear, linear)                        \
-  OPERATION(mapFile, map_file)                     \
-  OPERATION(observationScores, observation_scores) \
-  OPERATION(prefillAttention, prefill_attention)   \
-  OPERATION(read, read)                            \
-  OPERATION(rmsNorm, rms_norm)                     \
-  OPERATION(rope, rope)                            \
-  OPERATION(sample, sample)                        \
-  OPERATION(selectTokens, select_tokens)           \
-  OPERATION(swiglu, swiglu)                        \
+#define KV_OPERATIONS(OPERATION)                            \
+  OPERATION(appendKv, append_kv)                            \
+  OPERATION(compress24, compress_24)                        \
+  OPERATION(copy, copy)                                     \
+  OPERATION(copyBlocks, copy_blocks)                        \
+  OPERATION(crossEntropy, cross_entropy)                    \
+  OPERATION(cudaReport, cuda_report)                        \
+  OPERATION(decodeAttention, decode_attention)              \
+  OPERATION(decompress24, decompress_24)                    \
+  OPERATION(embedding, embedding)                           \
+  OPERATION(gatherKv, gather_kv)                            \
+  OPERATION(linear, linear)                                 \
+  OPERATION(mapFile, map_file)                              \
+  OPERATION(mixedDecodeAttention, mixed_decode_attention)   \
+  OPERATION(mixedPrefillAttention, mixed_prefill_attention) \
+  OPERATION(observationScores, observation_scores)          \
+  OPERATION(prefillAttention, prefill_attention)            \
+  OPERATION(read, read)                                     \
+  OPERATION(rmsNorm, rms_norm)                              \
+  OPERATION(rope, rope)                                     \
+  OPERATION(sample, sample)                                 \
+  OPERATION(selectTokens, select_tokens)                    \
+  OPERATION(swiglu, swiglu)                                 \
   OPERATION(write, write)
 
 namespace kv {

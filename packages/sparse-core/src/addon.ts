@@ -69,12 +69,31 @@ export type NativePagedRows = readonly [
   queryStart: NativeTensor,
 ];
 
-type NativeAttention = (
-  stream: NativeStream,
+/** As `native/bindings/paged-batch.h` reads the arguments of attention, behind the stream. */
+export type NativeAttentionArguments = readonly [
   query: NativeTensor,
   output: NativeTensor,
   logSumExp: NativeTensor | undefined,
-  ...rest: readonly [...NativePagedRows, scale: number, causal: boolean]
+  ...NativePagedRows,
+  scale: number,
+  causal: boolean,
+];
+
+type NativeAttention = (stream: NativeStream, ...rest: NativeAttentionArguments) => void;
+
+/** As `native/bindings/mixed-blocks.h` reads them; the block table of the paged rows is the map of the keys. */
+type NativeMixedAttention = (
+  stream: NativeStream,
+  ...rest: readonly [
+    ...NativeAttentionArguments,
+    valueTable: NativeTensor,
+    keyNonZeros: NativeTensor,
+    valueNonZeros: NativeTensor,
+    keyMetadata: NativeTensor,
+    valueMetadata: NativeTensor,
+    hasSparseKeys: boolean,
+    hasSparseValues: boolean,
+  ]
 ) => void;
 
 export type DeviceKind = 'cpu' | 'cuda';
@@ -106,6 +125,18 @@ export interface Addon {
   ) => NativeDevice;
   readonly instructionSet: InstructionSet;
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
+  compress24(
+    stream: NativeStream,
+    values: boolean,
+    dense: NativeTensor,
+    nonZeros: NativeTensor,
+    metadata: NativeTensor,
+    table: NativeTensor,
+    prunings: NativeTensor,
+    ids: NativeTensor,
+    mostBlocks: number,
+    elementMask: NativeTensor | undefined,
+  ): void;
   crossEntropy(stream: NativeStream, logits: NativeTensor, targets: NativeTensor, output: NativeTensor): void;
   cudaReport(): CudaReport;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
@@ -121,6 +152,14 @@ export interface Addon {
     counts: NativeTensor,
   ): void;
   decodeAttention: NativeAttention;
+  decompress24(
+    stream: NativeStream,
+    values: boolean,
+    nonZeros: NativeTensor,
+    metadata: NativeTensor,
+    ids: NativeTensor,
+    dense: NativeTensor,
+  ): void;
   linear(
     stream: NativeStream,
     input: NativeTensor,
@@ -130,6 +169,8 @@ export interface Addon {
     accumulate: boolean,
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
+  mixedDecodeAttention: NativeMixedAttention;
+  mixedPrefillAttention: NativeMixedAttention;
   observationScores(
     stream: NativeStream,
     query: NativeTensor,

@@ -1,7 +1,7 @@
 /** What packages that bring operations of their own build their wrappers with. */
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { loadAddon } from './load-addon.js';
-export { nativePagedRows } from './operations/attention-arguments.js';
+export { enqueueAttention, nativePagedRows } from './operations/attention-arguments.js';
 export {
   expectContiguous,
   expectContiguousRows,

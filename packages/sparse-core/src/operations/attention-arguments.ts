@@ -1,7 +1,6 @@
-import type { NativePagedRows } from '../addon.js';
+import type { NativeAttentionArguments, NativePagedRows } from '../addon.js';
 import type { FloatDType } from '../dtype.js';
 import { InvalidValueError, ShapeError } from '../errors.js';
-import { loadAddon } from '../load-addon.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import { describe, type TensorHandle } from '../tensor.js';
@@ -76,13 +75,14 @@ export function nativePagedRows(operation: string, args: PagedRows, stream: Stre
 }
 
 /**
- * Checks the arguments of an attention operation and enqueues it.
+ * Checks the arguments of an attention operation and enqueues it with what native code takes.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function enqueueAttention(
-  operation: 'prefillAttention' | 'decodeAttention',
+  operation: string,
   stream: Stream,
   args: AttentionArguments,
+  enqueue: (...natives: NativeAttentionArguments) => void,
 ): void {
   const { query, output, logSumExp, blocks, scale, causal = true } = args;
   const nativeQuery = nativeOf(operation, 'query', query, stream);
@@ -115,7 +115,7 @@ export function enqueueAttention(
       given: scale,
     });
   }
-  loadAddon()[operation](stream.native, nativeQuery.native, nativeOutput.native, nativeLogSumExp?.native, ...paged, scale, causal);
+  enqueue(nativeQuery.native, nativeOutput.native, nativeLogSumExp?.native, ...paged, scale, causal);
   nativeOutput.writtenBy(stream);
   nativeLogSumExp?.writtenBy(stream);
 }

@@ -1,3 +1,4 @@
+import { loadAddon } from '../load-addon.js';
 import type { Stream } from '../stream.js';
 import { type AttentionArguments, enqueueAttention } from './attention-arguments.js';
 
@@ -9,5 +10,7 @@ import { type AttentionArguments, enqueueAttention } from './attention-arguments
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function decodeAttention(stream: Stream, args: AttentionArguments): void {
-  enqueueAttention('decodeAttention', stream, args);
+  enqueueAttention('decodeAttention', stream, args, (...natives) => {
+    loadAddon().decodeAttention(stream.native, ...natives);
+  });
 }

@@ -1,3 +1,4 @@
+import { loadAddon } from '../load-addon.js';
 import type { Stream } from '../stream.js';
 import { type AttentionArguments, enqueueAttention } from './attention-arguments.js';
 
@@ -13,5 +14,7 @@ import { type AttentionArguments, enqueueAttention } from './attention-arguments
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function prefillAttention(stream: Stream, args: AttentionArguments): void {
-  enqueueAttention('prefillAttention', stream, args);
+  enqueueAttention('prefillAttention', stream, args, (...natives) => {
+    loadAddon().prefillAttention(stream.native, ...natives);
+  });
 }

@@ -1,0 +1,25 @@
+#include "kernels/decompress-24/decompress-24.h"
+
+#include "bindings/mixed-blocks.h"
+
+namespace kv {
+
+// decompress24(stream, values: boolean, nonZeros [sparseBlock, element], metadata [sparseBlock, word], ids [block],
+//              dense [block, blockToken, dim])
+Napi::Value decompress_24(const Napi::CallbackInfo& info) {
+  OperationCall call(info);
+  const TensorArgument ids = call.tensor(4);
+  const TensorArgument dense = call.tensor(5);
+  Decompress24Arguments arguments;
+  arguments.operand = call.flag(1) ? KvOperand::values : KvOperand::keys;
+  arguments.dtype = dense.dtype();
+  arguments.head_dim = static_cast<int32_t>(dense.extent(2));
+  arguments.sparse = sparse_blocks(call.tensor(2), call.tensor(3));
+  arguments.ids = ids.as<int32_t>();
+  arguments.count = static_cast<int32_t>(ids.extent(0));
+  arguments.dense = dense.data;
+  return call.enqueue("decompress24",
+                      [arguments](ExecutionContext& context) { return decompress_24(arguments, context); });
+}
+
+}  // namespace kv

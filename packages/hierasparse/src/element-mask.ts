@@ -1,0 +1,55 @@
+import { CapabilityError, type Device, ShapeError, type TensorHandle } from '@kv/sparse-core';
+import { blockTokens, type KvOperand } from './mixed-blocks.js';
+
+/** Which elements of a sparse block are kept, the same in all blocks of a kv head; of four neighbours at most two. */
+export class ElementMask implements Disposable {
+  readonly operand: KvOperand;
+  /** u8 `[kvHead, blockToken, dim]`: not zero where an element is kept. */
+  readonly kept: TensorHandle<'u8', readonly ['kvHead', 'blockToken', 'dim']>;
+
+  /**
+   * @param kept `[kvHead, blockToken, dim]`, not zero where an element is kept
+   * @throws CapabilityError when more than two of four neighbours are kept: neighbours of a key are the dims
+   *   `4 n .. 4 n + 3` of a token, neighbours of a value the tokens `4 n .. 4 n + 3` of a dim
+   * @throws ShapeError when `kept` is not of whole blocks
+   */
+  constructor(device: Device, operand: KvOperand, headDim: number, kept: Uint8Array) {
+    const blockElements = blockTokens * headDim;
+    if (kept.length === 0 || kept.length % blockElements !== 0) {
+      throw new ShapeError(
+        `The mask has ${kept.length} elements; it must have ${blockTokens} x ${headDim} for each kv head.`,
+        { subject: 'kept', given: kept.length, wanted: blockElements },
+      );
+    }
+    refuseMoreThanTwo(operand, headDim, kept);
+    this.operand = operand;
+    const shape = [kept.length / blockElements, blockTokens, headDim] as const;
+    this.kept = device.tensor('u8', ['kvHead', 'blockToken', 'dim'], shape, kept);
+  }
+
+  dispose(): void {
+    this.kept.dispose();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+}
+
+function refuseMoreThanTwo(operand: KvOperand, headDim: number, kept: Uint8Array): void {
+  const [neighbour, lines] = operand === 'keys' ? [1, headDim] : [headDim, blockTokens];
+  for (let first = 0; first < kept.length; first++) {
+    // Whether a group of four neighbours begins here.
+    const place = operand === 'keys' ? first % lines : Math.floor(first / headDim) % lines;
+    if (place % 4 !== 0) continue;
+    const group = [0, 1, 2, 3].map((index) => kept[first + index * neighbour] ?? 0);
+    const count = group.filter((bit) => bit !== 0).length;
+    if (count <= 2) continue;
+    const token = Math.floor(first / headDim) % blockTokens;
+    throw new CapabilityError(
+      `The mask of ${operand} keeps ${count} of the four neighbours from token ${token}, dim ${first % headDim} on; ` +
+        'sparse blocks hold two of each four. Use a mask of which that is true, such as 2:4, 1:4 or 1:2.',
+      { subject: 'kept', given: group, wanted: 'at most two of four' },
+    );
+  }
+}

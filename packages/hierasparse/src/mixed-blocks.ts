@@ -1,0 +1,40 @@
+import type { TensorHandle } from '@kv/sparse-core';
+
+/** Tokens of a block. */
+export const blockTokens = 64;
+
+/** Dims of a head that blocks may be made sparse with. */
+export const headDims: readonly number[] = [64, 128];
+
+/** Elements that sparse tensor cores take. */
+export type SparseDType = 'f16' | 'bf16';
+
+/** Which of the two a pool of blocks holds. */
+export type KvOperand = 'keys' | 'values';
+
+/** 2:4 sparse blocks, as `native/kernels/mixed-blocks.h` lays them out. */
+export interface SparseBlocks {
+  /** `[sparseBlock, element]`, `32 * dim` elements a block: two of each four neighbours. */
+  readonly nonZeros: TensorHandle<SparseDType, readonly ['sparseBlock', 'element']>;
+  /** u32 `[sparseBlock, word]`, `2 * dim` words a block: which two. */
+  readonly metadata: TensorHandle<'u32', readonly ['sparseBlock', 'word']>;
+}
+
+/** Keys or values in dense and sparse blocks of 64 tokens of one kv head. */
+export interface MixedBlocks {
+  /** `[block, blockToken, dim]` */
+  readonly dense: TensorHandle<SparseDType, readonly ['block', 'blockToken', 'dim']>;
+  readonly sparse: SparseBlocks;
+  /** i32: `d + 1` for dense block d, `-(s + 1)` for sparse block s, 0 for none. */
+  readonly table: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
+}
+
+/** Elements of a sparse block's non-zeros. */
+export function sparseBlockElements(headDim: number): number {
+  return (blockTokens * headDim) / 2;
+}
+
+/** Words of a sparse block's metadata: two bits for each element that is kept. */
+export function sparseBlockWords(headDim: number): number {
+  return (blockTokens * headDim) / 32;
+}

@@ -1,0 +1,50 @@
+import { CapabilityError, type Stream } from '@kv/sparse-core';
+import { expectContiguous, expectDType, expectShape, nativeOf, type NativeTensor } from '@kv/sparse-core/native';
+import { blockTokens, headDims, type MixedBlocks, type SparseBlocks, sparseBlockElements, sparseBlockWords } from '../mixed-blocks.js';
+
+/** @throws CapabilityError unless blocks of such heads can be sparse */
+export function expectHeadDim(operation: string, headDim: number): void {
+  if (headDims.includes(headDim)) return;
+  throw new CapabilityError(
+    `${operation}: headDim is ${headDim}; blocks can be made sparse with ${headDims.join(' or ')} dims. ` +
+      'Use the dense store for this model.',
+    { subject: 'headDim', given: headDim, wanted: headDims },
+  );
+}
+
+/**
+ * Checks a pool of dense blocks.
+ * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError
+ */
+export function nativeDense(operation: string, name: string, dense: MixedBlocks['dense'], stream: Stream): NativeTensor {
+  const { native } = nativeOf(operation, name, dense, stream);
+  expectDType(operation, name, dense, ['f16', 'bf16']);
+  expectShape(operation, name, dense, [undefined, blockTokens, undefined]);
+  expectHeadDim(operation, dense.shape[2]);
+  expectContiguous(operation, name, dense);
+  return native;
+}
+
+/**
+ * Checks pools of sparse blocks, and returns non-zeros and metadata.
+ * @throws ShapeError, DTypeError, DeviceError, DisposedError
+ */
+export function nativeSparse(
+  operation: string,
+  { nonZeros, metadata }: SparseBlocks,
+  dense: MixedBlocks['dense'],
+  stream: Stream,
+): [nonZeros: NativeTensor, metadata: NativeTensor] {
+  const natives = [
+    nativeOf(operation, 'nonZeros', nonZeros, stream).native,
+    nativeOf(operation, 'metadata', metadata, stream).native,
+  ] as const;
+  const headDim = dense.shape[2];
+  expectDType(operation, 'nonZeros', nonZeros, [dense.dtype]);
+  expectDType(operation, 'metadata', metadata, ['u32']);
+  expectShape(operation, 'nonZeros', nonZeros, [undefined, sparseBlockElements(headDim)]);
+  expectShape(operation, 'metadata', metadata, [nonZeros.shape[0], sparseBlockWords(headDim)]);
+  expectContiguous(operation, 'nonZeros', nonZeros);
+  expectContiguous(operation, 'metadata', metadata);
+  return [...natives];
+}
