@@ -1,0 +1,236 @@
+import { CapabilityError, type Device, InvalidValueError, ShapeError } from '@kv/sparse-core';
+import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+import { ElementMask } from '../element-mask.js';
+import { type KvOperand, type SparseDType } from '../mixed-blocks.js';
+import { type PoolSizes, readPools, testPools } from '../testing/block-pools.js';
+import { expanded, groupsOfFour, pruned } from '../testing/sparse-oracle.js';
+import { compress24 } from './compress-24.js';
+
+const formats = (['keys', 'values'] as const).flatMap((operand) =>
+  (['f16', 'bf16'] as const).flatMap((dtype) => [64, 128].map((headDim) => ({ operand, dtype, headDim }))),
+);
+
+/** One kv head of one slot whose blocks are the pool's dense ones, in the order of `ids`. */
+function oneHead(device: Device, dtype: SparseDType, headDim: number, contents: Uint16Array, ids: readonly number[]) {
+  const denseBlocks = contents.length / (64 * headDim);
+  const sizes: PoolSizes = { dtype, headDim, denseBlocks, sparseBlocks: ids.length + 2, table: [1, 1, ids.length] };
+  return testPools(device, sizes, contents, Int32Array.from(ids, (id) => id + 1));
+}
+
+const range = (length: number) => Array.from({ length }, (_, index) => index);
+
+/** Sets elements that a pruner may stumble over: signed zeros, infinities, NaN, ties, groups of nothing. */
+function withOddities(random: Random, elements: Uint16Array, infinity: number): Uint16Array {
+  const odd = [0, 0x8000, infinity, infinity | 0x8000, infinity | 1, 0x8001, 0x3c00, 0xbc00];
+  return elements.map((element) => (random.next() < 0.5 ? element : random.pick(odd)));
+}
+
+describeOnDevices('compress24', ({ open }) => {
+  it.each(formats)('keeps two of four, bit for bit, where the layout says ($operand $dtype $headDim)', async (format) => {
+    const { operand, dtype, headDim } = format;
+    const device = open();
+    const stream = device.createStream();
+    const random = new Random(1);
+    const contents = withOddities(random, random.elements(dtype, 3 * 64 * headDim), dtype === 'f16' ? 0x7c00 : 0x7f80);
+    const blocks = oneHead(device, dtype, headDim, contents, [2, 0, 1]);
+    const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [4, 1, 0], freedFrom: 0 };
+    compress24(stream, { operand, blocks, prunings: [pruning] });
+    const { table, nonZeros, metadata } = await readPools(stream, blocks);
+    expect([...table]).toEqual([-5, -2, -1]);
+    [4, 1, 0].forEach((sparse, block) => {
+      const first = ([2, 0, 1][block] ?? 0) * 64 * headDim;
+      const wanted = pruned(operand, headDim, contents.slice(first, first + 64 * headDim));
+      expect(expanded(operand, headDim, nonZeros(sparse), metadata(sparse))).toEqual(wanted);
+    });
+    // Sparse blocks that were not asked for are as they were.
+    for (const other of [2, 3]) expect(new Set(metadata(other))).toEqual(new Set([0xdeadbeef]));
+  });
+
+  it.each(formats)('writes indices that ascend, all six patterns of them ($operand $dtype $headDim)', async (format) => {
+    const { operand, dtype, headDim } = format;
+    const device = open();
+    const stream = device.createStream();
+    const contents = new Uint16Array(64 * headDim);
+    const patterns = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]] as const;
+    groupsOfFour(operand, headDim).forEach((group, index) => {
+      for (const kept of patterns[index % 6] ?? []) contents[group[kept] ?? 0] = 0x3c00 + (index % 7);
+    });
+    const blocks = oneHead(device, dtype, headDim, contents, [0]);
+    const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 1, sparseIds: [0], freedFrom: 0 };
+    compress24(stream, { operand, blocks, prunings: [pruning] });
+    const { nonZeros, metadata } = await readPools(stream, blocks);
+    expect(expanded(operand, headDim, nonZeros(0), metadata(0))).toEqual(contents);
+    const nibbles = [...metadata(0)].flatMap((word) => range(8).map((n) => (word >>> (4 * n)) & 15));
+    expect(new Set(nibbles)).toEqual(new Set(patterns.map(([first, second]) => (second << 2) | first)));
+  });
+
+  it('makes the blocks of least loss sparse, equal ones in order, and packs the dense ones', async () => {
+    const device = open();
+    const random = new Random(2);
+    for (const { operand, dtype, headDim } of formats) {
+      const blocks = 9;
+      // Small whole numbers: every loss is exact, and many are equal.
+      const contents = encode(dtype, range(blocks * 64 * headDim).map(() => random.integer(-2, 2))) as Uint16Array;
+      const ids = [...random.permutation(blocks)];
+      contents.copyWithin((ids[6] ?? 0) * 64 * headDim, (ids[3] ?? 0) * 64 * headDim, ((ids[3] ?? 0) + 1) * 64 * headDim);
+      const content = (id: number) => contents.slice(id * 64 * headDim, (id + 1) * 64 * headDim);
+      const losses = ids.map((id) => {
+        const sum = (elements: Uint16Array) => decode(dtype, elements).reduce((total, x) => total + Math.abs(x), 0);
+        return sum(content(id)) - sum(pruned(operand, headDim, content(id)));
+      });
+      const candidates = range(blocks).slice(1, 8);
+      for (const count of [0, 1, 4, 7]) {
+        const stream = device.createStream();
+        const pools = oneHead(device, dtype, headDim, contents, ids);
+        const candidateIds = candidates.map((block) => ids[block] ?? 0).sort((a, b) => a - b);
+        const freed = candidateIds.slice(candidateIds.length - count);
+        const sparseIds = [...random.permutation(blocks + 2)].slice(0, count);
+        const pruning = { slot: 0, kvHead: 0, firstBlock: 1, endBlock: 8, sparseIds, freedFrom: freed[0] ?? blocks };
+        compress24(stream, { operand, blocks: pools, prunings: [pruning] });
+        const after = await readPools(stream, pools);
+        const wanted = [...candidates]
+          .sort((a, b) => (losses[a] ?? 0) - (losses[b] ?? 0) || a - b)
+          .slice(0, count)
+          .sort((a, b) => a - b);
+        const entries = [...after.table];
+        expect(range(blocks).filter((block) => (entries[block] ?? 0) < 0)).toEqual(wanted);
+        expect(wanted.map((block) => -(entries[block] ?? 0) - 1)).toEqual(sparseIds);
+        for (const block of range(blocks)) {
+          const entry = entries[block] ?? 0;
+          const before = content(ids[block] ?? 0);
+          if (entry < 0) {
+            const kept = expanded(operand, headDim, after.nonZeros(-entry - 1), after.metadata(-entry - 1));
+            expect(kept).toEqual(pruned(operand, headDim, before));
+          } else {
+            expect(freed).not.toContain(entry - 1);
+            expect(after.dense(entry - 1)).toEqual(before);
+          }
+        }
+        expect(new Set(entries).size).toBe(blocks);
+      }
+    }
+  });
+
+  it('prunes many heads at once, and the same ones further', async () => {
+    const device = open();
+    const stream = device.createStream();
+    const random = new Random(3);
+    const [slots, kvHeads, width, headDim] = [3, 2, 6, 64];
+    const contents = random.elements('f16', slots * kvHeads * width * 64 * headDim);
+    const order = random.permutation(slots * kvHeads * width);
+    const sizes: PoolSizes = {
+      dtype: 'f16',
+      headDim,
+      denseBlocks: order.length,
+      sparseBlocks: order.length,
+      table: [slots, kvHeads, width],
+    };
+    const pools = testPools(device, sizes, contents, order.map((id) => id + 1));
+    const freeSparse = [...random.permutation(order.length)];
+    const held = range(slots * kvHeads).map((row) => [...order.slice(row * width, (row + 1) * width)].sort((a, b) => a - b));
+    // Of the rows of slots 0 and 2, two blocks, then two more.
+    for (let round = 0; round < 2; round++) {
+      const prunings = [0, 1, 4, 5].map((row) => {
+        const freed = held[row]?.splice(-2) ?? [];
+        const sparseIds = freeSparse.splice(0, 2);
+        const [slot, kvHead] = [Math.floor(row / kvHeads), row % kvHeads];
+        return { slot, kvHead, firstBlock: 0, endBlock: width, sparseIds, freedFrom: freed[0] ?? 0 };
+      });
+      compress24(stream, { operand: 'values', blocks: pools, prunings });
+    }
+    const after = await readPools(stream, pools);
+    for (const row of range(slots * kvHeads)) {
+      const entries = [...after.table.slice(row * width, (row + 1) * width)];
+      expect(entries.filter((entry) => entry < 0)).toHaveLength(row === 2 || row === 3 ? 0 : 4);
+      expect(entries.filter((entry) => entry > 0).map((entry) => entry - 1).sort((a, b) => a - b)).toEqual(held[row]);
+      entries.forEach((entry, block) => {
+        const id = order[row * width + block] ?? 0;
+        const before = contents.slice(id * 64 * headDim, (id + 1) * 64 * headDim);
+        const now = entry > 0 ? after.dense(entry - 1) : expanded('values', headDim, after.nonZeros(-entry - 1), after.metadata(-entry - 1));
+        expect(now).toEqual(entry > 0 ? before : pruned('values', headDim, before));
+      });
+    }
+  });
+
+  it('prunes blocks that would lose an infinity or a NaN last', async () => {
+    const device = open();
+    const stream = device.createStream();
+    const contents = new Random(4).elements('f16', 3 * 64 * 64);
+    // Three infinities among four neighbours of a key: one is lost. Three NaNs in another block.
+    for (const index of [0, 1, 2]) contents[index] = 0x7c00;
+    for (const index of [0, 1, 2]) contents[64 * 64 + index] = 0x7e00;
+    const blocks = oneHead(device, 'f16', 64, contents, [0, 1, 2]);
+    const pruning = (sparseIds: number[], freedFrom: number) => ({ slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds, freedFrom });
+    compress24(stream, { operand: 'keys', blocks, prunings: [pruning([0], 2)] });
+    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([1, 1, -1]);
+    compress24(stream, { operand: 'keys', blocks, prunings: [pruning([1], 1)] });
+    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([-1, 1, -1]);
+  });
+
+  it.each(['keys', 'values'] as const)('keeps what an element mask says (%s)', async (operand) => {
+    const device = open();
+    const stream = device.createStream();
+    const random = new Random(5);
+    const headDim = 128;
+    const contents = random.elements('bf16', 2 * 64 * headDim);
+    const kept = new Uint8Array(64 * headDim);
+    for (const group of groupsOfFour(operand, headDim)) {
+      for (const place of [...random.permutation(4)].slice(0, random.integer(0, 2))) kept[group[place] ?? 0] = 1;
+    }
+    const blocks = oneHead(device, 'bf16', headDim, contents, [0, 1]);
+    using elementMask = new ElementMask(device, operand, headDim, kept);
+    const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 2, sparseIds: [0, 1], freedFrom: 0 };
+    compress24(stream, { operand, blocks, prunings: [pruning], elementMask });
+    const { nonZeros, metadata } = await readPools(stream, blocks);
+    for (const block of [0, 1]) {
+      const before = contents.slice(block * 64 * headDim, (block + 1) * 64 * headDim);
+      const wanted = before.map((element, index) => (kept[index] === 0 ? 0 : element));
+      expect(expanded(operand, headDim, nonZeros(block), metadata(block))).toEqual(wanted);
+      const nibbles = [...metadata(block)].flatMap((word) => range(8).map((n) => (word >>> (4 * n)) & 15));
+      expect(nibbles.every((nibble) => nibble >> 2 > (nibble & 3))).toBe(true);
+    }
+  });
+
+  it('refuses masks that keep more than two of four', () => {
+    const device = open();
+    const mask = (operand: KvOperand, places: readonly number[]) => {
+      const kept = new Uint8Array(64 * 64);
+      for (const place of places) kept[place] = 1;
+      return () => new ElementMask(device, operand, 64, kept);
+    };
+    expect(mask('keys', [4, 5, 7])).toThrow(CapabilityError);
+    expect(mask('values', [4 * 64 + 9, 5 * 64 + 9, 7 * 64 + 9])).toThrow(CapabilityError);
+    // The same places are of different groups the other way.
+    mask('values', [4, 5, 7])().dispose();
+    mask('keys', [4 * 64 + 9, 5 * 64 + 9, 7 * 64 + 9])().dispose();
+    expect(() => new ElementMask(device, 'keys', 64, new Uint8Array(100))).toThrow(ShapeError);
+  });
+
+  it('refuses bad input with a typed error', async () => {
+    const device = open();
+    const contents = new Random(6).elements('f16', 2 * 64 * 64);
+    const blocks = oneHead(device, 'f16', 64, contents, [0, 1]);
+    const good = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 2, sparseIds: [0], freedFrom: 1 };
+    const call = (pruning: object) => {
+      const stream = device.createStream();
+      compress24(stream, { operand: 'keys', blocks, prunings: [{ ...good, ...pruning }] });
+      return stream.synchronize();
+    };
+    expect(() => call({ slot: 1 })).toThrow(InvalidValueError);
+    expect(() => call({ endBlock: 3 })).toThrow(InvalidValueError);
+    const stream = device.createStream();
+    expect(() => compress24(stream, { operand: 'keys', blocks, prunings: [good, good] })).toThrow(InvalidValueError);
+    const narrow = device.tensor('f16', ['block', 'blockToken', 'dim'], [2, 64, 32]);
+    expect(() => compress24(stream, { operand: 'keys', blocks: { ...blocks, dense: narrow }, prunings: [good] })).toThrow(
+      CapabilityError,
+    );
+    using mask = new ElementMask(device, 'values', 64, new Uint8Array(64 * 64));
+    expect(() => compress24(stream, { operand: 'keys', blocks, prunings: [good], elementMask: mask })).toThrow(ShapeError);
+    // What only the device knows: ids that the pool does not have, more blocks than there are.
+    await expect(call({ sparseIds: [9] })).rejects.toThrow(InvalidValueError);
+    await expect(call({ sparseIds: [0, 1, 2], freedFrom: 0 })).rejects.toThrow(InvalidValueError);
+    await expect(call({ freedFrom: 0 })).rejects.toThrow(InvalidValueError);
+    await call({});
+  });
+});
