@@ -1,4 +1,7 @@
+export { type BlockSparsity, type LayerSparsity } from './block-sparsity.js';
 export { ElementMask } from './element-mask.js';
+export { hieraSparsePrefill } from './hiera-sparse-prefill.js';
+export { hieraSparseStore, type HieraSparseOptions } from './hiera-sparse-store.js';
 export {
   blockTokens,
   type KvOperand,

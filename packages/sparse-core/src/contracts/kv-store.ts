@@ -98,8 +98,8 @@ export interface KvStore {
   release(stream: Stream, slot: number): void;
   /** Tokens that a slot holds, per kv head. */
   lengths(slot: number): readonly number[];
-  /** The cache as dense blocks, or undefined when this store keeps it otherwise. */
-  denseBlocks(): PagedBlocks | undefined;
+  /** The cache as dense blocks, or undefined when this store keeps any of these slots otherwise. Default: of all slots. */
+  denseBlocks(slots?: readonly number[]): PagedBlocks | undefined;
   bytes(): KvBytes;
   dispose(): void;
 }

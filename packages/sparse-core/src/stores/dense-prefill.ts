@@ -7,7 +7,7 @@ export function densePrefill(): PrefillAttention {
   return {
     name: 'dense',
     attend(stream, { store, batch, query, output, scale }) {
-      const blocks = store.denseBlocks();
+      const blocks = store.denseBlocks(batch.entries.map(({ slot }) => slot));
       if (blocks === undefined) {
         throw new CapabilityError(
           `Dense prefill reads dense blocks, which the store '${store.name}' does not keep. ` +

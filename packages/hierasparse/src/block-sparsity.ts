@@ -1,0 +1,36 @@
+import { InvalidValueError } from '@kv/sparse-core';
+import type { KvOperand } from './mixed-blocks.js';
+
+/** Share of the blocks that are sparse, 0 to 1, of all layers or of each. */
+export type LayerSparsity = number | ((layer: number) => number);
+
+/** The paper's S_K and S_V. What is left out stays dense. */
+export interface BlockSparsity {
+  readonly keys?: LayerSparsity;
+  readonly values?: LayerSparsity;
+}
+
+/** The shares of one layer. @throws InvalidValueError when one is not between 0 and 1 */
+export function sharesOf(sparsity: BlockSparsity, layer: number): Record<KvOperand, number> {
+  const share = (operand: KvOperand) => {
+    const given = sparsity[operand] ?? 0;
+    const value = typeof given === 'number' ? given : given(layer);
+    if (!(value >= 0 && value <= 1)) {
+      throw new InvalidValueError(
+        `The sparsity of ${operand} is ${value} in layer ${layer}; it must be a share of the blocks, 0 to 1.`,
+        { subject: operand, given: value, wanted: [0, 1] },
+      );
+    }
+    return value;
+  };
+  return { keys: share('keys'), values: share('values') };
+}
+
+/** Such as `hierasparse S_K=0.5 S_V=1`; what is dense is not named. */
+export function nameOf({ keys = 0, values = 0 }: BlockSparsity): string {
+  const part = (symbol: string, share: LayerSparsity) => {
+    if (share === 0) return '';
+    return typeof share === 'number' ? ` ${symbol}=${share}` : ` ${symbol} by layer`;
+  };
+  return `hierasparse${part('S_K', keys)}${part('S_V', values)}`;
+}

@@ -1,0 +1,31 @@
+import { CapabilityError, type PrefillAttention } from '@kv/sparse-core';
+import { type BlockSparsity, nameOf, sharesOf } from './block-sparsity.js';
+import { HieraSparseStore } from './store/hiera-sparse-store.js';
+
+/**
+ * Attention of prompts over mixed blocks (HieraSparse, algorithm 1): before it, full blocks of the prompt so far, the
+ * chunk's own too, are made sparse up to this share, sinks and local window excepted. The store may prune further when
+ * the prompt ends; its own sparsity is at least this one.
+ * @throws InvalidValueError when a share is not between 0 and 1
+ */
+export function hieraSparsePrefill(sparsity: BlockSparsity): PrefillAttention {
+  sharesOf(sparsity, 0);
+  const name = nameOf(sparsity);
+  return {
+    name,
+    attend(stream, call) {
+      const { store } = call;
+      if (!(store instanceof HieraSparseStore)) {
+        throw new CapabilityError(
+          `The prefill attention '${name}' makes blocks of its store sparse, which the store '${store.name}' cannot. ` +
+            'Give kvPolicy() a hieraSparseStore() with it.',
+          { subject: 'prefill', given: store.name, wanted: 'hieraSparseStore' },
+        );
+      }
+      const slots = call.batch.entries.map(({ slot }) => slot);
+      store.prune(stream, slots, sharesOf(sparsity, store.layer.index));
+      store.attend(stream, call);
+      return { density: 1 };
+    },
+  };
+}

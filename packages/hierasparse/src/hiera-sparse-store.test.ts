@@ -1,0 +1,183 @@
+import { CapabilityError, densePagedStore, densePrefill, type KvLayer, type KvStore } from '@kv/sparse-core';
+import { InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
+import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+import { hieraSparsePrefill } from './hiera-sparse-prefill.js';
+import { hieraSparseStore, type HieraSparseOptions } from './hiera-sparse-store.js';
+import type { HeadOracle } from './testing/store-oracle.js';
+import { StoreRun } from './testing/store-run.js';
+
+const layer: KvLayer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 64 };
+const [sinkTokens, localWindow, slots, group] = [64, 128, 3, 2];
+const tokensPerSlot = 1024;
+
+const chunk = (slot: number, position: number, rows: number) => [{ slot, position, rows }];
+const range = (length: number) => Array.from({ length }, (_, index) => index);
+
+describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
+  function run(options: HieraSparseOptions, prefill = densePrefill(), seed = 1, tokens = slots * tokensPerSlot) {
+    const device = open();
+    const factory = hieraSparseStore({ sinkTokens, localWindow, dtype: 'f16', ...options });
+    const [store] = factory.create([layer], { device, slots, tokensPerSlot, tokens }) as [KvStore];
+    return new StoreRun(store, prefill, { device, random: new Random(seed), dtype: 'f16', slots, group });
+  }
+  const pruneTo = (keys: number, values: number) => (head: HeadOracle) => {
+    head.prune({ keys, values }, sinkTokens / 64, localWindow);
+  };
+
+  it.each([
+    { prefill: { keys: 0, values: 1 }, decode: { keys: 0, values: 1 } },
+    { prefill: { keys: 0.5, values: 0.5 }, decode: { keys: 0.5, values: 0.5 } },
+    { prefill: { keys: 1, values: 1 }, decode: { keys: 1, values: 1 } },
+    { prefill: { keys: 0.25, values: 0.5 }, decode: { keys: 0.5, values: 1 } },
+    { prefill: { keys: 0, values: 0 }, decode: { keys: 1, values: 0.4 } },
+  ])('holds what the oracle does: $prefill in prompts, $decode after', async ({ prefill, decode }) => {
+    const steps = run(decode, hieraSparsePrefill(prefill));
+    const pruneChunk = pruneTo(prefill.keys, prefill.values);
+    // Two prompts in turns, in chunks that end within blocks.
+    await steps.check(chunk(0, 0, 300), 'prefill', pruneChunk);
+    await steps.check(chunk(2, 0, 70), 'prefill', pruneChunk);
+    await steps.check([...chunk(0, 300, 270), ...chunk(2, 70, 410)], 'prefill', pruneChunk);
+    for (const slot of [0, 2]) steps.finishPrefill(slot, pruneTo(decode.keys, decode.values));
+    // Answers cross the end of a block.
+    for (const step of range(8)) {
+      await steps.check([...chunk(2, 480 + step, 1), ...chunk(0, 570 + step, 1)], 'decode');
+    }
+    const bytes = steps.heads.flat().reduce((sum, head) => sum + head.bytes(), 0);
+    expect(steps.store.bytes()).toEqual({ device: bytes, host: 0 });
+    expect(steps.store.lengths(0)).toEqual([578, 578]);
+  });
+
+  it('is the dense store, bit for bit, when nothing is sparse', async () => {
+    const device = open();
+    const [store] = densePagedStore({ dtype: 'f16' }).create([layer], { device, slots, tokensPerSlot, tokens: 3072 }) as [KvStore];
+    const dense = new StoreRun(store, densePrefill(), { device, random: new Random(1), dtype: 'f16', slots, group });
+    const hiera = run({}, hieraSparsePrefill({}));
+    const results = [];
+    for (const steps of [dense, hiera]) {
+      const bits = [await steps.step(chunk(1, 0, 500), 'prefill'), await steps.step(chunk(1, 500, 33), 'prefill')];
+      steps.finishPrefill(1);
+      results.push([...bits, await steps.step(chunk(1, 533, 1), 'decode')]);
+    }
+    expect(results[1]).toEqual(results[0]);
+  });
+
+  it('compresses by the ratio of equation 6', async () => {
+    for (const [keys, values, ratio] of [[1, 1, 1.78], [0.5, 1, 1.49]] as const) {
+      const steps = run({ keys, values, sinkTokens: 0, localWindow: 0 });
+      await steps.step(chunk(0, 0, 1024), 'prefill');
+      steps.finishPrefill(0);
+      const dense = 2 * 2 * 1024 * 64 * 2;
+      const exact = 1 / (1 - 0.21875 * (keys + values) + 2 / (64 * 64));
+      expect(dense / steps.store.bytes().device).toBeCloseTo(exact, 12);
+      expect(exact).toBeCloseTo(ratio, 2);
+    }
+  });
+
+  it('ends a prompt with the same blocks sparse, in chunks or at once, when all are', async () => {
+    const whole = run({ keys: 1, values: 1 }, hieraSparsePrefill({ keys: 1, values: 1 }));
+    const parts = run({ keys: 1, values: 1 });
+    await whole.step(chunk(0, 0, 700), 'prefill');
+    // The same random numbers: rows are drawn token by token, so only what one step draws must agree.
+    await parts.step(chunk(0, 0, 700), 'prefill');
+    for (const steps of [whole, parts]) steps.finishPrefill(0);
+    expect(await whole.step(chunk(0, 700, 1), 'decode')).toEqual(await parts.step(chunk(0, 700, 1), 'decode'));
+  });
+
+  it('gives its memory back, and serves others from it', async () => {
+    // Room for one sequence and a bit.
+    const steps = run({ keys: 0.5, values: 1 }, hieraSparsePrefill({ keys: 0.5, values: 0.5 }), 3, 700);
+    for (const round of range(4)) {
+      const slot = round % slots;
+      await steps.check(chunk(slot, 0, 400), 'prefill', pruneTo(0.5, 0.5));
+      await steps.check(chunk(slot, 400, 250), 'prefill', pruneTo(0.5, 0.5));
+      steps.finishPrefill(slot, pruneTo(0.5, 1));
+      await steps.check(chunk(slot, 650, 1), 'decode');
+      await expect(steps.step(chunk((slot + 1) % slots, 0, 460), 'prefill')).rejects.toThrow(OutOfMemoryError);
+      steps.release(slot);
+      steps.release((slot + 1) % slots);
+      expect(steps.store.bytes()).toEqual({ device: 0, host: 0 });
+    }
+  });
+
+  it('keeps a selection of a dense prompt, and makes it sparse then', async () => {
+    const steps = run({ keys: 1, values: 1 });
+    await steps.check(chunk(1, 0, 600), 'prefill');
+    expect(steps.store.denseBlocks()).toBeDefined();
+    const kept = [range(600).filter((token) => token % 5 > 0), range(600).filter((token) => token % 3 > 0)];
+    const indices = new Int32Array(2 * 480);
+    kept.forEach((tokens, head) => indices.set(tokens, head * 480));
+    const { device } = steps.stream;
+    using selection = device.tensor('i32', ['kvHead', 'kept'], [2, 480], indices);
+    steps.store.keep(steps.stream, 1, { indices: selection, counts: [480, 400] });
+    kept.forEach((tokens, head) => steps.heads[1]?.[head]?.keep(tokens));
+    steps.finishPrefill(1, pruneTo(1, 1));
+    for (const step of range(3)) await steps.check(chunk(1, 600 + step, 1), 'decode');
+    expect(steps.store.lengths(1)).toEqual([483, 403]);
+    expect(steps.store.bytes().device).toBe(steps.heads.flat().reduce((sum, head) => sum + head.bytes(), 0));
+
+    // Now blocks are sparse.
+    expect(steps.store.denseBlocks()).toBeUndefined();
+    expect(steps.store.denseBlocks([1])).toBeUndefined();
+    expect(steps.store.denseBlocks([0, 2])).toBeDefined();
+    expect(() => steps.store.keep(steps.stream, 1, { indices: selection, counts: [1, 1] })).toThrow(CapabilityError);
+    expect(() => steps.copy(1, 2)).toThrow(CapabilityError);
+    await expect(steps.step(chunk(1, 603, 10), 'prefill')).rejects.toThrow(CapabilityError);
+  });
+
+  it('copies a dense prompt, which then goes its own way', async () => {
+    const steps = run({ keys: 1, values: 1 });
+    await steps.check(chunk(0, 0, 330), 'prefill');
+    steps.copy(0, 2);
+    steps.finishPrefill(2, pruneTo(1, 1));
+    await steps.check(chunk(2, 330, 1), 'decode');
+    steps.release(2);
+    await steps.check(chunk(2, 0, 200), 'prefill');
+    await steps.check(chunk(0, 330, 40), 'prefill');
+    expect(() => steps.copy(0, 2)).toThrow(InvalidValueError);
+  });
+
+  it('refuses by name what it cannot do', async () => {
+    const device = open();
+    const capacity = { device, slots, tokensPerSlot, tokens: 1024 };
+    expect(() => hieraSparseStore({ keys: 1.5 })).toThrow(InvalidValueError);
+    expect(() => hieraSparseStore({ sinkTokens: -1 })).toThrow(InvalidValueError);
+    expect(() => hieraSparsePrefill({ values: NaN })).toThrow(InvalidValueError);
+    expect(() => hieraSparseStore().create([{ ...layer, headDim: 96 }], capacity)).toThrow(CapabilityError);
+    const [dense] = densePagedStore().create([layer], capacity) as [KvStore];
+    const prefill = hieraSparsePrefill({ keys: 1 });
+    const other = new StoreRun(dense, prefill, { device, random: new Random(1), dtype: 'f16', slots, group });
+    await expect(other.step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
+    await expect(run({ keys: 0.5 }, prefill).step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
+    await expect(run({}).step(chunk(0, 0, 2000), 'prefill')).rejects.toThrow(InvalidValueError);
+  });
+
+  it('takes another sparsity for each layer, and a mask of elements', async () => {
+    const device = open();
+    const layers = [layer, { ...layer, index: 1 }];
+    const first = new Uint8Array(2 * 64 * 64).map((_, index) => (index % 4 < 2 ? 1 : 0));
+    const factory = hieraSparseStore({
+      keys: (index) => index,
+      values: 0,
+      sinkTokens: 0,
+      localWindow: 0,
+      elementMask: (_, operand) => (operand === 'keys' ? first : undefined),
+    });
+    expect(factory.name).toBe('hierasparse S_K by layer');
+    const stores = factory.create(layers, { device, slots, tokensPerSlot, tokens: 1024 });
+    const bytes = [];
+    for (const store of stores) {
+      const options = { device, random: new Random(1), dtype: 'f16', slots, group } as const;
+      const steps = new StoreRun(store, densePrefill(), options);
+      await steps.step(chunk(0, 0, 640), 'prefill');
+      steps.finishPrefill(0);
+      await steps.step(chunk(0, 640, 1), 'decode');
+      bytes.push(store.bytes().device);
+      const dims = await store.denseBlocks()?.keyCounts.read(steps.stream);
+      expect(dims?.[0]).toBe(store.layer.index === 0 ? 641 : undefined);
+    }
+    const dense = 2 * 2 * 11 * 64 * 64 * 2 + 2 * 2 * 11 * 4;
+    expect(bytes).toEqual([dense, dense - 2 * 10 * 64 * 64 * 2 * (7 / 16)]);
+    for (const store of stores) store.dispose();
+  });
+});

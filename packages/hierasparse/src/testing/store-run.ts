@@ -1,0 +1,130 @@
+import {
+  createRowBatch,
+  type Device,
+  type KvStore,
+  type PrefillAttention,
+  ropeDescription,
+  type RowBatchEntry,
+  type Stream,
+} from '@kv/sparse-core';
+import { decode, type Random, unitRoundoff } from '@kv/sparse-core/testing';
+import { expect } from 'vitest';
+import type { SparseDType } from '../mixed-blocks.js';
+import { excess, HeadOracle } from './store-oracle.js';
+
+const axes = ['token', 'queryHead', 'dim'] as const;
+const kvAxes = ['token', 'kvHead', 'dim'] as const;
+
+export interface StoreRunOptions {
+  readonly device: Device;
+  readonly random: Random;
+  readonly dtype: SparseDType;
+  readonly slots: number;
+  /** Query heads of a kv head. */
+  readonly group: number;
+}
+
+/** Drives a store as a model does, beside an oracle of what it holds. */
+export class StoreRun {
+  readonly stream: Stream;
+  readonly store: KvStore;
+  readonly heads: HeadOracle[][];
+  readonly #options: StoreRunOptions;
+  readonly #prefill: PrefillAttention;
+
+  constructor(store: KvStore, prefill: PrefillAttention, options: StoreRunOptions) {
+    this.stream = options.device.createStream();
+    this.store = store;
+    this.#prefill = prefill;
+    this.#options = options;
+    const { kvHeads, headDim } = store.layer;
+    this.heads = Array.from({ length: options.slots }, () =>
+      Array.from({ length: kvHeads }, () => new HeadOracle(options.dtype, headDim)),
+    );
+  }
+
+  copy(fromSlot: number, toSlot: number): void {
+    this.store.copy?.(this.stream, fromSlot, toSlot);
+    this.heads[toSlot] = this.heads[fromSlot]?.map((head) => head.clone()) ?? [];
+  }
+
+  release(slot: number): void {
+    this.store.release(this.stream, slot);
+    const { dtype } = this.#options;
+    this.heads[slot] = this.heads[slot]?.map(() => new HeadOracle(dtype, this.store.layer.headDim)) ?? [];
+  }
+
+  /** Appends random keys and values, and gives the bits of the attention of random queries of the rows. */
+  async step(entries: readonly RowBatchEntry[], phase: 'prefill' | 'decode'): Promise<Float32Array> {
+    return (await this.#step(entries, phase)).bits;
+  }
+
+  /** The same, held to the oracle; `prune` is what the store should do before a prompt's attention. */
+  async check(entries: readonly RowBatchEntry[], phase: 'prefill' | 'decode', prune?: (head: HeadOracle) => void): Promise<void> {
+    const { queries, bits } = await this.#step(entries, phase, prune);
+    const { dtype, group, device, random } = this.#options;
+    const { kvHeads, headDim } = this.store.layer;
+    const weightRoundoff = device.kind === 'cuda' ? unitRoundoff[dtype] : 0;
+    const got = Float64Array.from(bits);
+    let firstToken = 0;
+    for (const { slot, rows } of entries) {
+      // Some rows of a long prompt, its last among them.
+      const checked = new Set([rows - 1, ...Array.from({ length: 7 }, () => random.integer(0, rows - 1))]);
+      this.heads[slot]?.forEach((head, kvHead) => {
+        const attention = head.attention();
+        for (const row of checked) {
+          for (let queryHead = kvHead * group; queryHead < (kvHead + 1) * group; queryHead++) {
+            const first = ((firstToken + row) * kvHeads * group + queryHead) * headDim;
+            const part = (all: Float64Array) => all.subarray(first, first + headDim);
+            const wanted = attention(part(queries), head.count - rows + row + 1, weightRoundoff);
+            expect(excess(wanted, part(got), device.kind === 'cuda' ? dtype : 'f32')).toBeLessThanOrEqual(0);
+          }
+        }
+      });
+      firstToken += rows;
+    }
+  }
+
+  finishPrefill(slot: number, prune?: (head: HeadOracle) => void): void {
+    this.store.finishPrefill?.(this.stream, slot);
+    if (prune) this.heads[slot]?.forEach(prune);
+  }
+
+  async #step(entries: readonly RowBatchEntry[], phase: 'prefill' | 'decode', prune?: (head: HeadOracle) => void) {
+    const { device, random, dtype, group } = this.#options;
+    const { kvHeads, headDim } = this.store.layer;
+    const { store, stream } = this;
+    const batch = createRowBatch(device, stream, entries);
+    const rows = batch.rows;
+    const [keys, values] = [random.elements(dtype, rows * kvHeads * headDim), random.elements(dtype, rows * kvHeads * headDim)];
+    let token = 0;
+    for (const { slot, rows: count } of entries) {
+      for (let row = 0; row < count; row++, token++) {
+        this.heads[slot]?.forEach((head, index) => {
+          const first = (token * kvHeads + index) * headDim;
+          head.append('keys', keys.subarray(first, first + headDim));
+          head.append('values', values.subarray(first, first + headDim));
+        });
+      }
+    }
+    if (prune) for (const { slot } of entries) this.heads[slot]?.forEach(prune);
+
+    const rowTensor = (elements: Uint16Array) => device.tensor(dtype, kvAxes, [rows, kvHeads, headDim], elements);
+    const shape = [rows, kvHeads * group, headDim] as const;
+    const elements = random.elements(dtype, rows * kvHeads * group * headDim);
+    const query = device.tensor(dtype, axes, shape, elements);
+    const output = device.tensor(device.kind === 'cuda' ? dtype : 'f32', axes, shape);
+    const scale = headDim ** -0.5;
+    const call = { batch, keys: rowTensor(keys), values: rowTensor(values) };
+    store.prepare(stream, batch);
+    store.append(stream, call);
+    store.advance(batch);
+    if (phase === 'prefill') {
+      const rope = ropeDescription({ headDim, theta: 10_000 });
+      await this.#prefill.attend(stream, { ...call, store, query, output, scale, rope });
+    } else store.startDecode(stream, { batch, query, output, scale })();
+    const bits = Float32Array.from(decode(output.dtype, await output.read(stream)));
+    for (const tensor of [batch, call.keys, call.values, query, output]) tensor.dispose();
+    return { queries: decode(dtype, elements), bits };
+  }
+}
