@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(kThreads) check(const __grid_constant__ Check 
     bool inside = true;
     if (fits) {
       const int64_t blocks = (count + rows + b.block_tokens - 1) / b.block_tokens;
-      for (int64_t i = thread; i < blocks; i += kThreads) {
+      const int64_t first = c.appending ? count / b.block_tokens : 0;
+      for (int64_t i = first + thread; i < blocks; i += kThreads) {
         const int32_t block = b.block_table[cache_head * b.table_width + i];
         if (block >= 0 && block < b.block_count) continue;
         inside = false;

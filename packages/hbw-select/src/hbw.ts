@@ -104,7 +104,7 @@ function score(
   rows: readonly SelectTokensRow[],
   options: { readonly domain: ScoreDomain; readonly groupReduction: GroupReduction },
 ): TensorHandle<'f32', readonly ['batch', 'kvHead', 'token']> {
-  const blocks = store.denseBlocks();
+  const blocks = store.denseBlocks([slot]);
   if (blocks === undefined) {
     throw new CapabilityError(
       `The ${store.name} store does not hold dense keys, which selecting tokens by attention reads. ` +

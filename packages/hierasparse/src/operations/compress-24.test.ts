@@ -71,7 +71,7 @@ describeOnDevices('compress24', ({ open }) => {
     for (const { operand, dtype, headDim } of formats) {
       const blocks = 9;
       // Small whole numbers: every loss is exact, and many are equal.
-      const contents = encode(dtype, range(blocks * 64 * headDim).map(() => random.integer(-2, 2))) as Uint16Array;
+      const contents: Uint16Array = encode(dtype, range(blocks * 64 * headDim).map(() => random.integer(-2, 2)));
       const ids = [...random.permutation(blocks)];
       contents.copyWithin((ids[6] ?? 0) * 64 * headDim, (ids[3] ?? 0) * 64 * headDim, ((ids[3] ?? 0) + 1) * 64 * headDim);
       const content = (id: number) => contents.slice(id * 64 * headDim, (id + 1) * 64 * headDim);
