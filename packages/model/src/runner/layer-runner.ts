@@ -167,21 +167,21 @@ export class LayerRunner implements Disposable {
       row = end;
       if (entry.phase !== 'prefill-end') continue;
       await this.#select(entry.sequence);
-      store.finishPrefill?.(stream, slot);
+      if (!entry.sequence.disposed) store.finishPrefill?.(stream, slot);
     }
   }
 
-  async #select({ slot, select }: Sequence): Promise<void> {
+  async #select(sequence: Sequence): Promise<void> {
     const { stream, store } = this.#parts;
+    const { slot, select } = sequence;
     const recent = this.#recentQueries.get(slot);
     if (select === undefined || recent === undefined) return;
     const selection = await select.select(stream, { store, slot, lastQueries: recent.queries, scale: this.#scale });
-    if (selection !== undefined) {
-      store.keep(stream, slot, selection);
-      selection.indices.dispose();
-    }
+    // The sequence may have been given up meanwhile, and its slot be another's.
+    if (selection !== undefined && !sequence.disposed) store.keep(stream, slot, selection);
+    selection?.indices.dispose();
     recent.dispose();
-    this.#recentQueries.delete(slot);
+    if (this.#recentQueries.get(slot) === recent) this.#recentQueries.delete(slot);
   }
 
   #recent(slot: number, dtype: FloatDType, window: number): RecentQueries {

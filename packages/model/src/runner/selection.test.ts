@@ -99,6 +99,38 @@ describe('a policy that selects tokens', () => {
       expect(sequence.length).toBe(60);
     }));
 
+  it('may be waited for, and touches no slot whose sequence was disposed meanwhile', async () => {
+    let seen = 0;
+    let decide: (keeps: boolean) => void = () => undefined;
+    const { select: keepFive, ...rest } = selector(8, [0, 1, 2, 50, 59]);
+    const select: KvSelector = {
+      ...rest,
+      async select(stream, call) {
+        const keeps = await new Promise<boolean>((resolve) => {
+          seen += 1;
+          decide = resolve;
+          if (seen % 2 === 1) resolve(true);
+        });
+        return keeps ? await keepFive(stream, call) : undefined;
+      },
+    };
+    await withSelector(select, async (runner) => {
+      const blockBytes = 2 * 16 * 64 * 4;
+      const first = runner.openSequence();
+      using batch = runner.createBatch([{ sequence: first, ids: prompt.subarray(0, 60), phase: 'prefill-end' }]);
+      runner.embed(batch);
+      const run = runner.runLayers(batch, 0, 2);
+      while (seen < 2) await new Promise(setImmediate);
+      // One layer has dropped tokens, the other waits.
+      expect(runner.kvBytes.device).toBe((kvHeads + kvHeads * 4) * blockBytes);
+      first.dispose();
+      decide(true);
+      await run;
+      await runner.stream.synchronize();
+      expect(runner.kvBytes.device).toBe(0);
+    });
+  });
+
   it('leaves no memory behind when a prompt is given up', async () => {
     using model = await Model.open(goldenModel('qwen3'), { device: createDevice({ threads: 1 }) });
     using runner = model.createRunner({
