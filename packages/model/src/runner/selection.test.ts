@@ -102,16 +102,16 @@ describe('a policy that selects tokens', () => {
   it('may be waited for, and touches no slot whose sequence was disposed meanwhile', async () => {
     let seen = 0;
     let decide: (keeps: boolean) => void = () => undefined;
-    const { select: keepFive, ...rest } = selector(8, [0, 1, 2, 50, 59]);
+    const five = selector(8, [0, 1, 2, 50, 59]);
     const select: KvSelector = {
-      ...rest,
+      ...five,
       async select(stream, call) {
         const keeps = await new Promise<boolean>((resolve) => {
           seen += 1;
           decide = resolve;
           if (seen % 2 === 1) resolve(true);
         });
-        return keeps ? await keepFive(stream, call) : undefined;
+        return keeps ? await five.select(stream, call) : undefined;
       },
     };
     await withSelector(select, async (runner) => {
