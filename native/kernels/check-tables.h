@@ -1,0 +1,77 @@
+// The kernel that checks a batch's tables, whatever its blocks are. Device code.
+#pragma once
+
+#include "kernels/cuda-elements.h"
+#include "kernels/paged-attention.cuda.h"
+
+namespace kv {
+
+constexpr int kCheckThreads = 128;
+
+struct TableCheck {
+  PagedBatch batch;
+  bool appending;
+  CheckedTables tables;
+  FaultSink faults;
+};
+
+// What one block, of a batch entry and kv head, writes; an empty table has no rows, and no keys in slot 0.
+inline __device__ void write_tables(const CheckedTables& to, const PagedBatch& b, int entry, int head, bool empty, int32_t count) {
+  const int32_t slot = empty ? 0 : b.slots[entry];
+  if (!empty || entry == 0) to.key_counts[int64_t{slot} * b.kv_heads + head] = empty ? 0 : count;
+  if (head != 0) return;
+  to.slots[entry] = slot;
+  to.query_start[entry + 1] = empty ? 0 : b.query_start[entry + 1];
+  if (entry == 0) to.query_start[0] = empty ? 0 : b.query_start[0];
+}
+
+// One block for each batch entry and kv head. `blocks.check(entry, whole, faults)` says whether an entry of its table
+// leads to a block of a pool, and reports it if not; `whole` if all tokens of the block count.
+template <class Blocks>
+__global__ void __launch_bounds__(kCheckThreads)
+    check_tables(const __grid_constant__ TableCheck c, const __grid_constant__ Blocks blocks) {
+  const PagedBatch& b = c.batch;
+  const int entry = static_cast<int>(blockIdx.x);
+  const int head = static_cast<int>(blockIdx.y);
+  const int thread = static_cast<int>(threadIdx.x);
+  bool ascends = true;
+  bool known = true;
+  for (int i = thread; i < b.batch; i += kCheckThreads) {
+    const int32_t first = b.query_start[i];
+    const int32_t last = b.query_start[i + 1];
+    ascends = ascends && first >= 0 && last >= first && last <= b.query_tokens;
+    known = known && b.slots[i] >= 0 && b.slots[i] < b.slot_count;
+  }
+  ascends = __syncthreads_and(ascends);
+  known = __syncthreads_and(known);
+  int32_t count = 0;
+  if (ascends && known) {
+    const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
+    count = b.key_counts[cache_head];
+    const int64_t rows = c.appending ? b.query_start[entry + 1] - b.query_start[entry] : 0;
+    const bool fits = count >= 0 && count + rows <= int64_t{b.table_width} * b.block_tokens;
+    bool inside = true;
+    if (fits) {
+      // Rows go from the block of the next key on; what the table names before it may be of another pool.
+      const int64_t first = c.appending ? count / b.block_tokens : 0;
+      const int64_t keys = count + rows;
+      for (int64_t i = first + thread; i * b.block_tokens < keys; i += kCheckThreads) {
+        const bool whole = (i + 1) * b.block_tokens <= keys;
+        if (!blocks.check(cache_head * b.table_width + i, whole, c.faults)) inside = false;
+      }
+    } else if (thread == 0) {
+      report_fault(c.faults, FaultCode::cache_overflow, b.slots[entry]);
+    }
+    inside = __syncthreads_and(inside);
+    if (!fits || !inside) count = c.appending ? -1 : 0;
+  }
+  if (thread != 0) return;
+  if (!ascends) {
+    report_fault(c.faults, FaultCode::rows_not_ascending, 0, 0, b.query_tokens);
+  } else if (!known) {
+    report_fault(c.faults, FaultCode::slot_out_of_range, b.slots[entry], 0, b.slot_count);
+  }
+  write_tables(c.tables, b, entry, head, !ascends || !known, count);
+}
+
+}  // namespace kv

@@ -1,0 +1,42 @@
+#include "kernels/mixed-blocks.cuda.h"
+
+#include "kernels/check-tables.h"
+
+namespace kv {
+namespace {
+
+// One operand's index map and pools.
+struct IndexMap {
+  const int32_t* entries;
+  int32_t dense_count;
+  int32_t sparse_count;
+
+  __device__ bool check(int64_t place, bool whole, FaultSink faults) const {
+    const int32_t entry = entries[place];
+    if (entry > 0 && entry <= dense_count) return true;
+    if (entry < 0 && entry >= -sparse_count && whole) return true;
+    report_fault(faults, FaultCode::block_out_of_range, entry);
+    return false;
+  }
+};
+
+struct IndexMaps {
+  IndexMap keys;
+  IndexMap values;
+
+  __device__ bool check(int64_t place, bool whole, FaultSink faults) const {
+    return keys.check(place, whole, faults) && values.check(place, whole, faults);
+  }
+};
+
+}  // namespace
+
+Status check_tables_cuda(const MixedAttentionArguments& a, const CheckedTables& tables, ExecutionContext& context) {
+  const IndexMaps maps{{a.block_table, a.block_count, a.has_sparse_keys ? a.sparse_keys.block_count : 0},
+                       {a.value_table, a.block_count, a.has_sparse_values ? a.sparse_values.block_count : 0}};
+  const dim3 blocks(static_cast<unsigned>(a.batch), static_cast<unsigned>(a.kv_heads));
+  check_tables<<<blocks, kCheckThreads, 0, stream_of(context)>>>({a, false, tables, context.faults}, maps);
+  return launch_status();
+}
+
+}  // namespace kv
