@@ -13,51 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "attention-compare.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 
 namespace {
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(2);
-}
-
-void check(const kv::Status& status) {
-  if (status.ok()) return;
-  std::printf("%s\n", status.message.c_str());
-  std::exit(2);
-}
-
-template <typename T>
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(size_t count, int byte = 0) : count_(count) {
-    check(cudaMalloc(&data_, std::max<size_t>(count, 1) * sizeof(T)), "cudaMalloc");
-    check(cudaMemset(data_, byte, std::max<size_t>(count, 1) * sizeof(T)), "cudaMemset");
-  }
-  explicit DeviceBuffer(const std::vector<T>& host) : DeviceBuffer(host.size()) {
-    check(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  ~DeviceBuffer() { cudaFree(data_); }
-  T* get() const { return data_; }
-  std::vector<T> host() const {
-    std::vector<T> result(count_);
-    check(cudaMemcpy(result.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return result;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t count_;
-};
-
-struct Sequence {
-  int queries;
-  int keys;
-};
 
 struct Case {
   std::string name;
@@ -74,79 +34,6 @@ struct Case {
   bool shift_scores = false;    // by about 1e4
   bool growing_scores = false;  // later keys score higher and higher, so that running maxima keep moving
 };
-
-constexpr int kGuardRows = 3;
-constexpr uint16_t kPoison = 0x7fff;  // NaN in f16 and bf16
-
-template <typename Element>
-__device__ double as_double(Element value) {
-  return static_cast<double>(static_cast<float>(value));
-}
-
-// One block for each (row, query head): the exact result, and the one that the working precision allows.
-// There weights and outputs have 16 bits, and adding a product to a score cuts off what f32 does not hold, as
-// tensor cores do when they align the products of a step to the largest.
-template <typename Element>
-__global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most_keys, double* exact,
-                                 double* rounded, double* lse) {
-  extern __shared__ double weights[];
-  float* working_scores = reinterpret_cast<float*>(weights + most_keys);
-  __shared__ double shared_maximum, shared_sum;
-  const int row = blockIdx.x;
-  const int head = blockIdx.y;
-  int entry = 0;
-  while (arguments.query_start[entry + 1] <= row) ++entry;
-  const int queries = arguments.query_start[entry + 1] - arguments.query_start[entry];
-  const int kv_head = head / (arguments.query_heads / arguments.kv_heads);
-  const int64_t table_row = int64_t{arguments.slots[entry]} * arguments.kv_heads + kv_head;
-  const int key_count = arguments.key_counts[table_row];
-  const int seen =
-      arguments.causal ? max(0, key_count - queries + (row - arguments.query_start[entry]) + 1) : key_count;
-  const auto at = [&](const void* pool, int key) {
-    const int block = arguments.block_table[table_row * arguments.table_width + key / arguments.block_tokens];
-    return static_cast<const Element*>(pool) + block * arguments.block_stride +
-           key % arguments.block_tokens * arguments.token_stride;
-  };
-  const Element* query = static_cast<const Element*>(arguments.query) + row * arguments.query_token_stride +
-                         head * arguments.query_head_stride;
-  for (int key = threadIdx.x; key < seen; key += blockDim.x) {
-    double score = 0.0;
-    float working_score = 0.0f;
-    for (int dim = 0; dim < arguments.head_dim; ++dim) {
-      const double product = as_double(query[dim]) * as_double(at(arguments.keys, key)[dim]);
-      score += product;
-      working_score = __double2float_rz(working_score + product);
-    }
-    weights[key] = score * arguments.scale;
-    working_scores[key] = working_score * arguments.scale;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    shared_maximum = -INFINITY;
-    for (int key = 0; key < seen; ++key) shared_maximum = fmax(shared_maximum, weights[key]);
-    shared_sum = 0.0;
-    for (int key = 0; key < seen; ++key) shared_sum += exp(weights[key] - shared_maximum);
-    lse[int64_t{row} * arguments.query_heads + head] =
-        seen > 0 ? shared_maximum + log(shared_sum) : -INFINITY;
-  }
-  __syncthreads();
-  for (int dim = threadIdx.x; dim < arguments.head_dim; dim += blockDim.x) {
-    double sum = 0.0;
-    double rounded_sum = 0.0;
-    double working_sum = 0.0;
-    for (int key = 0; key < seen; ++key) {
-      const double weight = exp(weights[key] - shared_maximum);
-      const double value = as_double(at(arguments.values, key)[dim]);
-      sum += weight * value;
-      const double working_weight = exp(working_scores[key] - shared_maximum);
-      rounded_sum += as_double(Element(static_cast<float>(working_weight))) * value;
-      working_sum += working_weight;
-    }
-    const int64_t i = (int64_t{row} * arguments.query_heads + head) * arguments.head_dim + dim;
-    exact[i] = seen > 0 ? sum / shared_sum : 0.0;
-    rounded[i] = seen > 0 ? as_double(Element(static_cast<float>(rounded_sum / working_sum))) : 0.0;
-  }
-}
 
 template <typename Element>
 int run_case(const Case& test, std::mt19937& random) {
@@ -248,54 +135,13 @@ int run_case(const Case& test, std::mt19937& random) {
   // Twice: the second launch finds what the first one left in counters and workspace.
   for (int launch = 0; launch < 2; ++launch) {
     check(test.decode   ? kv::cuda::decode_attention(arguments, counters.get(), workspace.get(), nullptr)
-          : test.ampere ? kv::sm80::prefill_attention(arguments, nullptr)
-                        : kv::sm90a::prefill_attention(arguments, workspace.get(), nullptr));
+          : test.ampere ? kv::sm80::prefill_attention(arguments, arguments.block_table, nullptr)
+                        : kv::sm90a::prefill_attention(arguments, arguments.block_table, workspace.get(), nullptr));
   }
   check(cudaDeviceSynchronize(), test.name.c_str());
 
-  const size_t outputs = rows * row_elements;
-  DeviceBuffer<double> exact_buffer(outputs), rounded_buffer(outputs),
-      exact_lse_buffer(size_t(rows) * test.query_heads);
   const int most_keys = *std::max_element(counts.begin(), counts.end());
-  check(cudaFuncSetAttribute(reference_kernel<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             200 * 1024),
-        "attribute");
-  reference_kernel<Element><<<dim3(rows, test.query_heads), 128, std::max(1, most_keys) * 12>>>(
-      arguments, std::max(1, most_keys), exact_buffer.get(), rounded_buffer.get(), exact_lse_buffer.get());
-  check(cudaDeviceSynchronize(), "reference");
-
-  const auto exact = exact_buffer.host(), rounded = rounded_buffer.host(),
-             exact_lse = exact_lse_buffer.host();
-  const auto output = output_buffer.host();
-  const auto lse = lse_buffer.host();
-  double error = 0.0, allowed = 0.0, lse_error = 0.0;
-  int failures = 0;
-  for (size_t i = 0; i < outputs; ++i) {
-    Element value;
-    std::copy_n(reinterpret_cast<const unsigned char*>(&output[i]), 2,
-                reinterpret_cast<unsigned char*>(&value));
-    const double difference = std::abs(static_cast<double>(static_cast<float>(value)) - exact[i]);
-    if (!(difference < INFINITY)) ++failures;  // NaN: not written, or garbage got in
-    error = std::max(error, difference);
-    allowed = std::max(allowed, std::abs(rounded[i] - exact[i]));
-  }
-  allowed = 2.0 * allowed + 1e-3;
-  for (size_t i = 0; i < exact_lse.size(); ++i) {
-    if (exact_lse[i] == -INFINITY) {
-      if (lse[i] != -INFINITY) ++failures;
-      continue;
-    }
-    // f32 scores of size s carry errors of about 2^-22 s.
-    const double difference = std::abs(lse[i] - exact_lse[i]) / (1.0 + std::abs(exact_lse[i]));
-    if (!(difference < INFINITY)) ++failures;
-    lse_error = std::max(lse_error, difference);
-  }
-  for (size_t i = outputs; i < output.size(); ++i) failures += output[i] != kPoison;
-  for (size_t i = exact_lse.size(); i < lse.size(); ++i) failures += !std::isnan(lse[i]);
-  const bool passed = failures == 0 && error <= allowed && lse_error <= 1e-5;
-  std::printf("%s %-58s error %.2e of %.2e, log-sum-exp %.1e, %d bad\n", passed ? "pass" : "FAIL",
-              test.name.c_str(), error, allowed, lse_error, failures);
-  return passed ? 0 : 1;
+  return compare<Element>(test.name, arguments, most_keys, output_buffer, lse_buffer);
 }
 
 std::vector<Case> cases(bool small_only) {
@@ -418,8 +264,8 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   const kv::Status status =
       kernel == 1   ? kv::cuda::decode_attention(arguments, pointers[10], pointers[9], cuda_stream)
-      : kernel == 2 ? kv::sm80::prefill_attention(arguments, cuda_stream)
-                    : kv::sm90a::prefill_attention(arguments, pointers[9], cuda_stream);
+      : kernel == 2 ? kv::sm80::prefill_attention(arguments, arguments.block_table, cuda_stream)
+                    : kv::sm90a::prefill_attention(arguments, arguments.block_table, pointers[9], cuda_stream);
   if (!status.ok()) std::printf("%s\n", status.message.c_str());
   return status.ok() ? 0 : 1;
 }

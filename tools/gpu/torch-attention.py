@@ -224,4 +224,5 @@ def main():
                 json.dump(comparisons(rows, machine_of(sampler.handle), date), file, indent=1, ensure_ascii=False)
 
 
-main()
+if __name__ == '__main__':
+    main()

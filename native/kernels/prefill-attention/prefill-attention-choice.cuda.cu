@@ -26,13 +26,13 @@ Status prefill_attention_cuda(const PagedAttentionArguments& given, ExecutionCon
   const PagedAttentionArguments arguments = with_tables(given, tables);
   const bool ampere_or_ada = major == 8;
   if (ampere_or_ada && fits_tensor_cores(arguments, 1)) {
-    return sm80::prefill_attention(arguments, stream_of(context));
+    return sm80::prefill_attention(arguments, arguments.block_table, stream_of(context));
   }
   const bool hopper = major == 9;
   if (!hopper || !fits_tensor_cores(arguments, kPrefillBlockMultiple)) {
     return attention_any_cuda(arguments, context);
   }
-  return sm90a::prefill_attention(arguments, memory + tables_bytes, stream_of(context));
+  return sm90a::prefill_attention(arguments, arguments.block_table, memory + tables_bytes, stream_of(context));
 }
 
 }  // namespace kv

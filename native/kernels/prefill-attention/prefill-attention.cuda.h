@@ -1,5 +1,6 @@
 // Launchers of prefill attention on CUDA devices. They validate what the host can see, enqueue on `stream`
-// and return; faults of the kernel itself surface on the stream.
+// and return; faults of the kernel itself surface on the stream. `block_table` of the arguments names the blocks of
+// keys, `value_table`, of the same shape and often the same, those of values.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,14 +20,15 @@ constexpr int kPrefillBlockMultiple = 8;
 namespace sm90a {
 
 // Takes what fits_tensor_cores(arguments, kPrefillBlockMultiple) accepts; refuses the rest (capability).
-Status prefill_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream);
+Status prefill_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* workspace,
+                         cudaStream_t stream);
 
 }  // namespace sm90a
 
 namespace sm80 {
 
 // Takes what fits_tensor_cores(arguments, 1) accepts; refuses the rest (capability). Needs no workspace.
-Status prefill_attention(const PagedAttentionArguments& arguments, cudaStream_t stream);
+Status prefill_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, cudaStream_t stream);
 
 }  // namespace sm80
 }  // namespace kv

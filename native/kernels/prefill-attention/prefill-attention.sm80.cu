@@ -28,7 +28,8 @@ struct Stage {
 // Starts this thread's share of the copies of one key tile; absent rows become zeros.
 template <typename Element, int kHeadDim>
 __device__ void request_tile(const PagedAttentionArguments& arguments, const PrefillTile& work,
-                             const int32_t* table, int key_tile, Stage<Element, kHeadDim>& stage) {
+                             const int32_t* key_table, const int32_t* value_table, int key_tile,
+                             Stage<Element, kHeadDim>& stage) {
   constexpr int kChunks = kHeadDim / 8;
   constexpr int kRowsAtOnce = kThreads / kChunks;
   const int chunk = threadIdx.x % kChunks;
@@ -37,16 +38,18 @@ __device__ void request_tile(const PagedAttentionArguments& arguments, const Pre
     const int row = i + threadIdx.x / kChunks;
     const int token = key_tile * kKeyTile + row;
     const bool present = token < work.key_count;
-    int64_t offset = 0;
+    int64_t key_offset = 0;
+    int64_t value_offset = 0;
     if (present) {
       const int entry = token / arguments.block_tokens;
-      offset = table[entry] * arguments.block_stride +
-               (token - entry * arguments.block_tokens) * arguments.token_stride + chunk * 8;
+      const int64_t within = (token - entry * arguments.block_tokens) * arguments.token_stride + chunk * 8;
+      key_offset = key_table[entry] * arguments.block_stride + within;
+      value_offset = value_table[entry] * arguments.block_stride + within;
     }
     ptx::async_copy_16(swizzled_chunk(stage.keys, row, chunk),
-                       static_cast<const Element*>(arguments.keys) + offset, present);
+                       static_cast<const Element*>(arguments.keys) + key_offset, present);
     ptx::async_copy_16(swizzled_chunk(stage.values, row, chunk),
-                       static_cast<const Element*>(arguments.values) + offset, present);
+                       static_cast<const Element*>(arguments.values) + value_offset, present);
   }
   ptx::async_copy_commit();
 }
@@ -79,7 +82,7 @@ __device__ void store(const PagedAttentionArguments& arguments, const PrefillTil
 
 template <typename Element, int kHeadDim>
 __global__ void __launch_bounds__(kThreads)
-    prefill_attention_kernel(const __grid_constant__ PagedAttentionArguments arguments) {
+    prefill_attention_kernel(const __grid_constant__ PagedAttentionArguments arguments, const int32_t* value_table) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto* stages = reinterpret_cast<Stage<Element, kHeadDim>*>(shared_memory);
   PrefillTile work;
@@ -100,15 +103,16 @@ __global__ void __launch_bounds__(kThreads)
                       min(work.visible_keys + (arguments.causal ? row : 0), work.key_count));
   }
 
-  const int32_t* table = arguments.block_table +
-                         (int64_t{work.slot} * arguments.kv_heads + work.kv_head) * arguments.table_width;
+  const int64_t table_row = int64_t{work.slot} * arguments.kv_heads + work.kv_head;
+  const int32_t* key_table = arguments.block_table + table_row * arguments.table_width;
+  value_table += table_row * arguments.table_width;
   const int fewest_visible = min(work.visible_keys, work.key_count);
   int key_tile = work.key_tiles - 1;
-  if (key_tile >= 0) request_tile(arguments, work, table, key_tile, stages[key_tile % 2]);
+  if (key_tile >= 0) request_tile(arguments, work, key_table, value_table, key_tile, stages[key_tile % 2]);
   for (; key_tile >= 0; --key_tile) {
     ptx::async_copy_wait<0>();
     __syncthreads();  // the tile has landed, and nobody reads the other stage any more
-    if (key_tile > 0) request_tile(arguments, work, table, key_tile - 1, stages[(key_tile - 1) % 2]);
+    if (key_tile > 0) request_tile(arguments, work, key_table, value_table, key_tile - 1, stages[(key_tile - 1) % 2]);
     auto& stage = stages[key_tile % 2];
     attention.step(stage.keys, stage.values, key_tile * kKeyTile, (key_tile + 1) * kKeyTile > fewest_visible);
   }
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Element, int kHeadDim>
-Status launch(const PagedAttentionArguments& arguments, cudaStream_t stream) {
+Status launch(const PagedAttentionArguments& arguments, const int32_t* value_table, cudaStream_t stream) {
   const auto kernel = prefill_attention_kernel<Element, kHeadDim>;
   constexpr int kSharedBytes = 2 * sizeof(Stage<Element, kHeadDim>);
   const cudaError_t error =
@@ -126,26 +130,29 @@ Status launch(const PagedAttentionArguments& arguments, cudaStream_t stream) {
   // At most: where the queries lie is known to the device only. Blocks past the last tile leave at once.
   const int64_t tiles =
       int64_t{arguments.query_heads} * (arguments.query_tokens / kQueryTile + arguments.batch);
-  kernel<<<static_cast<unsigned>(tiles), kThreads, kSharedBytes, stream>>>(arguments);
+  kernel<<<static_cast<unsigned>(tiles), kThreads, kSharedBytes, stream>>>(arguments, value_table);
   return launch_status();
 }
 
 template <typename Element>
-Status launch_for_head_dim(const PagedAttentionArguments& arguments, cudaStream_t stream) {
-  return arguments.head_dim == 64 ? launch<Element, 64>(arguments, stream)
-                                  : launch<Element, 128>(arguments, stream);
+Status launch_for_head_dim(const PagedAttentionArguments& arguments, const int32_t* value_table,
+                           cudaStream_t stream) {
+  return arguments.head_dim == 64 ? launch<Element, 64>(arguments, value_table, stream)
+                                  : launch<Element, 128>(arguments, value_table, stream);
 }
 
 }  // namespace
 
-Status prefill_attention(const PagedAttentionArguments& arguments, cudaStream_t stream) {
+Status prefill_attention(const PagedAttentionArguments& arguments, const int32_t* value_table,
+                         cudaStream_t stream) {
   if (!fits_tensor_cores(arguments, 1)) {
     return Status::failure(StatusCode::capability,
                            "these tensors do not fit the tensor-core prefill attention");
   }
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
-  return arguments.cache_dtype == DType::f16 ? launch_for_head_dim<__half>(arguments, stream)
-                                             : launch_for_head_dim<__nv_bfloat16>(arguments, stream);
+  return arguments.cache_dtype == DType::f16
+             ? launch_for_head_dim<__half>(arguments, value_table, stream)
+             : launch_for_head_dim<__nv_bfloat16>(arguments, value_table, stream);
 }
 
 }  // namespace kv::sm80

@@ -64,6 +64,7 @@ struct alignas(1024) SharedStorage {
 
 struct Parameters {
   PagedAttentionArguments arguments;
+  const int32_t* value_table;
   int box_tokens;         // of one copy: divides both block_tokens and the key tile
   unsigned* tiles_taken;  // beyond each block's first; 0 at launch
   CUtensorMap query;      // [token, query_head, dim]
@@ -126,23 +127,26 @@ class Producer {
     load_values(work, 0, box);
   }
 
-  // Where this lane's box of a tile lies. `block` is negative for lanes past the tile or the last key.
+  // Where this lane's box of a tile lies. Blocks are negative for lanes past the tile or the last key.
   struct Box {
-    int entry;  // of the block table
+    int entry;  // of the block tables
     int token;  // in the block
-    int block;
+    int key_block;
+    int value_block;
   };
 
   __device__ Box last_box(const PrefillTile& work, int key_tile) {
     const PagedAttentionArguments& arguments = parameters_.arguments;
     const int64_t row = int64_t{work.slot} * arguments.kv_heads + work.kv_head;
-    table_ = arguments.block_table + row * arguments.table_width;
+    key_table_ = arguments.block_table + row * arguments.table_width;
+    value_table_ = parameters_.value_table + row * arguments.table_width;
     const int token = key_tile * Shape::kKeyTile + lane_ * parameters_.box_tokens;
     Box box;
     box.entry = token / arguments.block_tokens;
     box.token = token - box.entry * arguments.block_tokens;
     const bool present = lane_ * parameters_.box_tokens < Shape::kKeyTile && token < work.key_count;
-    box.block = present ? table_[box.entry] : -1;
+    box.key_block = present ? key_table_[box.entry] : -1;
+    box.value_block = present ? value_table_[box.entry] : -1;
     return box;
   }
 
@@ -153,13 +157,16 @@ class Producer {
       box.token += parameters_.arguments.block_tokens;
       --box.entry;
     }
-    if (lane_ * parameters_.box_tokens < Shape::kKeyTile) box.block = table_[box.entry];
+    if (lane_ * parameters_.box_tokens < Shape::kKeyTile) {
+      box.key_block = key_table_[box.entry];
+      box.value_block = value_table_[box.entry];
+    }
     return box;
   }
 
   __device__ void load_keys(const Box& box) {
     shared_.tile_ring.wait_empty(tile_at_);
-    copy(&parameters_.keys, box, &shared_.tile_ring.full[tile_at_.stage]);
+    copy(&parameters_.keys, box, box.key_block, &shared_.tile_ring.full[tile_at_.stage]);
     tile_at_.advance();
   }
 
@@ -168,10 +175,10 @@ class Producer {
     uint64_t* full = &shared_.tile_ring.full[tile_at_.stage];
     const int keys = work.key_count - key_tile * Shape::kKeyTile;
     if (keys >= Shape::kKeyTile) {
-      copy(&parameters_.values, box, full);
+      copy(&parameters_.values, box, box.value_block, full);
     } else {
       // Weights of absent keys are 0, but 0 times whatever lies there may be NaN: clear those rows first.
-      copy(&parameters_.values, box, &shared_.tail_landed);
+      copy(&parameters_.values, box, box.value_block, &shared_.tail_landed);
       ptx::mbarrier_wait(&shared_.tail_landed, tail_parity_);
       tail_parity_ ^= 1;
       for (int panel = 0; panel < Shape::kPanels; ++panel) {
@@ -186,17 +193,17 @@ class Producer {
     tile_at_.advance();
   }
 
-  // Copies every lane's box to the current stage; the bytes count on `barrier`.
-  __device__ void copy(const CUtensorMap* map, const Box& box, uint64_t* barrier) {
-    const unsigned present = __ballot_sync(0xffffffffu, box.block >= 0);
+  // Copies every lane's box, from its block, to the current stage; the bytes count on `barrier`.
+  __device__ void copy(const CUtensorMap* map, const Box& box, int block, uint64_t* barrier) {
+    const unsigned present = __ballot_sync(0xffffffffu, block >= 0);
     if (lane_ == 0) {
       ptx::mbarrier_arrive_expect_bytes(
           barrier, __popc(present) * parameters_.box_tokens * Shape::kPanels * kPanelBytes);
     }
-    if (box.block < 0) return;
+    if (block < 0) return;
     for (int panel = 0; panel < Shape::kPanels; ++panel) {
       ptx::tensor_copy(shared_.tiles[tile_at_.stage][panel][lane_ * parameters_.box_tokens], map,
-                       panel * kPanelColumns, box.token, box.block, barrier);
+                       panel * kPanelColumns, box.token, block, barrier);
     }
   }
 
@@ -204,7 +211,8 @@ class Producer {
   SharedStorage<Shape>& shared_;
   const int lane_;
   RingPosition<Shape::kStages> tile_at_;
-  const int32_t* table_ = nullptr;  // of the current slot and kv head
+  const int32_t* key_table_ = nullptr;  // of the current slot and kv head
+  const int32_t* value_table_ = nullptr;
   uint32_t taken_parity_ = 0;
   uint32_t tail_parity_ = 0;
 };
@@ -486,9 +494,11 @@ Status describe_tensors(Parameters& parameters) {
 }
 
 template <typename Shape>
-Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
+Status launch(const PagedAttentionArguments& arguments, const int32_t* value_table, void* workspace,
+              cudaStream_t stream) {
   Parameters parameters;
   parameters.arguments = arguments;
+  parameters.value_table = value_table;
   parameters.box_tokens = common_box(arguments.block_tokens, Shape::kKeyTile);
   parameters.tiles_taken = static_cast<unsigned*>(workspace);
   const Status status = describe_tensors(parameters);
@@ -511,22 +521,24 @@ Status launch(const PagedAttentionArguments& arguments, void* workspace, cudaStr
 }
 
 template <typename Element>
-Status launch_for_head_dim(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
-  return arguments.head_dim == 64 ? launch<Shape<Element, 64>>(arguments, workspace, stream)
-                                  : launch<Shape<Element, 128>>(arguments, workspace, stream);
+Status launch_for_head_dim(const PagedAttentionArguments& arguments, const int32_t* value_table, void* workspace,
+                           cudaStream_t stream) {
+  return arguments.head_dim == 64 ? launch<Shape<Element, 64>>(arguments, value_table, workspace, stream)
+                                  : launch<Shape<Element, 128>>(arguments, value_table, workspace, stream);
 }
 
 }  // namespace
 
-Status prefill_attention(const PagedAttentionArguments& arguments, void* workspace, cudaStream_t stream) {
+Status prefill_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* workspace,
+                         cudaStream_t stream) {
   if (!fits_tensor_cores(arguments, kPrefillBlockMultiple)) {
     return Status::failure(StatusCode::capability,
                            "these tensors do not fit the tensor-core prefill attention");
   }
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
   return arguments.cache_dtype == DType::f16
-             ? launch_for_head_dim<__half>(arguments, workspace, stream)
-             : launch_for_head_dim<__nv_bfloat16>(arguments, workspace, stream);
+             ? launch_for_head_dim<__half>(arguments, value_table, workspace, stream)
+             : launch_for_head_dim<__nv_bfloat16>(arguments, value_table, workspace, stream);
 }
 
 }  // namespace kv::sm90a
