@@ -26,9 +26,9 @@ struct StageRing {
   uint64_t full[kStages];
   uint64_t empty[kStages];
 
-  __device__ void init(int consumer_warps) {
+  __device__ void init(int consumer_warps, int producer_arrivals = 1) {
     for (int stage = 0; stage < kStages; ++stage) {
-      ptx::mbarrier_init(&full[stage], 1);
+      ptx::mbarrier_init(&full[stage], producer_arrivals);
       ptx::mbarrier_init(&empty[stage], consumer_warps);
     }
   }

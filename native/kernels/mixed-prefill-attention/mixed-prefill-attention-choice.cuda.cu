@@ -1,0 +1,64 @@
+// Which kernel a CUDA device computes mixed prefill attention with.
+#include "kernels/attention-tensor-cores.h"
+#include "kernels/cuda-elements.h"
+#include "kernels/mixed-blocks.cuda.h"
+#include "kernels/mixed-prefill-attention/mixed-prefill-attention.cuda.h"
+#include "kernels/prefill-attention/prefill-attention.cuda.h"
+#include "runtime/device.h"
+
+namespace kv {
+namespace {
+
+bool fits(const MixedAttentionArguments& arguments) {
+  for (const SparseBlocks& blocks : {arguments.sparse_keys, arguments.sparse_values}) {
+    const auto places = reinterpret_cast<uintptr_t>(blocks.non_zeros) | reinterpret_cast<uintptr_t>(blocks.metadata);
+    if (places % 16 != 0) return false;
+  }
+  return fits_tensor_cores(arguments, kPrefillBlockMultiple);
+}
+
+Status attend_densely(const MixedAttentionArguments& given, bool hopper, void* workspace, cudaStream_t stream) {
+  const PagedAttentionArguments arguments = as_plain_cache(given);
+  return hopper ? sm90a::prefill_attention(arguments, given.value_table, workspace, stream)
+                : sm80::prefill_attention(arguments, given.value_table, stream);
+}
+
+}  // namespace
+
+Status mixed_prefill_attention_cuda(const MixedAttentionArguments& given, ExecutionContext& context) {
+  if (given.batch == 0 || given.query_tokens == 0) return Status::success();
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess) return cuda_status(error);
+  const bool hopper = major == 9;
+  if (!hopper && major != 8) {
+    return Status::failure(StatusCode::capability,
+                           "attention over sparse blocks is built for Ampere, Ada and Hopper; this device has compute "
+                           "capability " +
+                               std::to_string(major) + ": use the CPU");
+  }
+  if (!fits(given)) {
+    return Status::failure(StatusCode::capability,
+                           "attention over sparse blocks on CUDA takes queries, cache and outputs of one 16-bit dtype, "
+                           "whose rows begin at multiples of 16 bytes");
+  }
+  static_assert(kMixedPrefillWorkspaceBytes == kPrefillAttentionWorkspaceBytes);
+  const size_t tables_bytes = checked_tables_bytes(given);
+  auto* memory = static_cast<char*>(context.queue->workspace(tables_bytes + kMixedPrefillWorkspaceBytes));
+  if (memory == nullptr) {
+    return Status::failure(StatusCode::out_of_memory, "no room for mixed prefill attention's workspace");
+  }
+  const CheckedTables tables(given, memory);
+  const Status status = check_tables_cuda(given, tables, context);
+  if (!status.ok()) return status;
+  const MixedAttentionArguments arguments = with_tables(given, tables);
+  void* workspace = memory + tables_bytes;
+  const cudaStream_t stream = stream_of(context);
+  if (!given.has_sparse_keys && !given.has_sparse_values) return attend_densely(arguments, hopper, workspace, stream);
+  return hopper ? sm90a::mixed_prefill_attention(arguments, workspace, stream)
+                : sm80::mixed_prefill_attention(arguments, stream);
+}
+
+}  // namespace kv

@@ -1,0 +1,39 @@
+// Launchers of prefill attention over mixed blocks on CUDA devices. They take 16-bit queries, cache and outputs of one
+// dtype, enqueue on `stream` and return; faults of the kernel itself surface on the stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/mixed-blocks.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+// Device memory that a launch needs, to hand out its work. Its content does not matter. Launches that may run at the
+// same time need one each.
+constexpr size_t kMixedPrefillWorkspaceBytes = 16;
+
+// A cache without sparse blocks as prefill_attention takes it. Index maps count blocks from 1: they are plain tables of
+// pools that begin one block earlier, whose block 0 nobody reads.
+inline PagedAttentionArguments as_plain_cache(const MixedAttentionArguments& mixed) {
+  PagedAttentionArguments plain = mixed;
+  const int64_t block_bytes = mixed.block_stride * 2;
+  plain.keys = static_cast<const char*>(mixed.keys) - block_bytes;
+  plain.values = static_cast<const char*>(mixed.values) - block_bytes;
+  plain.block_count += 1;
+  return plain;
+}
+
+namespace sm90a {
+
+Status mixed_prefill_attention(const MixedAttentionArguments& arguments, void* workspace, cudaStream_t stream);
+
+}  // namespace sm90a
+
+namespace sm80 {
+
+// Needs no workspace.
+Status mixed_prefill_attention(const MixedAttentionArguments& arguments, cudaStream_t stream);
+
+}  // namespace sm80
+}  // namespace kv
