@@ -37,18 +37,20 @@ function threadTimes() {
   return times;
 }
 
-/** The times of one answer in ms: to its first token, of each later one, and what the host does for each later one. */
+/**
+ * The times of one answer in ms: to its first token, of each later one, and what the host does for each of those that
+ * follow the second.
+ */
 async function answer() {
   const milliseconds = [];
-  let before;
+  const host = [];
   for await (const token of generateTokens(runner, prompt, { maxTokens: answerTokens, endIds: [] })) {
     milliseconds.push(token.milliseconds);
-    before ??= threadTimes();
+    if (milliseconds.length === 2 || token.finishReason !== null) host.push(threadTimes());
   }
-  const after = threadTimes();
   const [first, ...later] = milliseconds;
-  const host = { script: (after.script - before.script) / later.length, native: (after.native - before.native) / later.length };
-  return { first, later, host };
+  const share = (thread) => (host[1][thread] - host[0][thread]) / (later.length - 1);
+  return { first, later, host: { script: share('script'), native: share('native') } };
 }
 
 function row(measure, samples) {

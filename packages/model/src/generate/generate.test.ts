@@ -27,6 +27,9 @@ const { prompts } = JSON.parse(readFileSync(join(needleModel, 'golden.json'), 'u
   prompts: Prompt[];
 };
 const [code] = prompts as [Prompt];
+/** The full figure, 1,000, takes minutes on a CPU. */
+const aborts = Number(process.env.KV_ABORTS ?? 20);
+
 async function collect(
   runner: Runner,
   model: Model,
@@ -174,6 +177,29 @@ describeOnDevices('generation', (kind) => {
           expect(model.device.memory().live).toBe(before.live);
           expect(runner.kvBytes).toEqual(before.kv);
         }),
+    );
+
+    it(
+      `after ${String(aborts)} aborts in mid-prefill`,
+      () =>
+        use(async (runner, model) => {
+          const ids = new Array<number>(200).fill(5);
+          const abortAfter = async (chunks: number): Promise<void> => {
+            const controller = new AbortController();
+            const onProgress = ({ tokens }: { tokens: number }): void => {
+              if (tokens >= 32 * chunks) controller.abort();
+            };
+            const run = collect(runner, model, { chunkTokens: 32, signal: controller.signal, onProgress }, ids);
+            await expect(run).rejects.toThrow('aborted');
+            expect(runner.kvBytes).toEqual({ device: 0, host: 0 });
+          };
+          await abortAfter(5);
+          const held = (): object => ({ ...model.device.memory(), peak: undefined });
+          const before = held();
+          for (let abort = 0; abort < aborts; abort += 1) await abortAfter(1 + (abort % 5));
+          expect(held()).toEqual(before);
+        }),
+      600_000,
     );
   });
 });
