@@ -26,8 +26,11 @@ PinnedMemory::~PinnedMemory() {
 }
 
 std::shared_ptr<HostMemory> PinnedMemory::take(size_t bytes) {
-  let_go_of_done();
   char* data = slabs_.take(bytes);
+  if (data == nullptr) {
+    let_go_of_done();
+    data = slabs_.take(bytes);
+  }
   if (data == nullptr) return nullptr;
   return std::shared_ptr<HostMemory>(new HostMemory{data, bytes, true},
                                      [self = shared_from_this()](HostMemory* memory) {
@@ -44,6 +47,7 @@ void PinnedMemory::hold(std::shared_ptr<HostMemory> memory, cudaStream_t stream)
     if (done != nullptr) cudaEventDestroy(done);
     return;
   }
+  let_go_of_done();
   std::lock_guard<std::mutex> lock(mutex_);
   copies_.push_back({std::move(memory), done});
 }

@@ -12,13 +12,15 @@ __device__ int64_t second_of(const RopeArguments& a, int64_t pair) {
   return a.convention == RopeConvention::interleaved ? 2 * pair + 1 : pair + a.pairs;
 }
 
-// One block turns one token; a thread keeps its pair's cosine and sine for all heads.
+// One block turns one token, or some heads of one; a thread keeps its pair's cosine and sine for all of them.
 template <class T>
 __global__ void rotate_tokens(RopeArguments a) {
   const int64_t token = blockIdx.x;
   const T* input = static_cast<const T*>(a.input) + token * a.input_token_stride;
   T* output = static_cast<T*>(a.output) + token * a.output_token_stride;
   const int64_t pair = threadIdx.x;
+  const int64_t first_head = int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
+  const int64_t heads = int64_t{gridDim.y} * blockDim.y;
   if (pair < a.pairs) {
     // The angle in f64: far positions make angles that f32 cannot hold.
     double sine;
@@ -26,7 +28,7 @@ __global__ void rotate_tokens(RopeArguments a) {
     sincos(static_cast<double>(a.positions[token]) * static_cast<double>(a.inverse_frequencies[pair]), &sine, &cosine);
     const float c = static_cast<float>(cosine) * a.attention_scale;
     const float s = static_cast<float>(sine) * a.attention_scale;
-    for (int64_t head = threadIdx.y; head < a.heads; head += blockDim.y) {
+    for (int64_t head = first_head; head < a.heads; head += heads) {
       const T* from = input + head * a.input_head_stride;
       T* to = output + head * a.output_head_stride;
       const float first = to_float(from[first_of(a, pair)]);
@@ -35,7 +37,7 @@ __global__ void rotate_tokens(RopeArguments a) {
       to[second_of(a, pair)] = from_float<T>(second * c + first * s);
     }
   }
-  for (int64_t head = threadIdx.y; head < a.heads; head += blockDim.y) {
+  for (int64_t head = first_head; head < a.heads; head += heads) {
     for (int64_t dim = 2 * a.pairs + threadIdx.x; dim < a.head_dim; dim += blockDim.x) {
       output[head * a.output_head_stride + dim] = input[head * a.input_head_stride + dim];
     }
@@ -48,10 +50,12 @@ Status rope_cuda(const RopeArguments& a, ExecutionContext& context) {
   if (a.tokens == 0 || a.heads == 0) return Status::success();
   if (a.pairs > 1024) return Status::failure(StatusCode::capability, "rope on CUDA turns at most 1024 pairs of a head");
   const unsigned pairs = static_cast<unsigned>(a.pairs < kWarp ? kWarp : a.pairs);
-  const unsigned heads = 512 / pairs;
-  const dim3 threads(pairs, heads == 0 ? 1 : heads);
+  const dim3 threads(pairs, pairs > 512 ? 1 : 512 / pairs);
+  // Few tokens leave the device idle: more blocks share their heads.
+  const auto groups = static_cast<unsigned>((a.heads + threads.y - 1) / threads.y);
+  const dim3 blocks(static_cast<unsigned>(a.tokens), a.tokens < 64 ? groups : 1);
   with_cuda_float_type(a.dtype, [&](auto element) {
-    rotate_tokens<decltype(element)><<<static_cast<unsigned>(a.tokens), threads, 0, stream_of(context)>>>(a);
+    rotate_tokens<decltype(element)><<<blocks, threads, 0, stream_of(context)>>>(a);
   });
   return launch_status();
 }

@@ -17,6 +17,7 @@ export class Sampler implements Disposable {
   /** Prompt and answer so far, which a repetition penalty looks at. */
   readonly #tokens: number[];
   readonly #chosen: TensorHandle<'i32', readonly ['row']>;
+  readonly #ids: DeviceIds;
 
   /** @throws InvalidValueError when a setting is out of its domain */
   constructor(stream: Stream, settings: SampleSettings, prompt: ArrayLike<number>) {
@@ -24,6 +25,7 @@ export class Sampler implements Disposable {
     this.#settings = settings;
     this.#tokens = Array.from(prompt);
     this.#chosen = stream.device.tensor('i32', ['row'], [1]);
+    this.#ids = this.#chosen.view(['token'], [1]);
     // Choosing from a vocabulary of one shows bad settings now, not behind a long prompt.
     try {
       this.#sample(stream.device.tensor('f32', ['row', 'vocabulary'], [1, 1], new Float32Array(1)), [0]);
@@ -36,7 +38,7 @@ export class Sampler implements Disposable {
   /** Enqueues the choice of the next token from `[1, vocabulary]` logits, which it disposes. */
   choose(logits: Logits): Choice {
     this.#sample(logits, this.#tokens);
-    return { ids: this.#chosen.view(['token'], [1]), id: this.#read() };
+    return { ids: this.#ids, id: this.#read() };
   }
 
   [Symbol.dispose](): void {

@@ -4,7 +4,7 @@ import type { FloatDType, Recording, RowBatch, TensorHandle } from '@kv/sparse-c
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
 import type { HiddenRows, LayerRunner } from './layer-runner.js';
-import type { BatchEntry } from './model-batch.js';
+import type { BatchEntry, DeviceIds } from './model-batch.js';
 import type { Runner } from './runner.js';
 import type { LayerScratch, Scratch } from './scratch.js';
 
@@ -51,7 +51,8 @@ class DecodeStep implements Disposable {
   readonly #runner: Runner;
   readonly #layers: readonly LayerRunner[];
   readonly #input: StepTensors['input'];
-  readonly #ids: TensorHandle<'i32', readonly ['token']>;
+  /** Of each entry. */
+  readonly #ids: readonly DeviceIds[];
   readonly #rows: RowBatch;
   readonly #logits: Logits;
   readonly #recording: Recording;
@@ -63,7 +64,8 @@ class DecodeStep implements Disposable {
     this.#input = tensors.input.slice('value', 0, 3 * count);
     const part = <Axis extends string>(index: number, axis: Axis): TensorHandle<'i32', readonly [Axis]> =>
       tensors.input.slice('value', index * count, (index + 1) * count).view([axis], [count]);
-    this.#ids = part(0, 'token');
+    const ids = part(0, 'token');
+    this.#ids = Array.from({ length: count }, (_, index) => ids.slice('token', index, index + 1));
     this.#rows = {
       entries: [],
       rows: count,
@@ -79,7 +81,7 @@ class DecodeStep implements Disposable {
     const { stream, model } = runner;
     this.#recording = stream.record(() => {
       const rows: HiddenRows = { rows: this.#rows, hidden };
-      embedding(stream, { ids: this.#ids, table: model.weights.embedding, output: hidden });
+      embedding(stream, { ids, table: model.weights.embedding, output: hidden });
       for (const layer of layers) layer.enqueueDecode(rows, scratch);
       enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits });
     });
@@ -105,8 +107,9 @@ class DecodeStep implements Disposable {
       input[2 * count + index] = sequence.length;
     });
     stream.write(this.#input, input);
-    entries.forEach(({ ids }, index) => {
-      if ('dtype' in ids) stream.copy(ids, this.#ids.slice('token', index, index + 1));
+    this.#ids.forEach((target, index) => {
+      const ids = entries[index]?.ids;
+      if (ids !== undefined && 'dtype' in ids) stream.copy(ids, target);
     });
     stream.replay(this.#recording);
     for (const { store } of this.#layers) store.advance(rows);
