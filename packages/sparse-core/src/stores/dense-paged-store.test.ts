@@ -50,8 +50,8 @@ describeOnDevices('densePagedStore', ({ open }) => {
   it('answers a batch of sequences like each one alone, however their tokens arrived', async () => {
     const random = new Random(21);
     const factory = densePagedStore({ dtype: 'f32', blockTokens: 8 });
-    const [[one], [many]] = [factory.create(layers, capacity), factory.create(layers, capacity)];
-    if (one === undefined || many === undefined) throw new Error('a store for each layer was expected');
+    const caches = [factory.create(layers, capacity), factory.create(layers, capacity)] as const;
+    const [[one], [many]] = caches as unknown as [[KvStore], [KvStore]];
     const lengths = [13, 1, 40];
     for (const [slot, tokens] of lengths.entries()) {
       using keys = randomRows(device, random, tokens, kvHeads);
@@ -76,6 +76,7 @@ describeOnDevices('densePagedStore', ({ open }) => {
       );
     }
     expect(many.lengths(2)).toEqual([40, 40]);
+    for (const store of caches.flat()) store.dispose();
   });
 
   it('reports its true bytes and returns them on keep and release', () => {
@@ -103,7 +104,8 @@ describeOnDevices('densePagedStore', ({ open }) => {
 
   it('keeps exactly the selected tokens of each head', async () => {
     const random = new Random(23);
-    const [store, other] = densePagedStore({ dtype: 'f32', blockTokens: 4 }).create(layers, capacity) as [KvStore, KvStore];
+    const stores = densePagedStore({ dtype: 'f32', blockTokens: 4 }).create(layers, capacity);
+    const [store, other] = stores as [KvStore, KvStore];
     using keys = randomRows(device, random, 20, kvHeads);
     using values = randomRows(device, random, 20, kvHeads);
     append(device, stream, store, [{ slot: 0, position: 0, rows: 20 }], keys, values);
@@ -119,6 +121,7 @@ describeOnDevices('densePagedStore', ({ open }) => {
     }
     using query = randomRows(device, random, 1, queryHeads);
     expect(await decode(device, stream, store, query, [0])).toEqual(await decode(device, stream, other, query, [0]));
+    for (const each of stores) each.dispose();
   });
 
   it('copies a slot into an empty one, which then goes its own way', async () => {
@@ -148,10 +151,15 @@ describeOnDevices('densePagedStore', ({ open }) => {
   });
 
   it('refuses what does not fit, and changes nothing', async () => {
-    const [store] = densePagedStore({ blockTokens: 8 }).create(layers, { ...capacity, tokens: 64 }) as [KvStore];
+    const stores = densePagedStore({ blockTokens: 8 }).create(layers, { ...capacity, tokens: 64 });
+    const [store] = stores as [KvStore];
     const prepare = (slot: number, rows: number) => {
       const batch = createRowBatch(device, stream, [{ slot, position: 0, rows }]);
-      store.prepare(stream, batch);
+      try {
+        store.prepare(stream, batch);
+      } finally {
+        batch.dispose();
+      }
     };
     expect(() => prepare(0, 65)).toThrow(InvalidValueError);
     expect(() => prepare(3, 1)).toThrow(InvalidValueError);
@@ -161,6 +169,7 @@ describeOnDevices('densePagedStore', ({ open }) => {
     const { device: held } = store.bytes();
     expect(() => prepare(2, 64)).toThrow(OutOfMemoryError);
     expect(store.bytes().device).toBe(held);
+    for (const each of stores) each.dispose();
     await stream.synchronize();
   });
 
