@@ -6,7 +6,7 @@
 
 namespace kv {
 
-constexpr int kCheckThreads = 128;
+constexpr int kCheckThreads = 512;
 
 struct TableCheck {
   PagedBatch batch;

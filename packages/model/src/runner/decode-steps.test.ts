@@ -1,12 +1,10 @@
-import { setTimeout } from 'node:timers/promises';
-
 import { densePagedStore, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
 import type { KvStore, KvStoreFactory } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { needleModel } from '../test-support/paths.js';
 import { randomNumbers } from '../test-support/random-model.js';
-import { runBatch, withRunner } from '../test-support/run-model.js';
+import { liveBytes, runBatch, withRunner } from '../test-support/run-model.js';
 import { describeOnDevices } from '../test-support/test-devices.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner, RunnerOptions } from './runner.js';
@@ -167,9 +165,7 @@ describeOnDevices('a recorded step', (kind) => {
       const sequence = await read(runner, 100, 1);
       for (let step = 0; step < 8; step += 1) (await runner.step(answers([sequence], step))).dispose();
       runner.dispose();
-      const end = Date.now() + 10_000;
-      while (model.device.memory().live > before && Date.now() < end) await setTimeout(5);
-      expect(model.device.memory().live).toBe(before);
+      expect(await liveBytes(model.device, before)).toBe(before);
     });
   });
 });

@@ -11,7 +11,7 @@ import { describe, expect, it } from 'vitest';
 
 import { goldenModel, goldenModels, largestDifference, readGolden } from '../test-support/golden.js';
 import { randomModel, randomNumbers } from '../test-support/random-model.js';
-import { allLogits, runBatch, withRunner } from '../test-support/run-model.js';
+import { allLogits, liveBytes, runBatch, withRunner } from '../test-support/run-model.js';
 import { withDirectory } from '../test-support/safetensors-writer.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner } from './runner.js';
@@ -281,8 +281,7 @@ describe('a runner', () => {
       expect(runner.kvBytes.device).toBeGreaterThan(0);
       expect(model.device.memory().live).toBeGreaterThan(before);
       runner.dispose();
-      await model.device.defaultStream.synchronize();
-      expect(model.device.memory().live).toBe(before);
+      expect(await liveBytes(model.device, before)).toBe(before);
     });
   });
 
