@@ -32,7 +32,7 @@ struct Shape {
   static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumerWarpgroups);
   static constexpr int kTileRows = MixedWarpAttention<Element, kDim>::kRows * kConsumerWarps;
-  static constexpr int kStages = 6;
+  static constexpr int kStages = 6;  // blocks
   static constexpr int kWorkStages = 2;
 };
 
@@ -41,7 +41,7 @@ struct SharedStorage {
   MixedBlockStage<typename Shape::Element, Shape::kHeadDim> keys[Shape::kStages];
   MixedBlockStage<typename Shape::Element, Shape::kHeadDim> values[Shape::kStages];
   int kinds[Shape::kStages];  // 1 for sparse keys, 2 for sparse values
-  MixedPrefillTile work[Shape::kWorkStages];        // key_blocks < 0: no more work
+  MixedPrefillTile work[Shape::kWorkStages];  // key_blocks < 0: no more work
   MixedPrefillTile work_of_warp[Shape::kConsumerWarps];
   StageRing<Shape::kStages> block_ring;
   StageRing<Shape::kWorkStages> work_ring;
@@ -179,7 +179,7 @@ class Consumer {
         warp_row_((threadIdx.x - kWarpgroupThreads) / 32 * Attention::kRows) {}
 
   __device__ void run() {
-    // Kept where it is short of nothing: registers are.
+    // A copy for each warp, in shared memory: registers are short.
     MixedPrefillTile& tile = shared_.work_of_warp[warp_row_ / Attention::kRows];
     for (;;) {
       shared_.work_ring.wait_full(work_at_);
