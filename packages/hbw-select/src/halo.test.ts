@@ -2,6 +2,7 @@ import { InvalidValueError } from '@kv/sparse-core';
 import { describeOnDevices, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
+import { sharedCapacity } from './head-shares.js';
 import { halo, hbw } from './index.js';
 import { cachePrompt, openStore, randomPrompt } from './testing/prompt-cache.js';
 import type { Prompt } from './testing/prompt-cache.js';
@@ -45,14 +46,40 @@ describeOnDevices('halo', ({ open }) => {
     expect(narrow).toEqual([...range(98, 103), ...range(384, 400)]);
   });
 
-  it('gives each kv head its share of the capacity', async () => {
-    const prompt = randomPrompt(new Random(61), sizes);
-    const headShares = [[1.5, 0.255]];
-    for (const selector of [halo({ capacity: 100, headShares }), hbw({ keepRatio: 0.25, headShares, window: 16 })]) {
-      expect((await kept(selector, prompt)).map((head) => head.length)).toEqual([150, 25]);
+  it('moves budgets between kv heads in whole blocks, and keeps as many of all', async () => {
+    const prompt = randomPrompt(new Random(61), { ...sizes, tokens: 900 });
+    const counts = async (selector: ReturnType<typeof halo>) => (await kept(selector, prompt)).map((head) => head.length);
+    // Of eight blocks of 64 tokens a head, and one that is partly filled.
+    for (const make of [halo, hbw]) {
+      expect(await counts(make({ capacity: 510, window: 16, headShares: [[3, 1]] }))).toEqual([766, 254]);
     }
-    const [equal, other] = await kept(halo({ capacity: 100, headShares: [[1, 1]] }), prompt);
-    expect([equal, other]).toEqual(await kept(halo({ capacity: 100 }), prompt));
+    expect(await counts(halo({ capacity: 510, headShares: [[5, 5]] }))).toEqual([510, 510]);
+    // One block is a head's own.
+    expect(await counts(halo({ capacity: 128, headShares: [[1, 0.001]] }))).toEqual([192, 64]);
+    expect(await counts(halo({ capacity: 60, headShares: [[9, 1]] }))).toEqual([60, 60]);
+  });
+
+  it('keeps as many of all, in tokens and blocks, whatever the shares of the layers', () => {
+    const random = new Random(63);
+    for (let round = 0; round < 200; round++) {
+      const shares = Array.from({ length: random.integer(1, 9) }, () =>
+        Array.from({ length: 4 }, () => random.next() ** 3 + 1e-3),
+      );
+      const [capacity, block] = [random.integer(1, 3000), 64];
+      const each = shares.flatMap((heads, layer) =>
+        heads.map((_, kvHead) => sharedCapacity(shares, { layer, kvHead }, capacity, block)),
+      );
+      const sum = (numbers: number[]): number => numbers.reduce((total, number) => total + number, 0);
+      expect(sum(each)).toBe(capacity * each.length);
+      expect(sum(each.map((tokens) => Math.ceil(tokens / block)))).toBe(Math.ceil(capacity / block) * each.length);
+      expect(Math.min(...each)).toBeGreaterThanOrEqual(Math.min(capacity, 1));
+      const order = shares.flat();
+      each.forEach((tokens, head) => {
+        each.forEach((other, another) => {
+          if ((order[head] ?? 0) > (order[another] ?? 0)) expect(tokens).toBeGreaterThanOrEqual(other);
+        });
+      });
+    }
   });
 
   it('wants a positive share for every kv head', async () => {

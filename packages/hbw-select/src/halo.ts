@@ -9,7 +9,7 @@ export interface HaloSettings {
   readonly window?: number;
   /** Tokens around a token that the window looks at, itself included, that are as good as it is; odd. Default: 25. */
   readonly haloTokens?: number;
-  /** What each kv head keeps, as a multiple of the capacity, `[layer][kvHead]`. Default: 1 for all. */
+  /** How the kv heads of all layers share the capacity, in whole blocks of the store. Default: equally. */
   readonly headShares?: HeadShares;
   /** Share of its capacity that every kv head of a layer has for itself. Default: 1, all heads keep as many. */
   readonly headFloor?: number;

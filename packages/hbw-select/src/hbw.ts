@@ -1,12 +1,12 @@
 import { CapabilityError } from '@kv/sparse-core';
-import type { KvSelector, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
+import type { KvSelector, KvStore, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
 import { enqueueSelection } from './enqueue-selection.js';
 import { expectChoice, expectPositive, expectThat } from './expect.js';
 import { moveBudgets } from './head-budgets.js';
-import { expectHeadShares, headShare } from './head-shares.js';
+import { expectHeadShares, sharedCapacity } from './head-shares.js';
 import type { HeadShares } from './head-shares.js';
 import { groupReductions, observationScores, scoreDomains } from './operations/observation-scores.js';
 import type { GroupReduction, ScoreDomain } from './operations/observation-scores.js';
@@ -20,7 +20,7 @@ export interface HbwSettings extends SelectTokensOptions {
   readonly window?: number;
   /** Whether the capacity counts the window's tokens. Default: true. */
   readonly windowInCapacity?: boolean;
-  /** What each kv head keeps, as a multiple of the capacity, `[layer][kvHead]`. Default: 1 for all. */
+  /** How the kv heads of all layers share the capacity, in whole blocks of the store. Default: equally. */
   readonly headShares?: HeadShares | undefined;
   /** Tokens of a block. Default: `max(1, floor(capacity / 32))`. */
   readonly blockTokens?: number | undefined;
@@ -60,9 +60,12 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
   expectSelectOptions(options);
   if (headShares !== undefined) expectHeadShares(headShares);
 
-  const rowOf = (layer: number, kvHead: number, length: number, queries: number): SelectTokensRow => {
+  const rowOf = (store: KvStore, kvHead: number, length: number, queries: number): SelectTokensRow => {
+    const layer = store.layer.index;
     const windowTokens = Math.min(length, queries);
-    const total = Math.max(1, Math.floor(capacity(layer, length) * headShare(headShares, layer, kvHead)));
+    const equal = capacity(layer, length);
+    const storeBlock = store.denseBlocks()?.keys.shape[1] ?? 1;
+    const total = headShares === undefined ? equal : sharedCapacity(headShares, { layer, kvHead }, equal, storeBlock);
     return {
       prefixTokens: length - windowTokens,
       windowTokens,
@@ -76,9 +79,8 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
     observationWindow: window,
     select(stream, call) {
       const { store, slot, lastQueries } = call;
-      const { index } = store.layer;
       const [queries] = lastQueries.shape;
-      const rows = store.lengths(slot).map((length, kvHead) => rowOf(index, kvHead, length, queries));
+      const rows = store.lengths(slot).map((length, kvHead) => rowOf(store, kvHead, length, queries));
       if (rows.every((row) => keptTokens(row) === row.prefixTokens + row.windowTokens)) return undefined;
       if (headFloor < 1) return selectWithMovedBudgets(stream, call, rows);
       using scores = score(stream, call, rows, { domain: scoreDomain, groupReduction });

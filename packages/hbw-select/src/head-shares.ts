@@ -3,8 +3,8 @@ import { InvalidValueError } from '@kv/sparse-core';
 import { expectThat } from './expect.js';
 
 /**
- * What each kv head keeps, as a multiple of the capacity, `[layer][kvHead]`. Heads that look far back deserve more
- * than heads that look at what is near; shares whose mean is 1 move budgets between heads without adding to them.
+ * How much of the whole budget each kv head gets, `[layer][kvHead]`, in any unit: heads that look far back deserve
+ * more than heads that look at what is near.
  */
 export type HeadShares = readonly (readonly number[])[];
 
@@ -13,14 +13,48 @@ export function expectHeadShares(shares: HeadShares): void {
   for (const share of shares.flat()) expectThat(share > 0 && share < Infinity, 'headShares', share, 'positive');
 }
 
-/** @throws InvalidValueError when the kv head has no share */
-export function headShare(shares: HeadShares | undefined, layer: number, kvHead: number): number {
-  if (shares === undefined) return 1;
-  const share = shares[layer]?.[kvHead];
-  if (share !== undefined) return share;
-  throw new InvalidValueError(`headShares has none for kv head ${kvHead} of layer ${layer}; give one for each.`, {
-    subject: 'headShares',
-    given: shares.map((layerShares) => layerShares.length),
-    wanted: [layer + 1, kvHead + 1],
-  });
+/**
+ * The tokens that a kv head keeps when the heads of all layers share what an equal split gives each. Budgets move in
+ * whole blocks of the store and each head has one at least, so that the sum stays the same in tokens and in bytes.
+ * @param capacity tokens of a head in an equal split
+ * @param storeBlock tokens of a block of the store
+ * @throws InvalidValueError when the kv head has no share
+ */
+export function sharedCapacity(
+  shares: HeadShares,
+  { layer, kvHead }: { readonly layer: number; readonly kvHead: number },
+  capacity: number,
+  storeBlock: number,
+): number {
+  if (shares[layer]?.[kvHead] === undefined) {
+    throw new InvalidValueError(`headShares has none for kv head ${kvHead} of layer ${layer}; give one for each.`, {
+      subject: 'headShares',
+      given: shares.map((heads) => heads.length),
+      wanted: [layer + 1, kvHead + 1],
+    });
+  }
+  const all = shares.flat();
+  const blocks = Math.ceil(capacity / storeBlock);
+  const own = apportion(all, blocks * all.length)[shares.slice(0, layer).flat().length + kvHead] ?? blocks;
+  return capacity + (own - blocks) * storeBlock;
+}
+
+/** Divides `blocks` by shares, at least one each, the largest remainders rounded up. */
+function apportion(shares: readonly number[], blocks: number): number[] {
+  const total = sum(shares);
+  const beyondFirst = shares.map((share) => Math.max(0, (share / total) * blocks - 1));
+  const scale = (blocks - shares.length) / Math.max(sum(beyondFirst), Number.MIN_VALUE);
+  const ideal = beyondFirst.map((more) => 1 + more * scale);
+  const given = ideal.map(Math.floor);
+  const order = [...shares.keys()].sort((one, other) => remainder(ideal, other) - remainder(ideal, one) || one - other);
+  for (const head of order.slice(0, blocks - sum(given))) given[head] = (given[head] ?? 0) + 1;
+  return given;
+}
+
+function remainder(numbers: readonly number[], index: number): number {
+  return (numbers[index] ?? 0) % 1;
+}
+
+function sum(numbers: readonly number[]): number {
+  return numbers.reduce((total, number) => total + number, 0);
 }
