@@ -11,4 +11,15 @@ namespace kv {
 Status check_tables_cuda(const MixedAttentionArguments& arguments, const CheckedTables& tables,
                          ExecutionContext& context);
 
+// A cache without sparse blocks as the kernels of a paged cache take it. Index maps count blocks from 1: they are plain
+// tables of pools that begin one block earlier, whose block 0 nobody reads.
+inline PagedAttentionArguments as_plain_cache(const MixedAttentionArguments& mixed) {
+  PagedAttentionArguments plain = mixed;
+  const int64_t block_bytes = mixed.block_stride * 2;
+  plain.keys = static_cast<const char*>(mixed.keys) - block_bytes;
+  plain.values = static_cast<const char*>(mixed.values) - block_bytes;
+  plain.block_count += 1;
+  return plain;
+}
+
 }  // namespace kv

@@ -16,4 +16,14 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
       : "memory");
 }
 
+// As above, with a policy of the second-level cache.
+__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
+                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 }  // namespace kv::ptx

@@ -19,6 +19,16 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, 
       : "memory");
 }
 
+// As above, with a policy of the second-level cache.
+__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier,
+                                   uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

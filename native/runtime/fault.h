@@ -20,6 +20,7 @@ enum class FaultCode : int32_t {
   unordered_logit,
   no_finite_logit,
   recent_outside,
+  pruning_out_of_range,
 };
 
 struct Fault {
@@ -54,6 +55,9 @@ inline std::string describe(const Fault& fault) {
       return row + "every logit is -infinity; leave at least one token possible";
     case FaultCode::recent_outside:
       return row + "recent token " + value + " is not one of the " + std::to_string(fault.limit) + " of the model";
+    case FaultCode::pruning_out_of_range:
+      return "pruning " + row + "asks for " + value + " of " + std::to_string(fault.limit) +
+             ", or for a range, ids or freed blocks that do not fit them";
     default:
       return "";
   }

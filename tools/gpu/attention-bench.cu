@@ -134,7 +134,7 @@ int run_case(const Case& test, std::mt19937& random) {
   DeviceBuffer<unsigned char> workspace(memory.workspace_bytes, 0x5a);
   // Twice: the second launch finds what the first one left in counters and workspace.
   for (int launch = 0; launch < 2; ++launch) {
-    check(test.decode   ? kv::cuda::decode_attention(arguments, counters.get(), workspace.get(), nullptr)
+    check(test.decode   ? kv::cuda::decode_attention(arguments, arguments.block_table, counters.get(), workspace.get(), nullptr)
           : test.ampere ? kv::sm80::prefill_attention(arguments, arguments.block_table, nullptr)
                         : kv::sm90a::prefill_attention(arguments, arguments.block_table, workspace.get(), nullptr));
   }
@@ -263,7 +263,7 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   arguments.scale = scale;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   const kv::Status status =
-      kernel == 1   ? kv::cuda::decode_attention(arguments, pointers[10], pointers[9], cuda_stream)
+      kernel == 1   ? kv::cuda::decode_attention(arguments, arguments.block_table, pointers[10], pointers[9], cuda_stream)
       : kernel == 2 ? kv::sm80::prefill_attention(arguments, arguments.block_table, cuda_stream)
                     : kv::sm90a::prefill_attention(arguments, arguments.block_table, pointers[9], cuda_stream);
   if (!status.ok()) std::printf("%s\n", status.message.c_str());

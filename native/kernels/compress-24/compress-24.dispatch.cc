@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 namespace {
@@ -51,13 +52,12 @@ Status validate(const Compress24Arguments& a, int32_t index) {
 }  // namespace
 
 KV_CPU_KERNEL(compress_24, Compress24Arguments)
+KV_CUDA_KERNEL(compress_24, Compress24Arguments)
 
 Status compress_24(const Compress24Arguments& arguments, ExecutionContext& context) {
   Status status = validate_block_format(arguments.dtype, arguments.head_dim);
   if (!status.ok()) return status;
-  if (context.device == DeviceKind::cuda) {
-    return Status::failure(StatusCode::capability, "there is no CUDA kernel for it yet; use the CPU");
-  }
+  if (context.device == DeviceKind::cuda) return compress_24_cuda(arguments, context);
   for (int32_t p = 0; p < arguments.pruning_count; ++p) {
     status = validate(arguments, p);
     if (!status.ok()) return status;

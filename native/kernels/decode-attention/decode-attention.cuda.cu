@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/attention-tensor-cores.h"
+#include "kernels/decode-attention/decode-attention-merge.h"
 #include "kernels/decode-attention/decode-attention-split.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
 #include "kernels/warp-attention.h"
@@ -28,13 +29,8 @@ constexpr int kBlocksPerMultiprocessor = 2;
 
 using Entries = DecodeEntries<kUnitTokens, kPackRows>;
 
-// Unnormalised output of some of an entry's keys: weights are exp2(score - reference).
 template <int kHeadDim>
-struct Partial {
-  float reference[kPackRows];
-  float sum[kPackRows];
-  float output[kPackRows][kHeadDim];
-};
+using Partial = DecodePartial<kPackRows, kHeadDim>;
 
 // Of a warp's ring. More of them only make the memory's queues longer.
 template <int kHeadDim>
@@ -60,8 +56,9 @@ struct SharedStorage {
 
 struct Parameters {
   PagedAttentionArguments arguments;
-  unsigned* arrivals;  // [entry], blocks that have written their partial; 0 before and after
-  void* partials;      // [span + entry]: no two segments share this sum, and an entry's are neighbours
+  const int32_t* value_table;
+  unsigned* arrivals;
+  void* partials;
 };
 
 // ---- Streaming: one warp's tokens of a segment. ----
@@ -70,16 +67,17 @@ template <typename Element, int kHeadDim>
 class WarpStream {
  public:
   __device__ WarpStream(const PagedAttentionArguments& arguments,
-                        Stage<Element, kHeadDim> (&ring)[kStages<kHeadDim>], const int32_t* table,
-                        int key_count, int first_unit, int end_unit)
+                        Stage<Element, kHeadDim> (&ring)[kStages<kHeadDim>], const int32_t* key_table,
+                        const int32_t* value_table, int key_count, int first_unit, int end_unit)
       : arguments_(arguments),
         ring_(ring),
-        table_(table),
+        key_table_(key_table),
+        value_table_(value_table),
         key_count_(key_count),
         lane_(threadIdx.x % 32),
         next_token_(first_unit * kUnitTokens + threadIdx.x / 32 * kStepTokens),
         end_token_(end_unit * kUnitTokens) {
-    next_block_ = look_up();
+    look_up();
     for (int stage = 0; stage < kStages<kHeadDim> - 1; ++stage) request();
   }
 
@@ -97,18 +95,22 @@ class WarpStream {
   static constexpr int kChunks = kHeadDim / 8;
   static constexpr int kRowsAtOnce = 32 / kChunks;
 
-  __device__ int look_up() const {
-    return next_token_ < min(key_count_, end_token_) ? table_[next_token_ / arguments_.block_tokens] : 0;
+  __device__ void look_up() {
+    if (next_token_ >= min(key_count_, end_token_)) return;
+    const int entry = next_token_ / arguments_.block_tokens;
+    next_key_block_ = key_table_[entry];
+    next_value_block_ = value_table_[entry];
   }
 
   __device__ void request() {
     if (next_token_ < end_token_) {
       const int chunk = lane_ % kChunks;
-      const int64_t start = int64_t{next_block_} * arguments_.block_stride +
-                            int64_t{next_token_ % arguments_.block_tokens} * arguments_.token_stride +
-                            chunk * 8;
-      const Element* keys = static_cast<const Element*>(arguments_.keys) + start;
-      const Element* values = static_cast<const Element*>(arguments_.values) + start;
+      const int64_t in_block =
+          int64_t{next_token_ % arguments_.block_tokens} * arguments_.token_stride + chunk * 8;
+      const Element* keys =
+          static_cast<const Element*>(arguments_.keys) + next_key_block_ * arguments_.block_stride + in_block;
+      const Element* values =
+          static_cast<const Element*>(arguments_.values) + next_value_block_ * arguments_.block_stride + in_block;
       Stage<Element, kHeadDim>& stage = ring_[write_stage_];
 #pragma unroll
       for (int i = 0; i < kStepTokens; i += kRowsAtOnce) {
@@ -119,7 +121,7 @@ class WarpStream {
         ptx::async_copy_16(swizzled_chunk(stage.values, row, chunk), values + offset, present, policy_);
       }
       next_token_ += kUnitTokens;
-      next_block_ = look_up();
+      look_up();
     }
     ptx::async_copy_commit();
     write_stage_ = write_stage_ + 1 == kStages<kHeadDim> ? 0 : write_stage_ + 1;
@@ -127,95 +129,18 @@ class WarpStream {
 
   const PagedAttentionArguments& arguments_;
   Stage<Element, kHeadDim> (&ring_)[kStages<kHeadDim>];
-  const int32_t* table_;
+  const int32_t* key_table_;
+  const int32_t* value_table_;
   const int key_count_;
   const int lane_;
   const uint64_t policy_ = ptx::evict_first_policy();
   int next_token_;
   const int end_token_;
-  int next_block_;
+  int next_key_block_ = 0;
+  int next_value_block_ = 0;
   int write_stage_ = 0;
   int read_stage_ = 0;
 };
-
-// ---- Merging partials. ----
-
-// Four neighbouring dims of one row.
-class Merged {
- public:
-  template <int kHeadDim>
-  __device__ void add(const Partial<kHeadDim>& partial, int row, int dim) {
-    const float other = partial.reference[row];
-    const float4 output = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
-    const float reference = fmaxf(reference_, other);
-    const float offset = reference == -INFINITY ? 0.0f : reference;
-    const float own_factor = ptx::exp2_approximate(reference_ - offset);
-    const float other_factor = ptx::exp2_approximate(other - offset);
-    sum_ = sum_ * own_factor + partial.sum[row] * other_factor;
-    output_.x = output_.x * own_factor + output.x * other_factor;
-    output_.y = output_.y * own_factor + output.y * other_factor;
-    output_.z = output_.z * own_factor + output.z * other_factor;
-    output_.w = output_.w * own_factor + output.w * other_factor;
-    reference_ = reference;
-  }
-
-  template <int kHeadDim>
-  __device__ void write(Partial<kHeadDim>& partial, int row, int dim) const {
-    *reinterpret_cast<float4*>(&partial.output[row][dim]) = output_;
-    if (dim == 0) {
-      partial.reference[row] = reference_;
-      partial.sum[row] = sum_;
-    }
-  }
-
-  template <typename Element>
-  __device__ void write_mean(Element* output) const {
-    const float normalizer = OnlineSoftmax::normalizer(sum_);
-    *reinterpret_cast<uint2*>(output) =
-        make_uint2(ptx::pack<Element>(output_.x * normalizer, output_.y * normalizer),
-                   ptx::pack<Element>(output_.z * normalizer, output_.w * normalizer));
-  }
-
-  __device__ float log_sum_exp() const { return OnlineSoftmax::log_sum_exp(reference_, sum_); }
-
- private:
-  float reference_ = -INFINITY;
-  float sum_ = 0.0f;
-  float4 output_ = {0.0f, 0.0f, 0.0f, 0.0f};
-};
-
-// Each warp merges every kWarps-th of the partials into its own.
-template <int kHeadDim>
-__device__ void merge_blocks(const Partial<kHeadDim>* partials, int count, int rows,
-                             Partial<kHeadDim>& destination) {
-  constexpr int kRowsAtOnce = 4;
-  const int dim = threadIdx.x % 32 * 4;
-  if (dim >= kHeadDim) return;
-  for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce) {
-    Merged merged[kRowsAtOnce];
-#pragma unroll 4
-    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row)
-        merged[row].add(partials[i], min(first_row + row, rows - 1), dim);
-    }
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row)
-      merged[row].write(destination, min(first_row + row, rows - 1), dim);
-  }
-}
-
-// Calls use(merged, row, dim) with what the warps' partials add up to.
-template <int kHeadDim, typename Use>
-__device__ void merge_warps(const Partial<kHeadDim> (&partials)[kWarps], int rows, const Use& use) {
-  for (int i = threadIdx.x; i < rows * kHeadDim / 4; i += kThreads) {
-    const int row = i / (kHeadDim / 4);
-    const int dim = i % (kHeadDim / 4) * 4;
-    Merged merged;
-    for (const Partial<kHeadDim>& partial : partials) merged.add(partial, row, dim);
-    use(merged, row, dim);
-  }
-}
 
 // ---- A block: works through the segments of its span. ----
 
@@ -238,15 +163,21 @@ class Block {
     find_entry(unit);
     DecodeEntry entry = shared_.entry;
     int64_t entry_begin = shared_.first_unit_of_entry;
+    const auto partial_of = [partials = shared_.partials](int warp) -> Partial<kHeadDim>& { return partials[warp]; };
+    DecodeResults<Element, kPackRows, kHeadDim, kWarps, Entries, decltype(partial_of)> results(
+        arguments_, entries_, partial_of, parameters_.arrivals, parameters_.partials, shared_.finishes_entry);
     for (;;) {
       const int64_t entry_end = entry_begin + entries_.units(entry.cache_head);
       const int64_t segment_end = min(entry_end, end);
       stream_segment(entry, static_cast<int>(unit - entry_begin),
                      static_cast<int>(segment_end - entry_begin));
       if (unit == entry_begin && segment_end == entry_end) {
-        write_output(entry);
+        results.write_output(entry);
       } else {
-        contribute(entry, entry_begin, entry_end);
+        // No two segments share the sum of span and entry.
+        const int first_span = spans_.span_of(entry_begin);
+        results.contribute(entry, span + entry.index, first_span + entry.index,
+                           spans_.span_of(entry_end - 1) - first_span + 1);
       }
       if (segment_end == end) break;
       __syncthreads();  // the partials give way to the ring
@@ -308,9 +239,9 @@ class Block {
   // Leaves each warp's partial of these units in shared memory.
   __device__ void stream_segment(const DecodeEntry& entry, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
-    const int32_t* table =
-        arguments_.block_table + entries_.table_row(entry.cache_head) * arguments_.table_width;
-    WarpStream<Element, kHeadDim> stream(arguments_, shared_.ring[warp], table,
+    const int64_t row_start = entries_.table_row(entry.cache_head) * arguments_.table_width;
+    WarpStream<Element, kHeadDim> stream(arguments_, shared_.ring[warp], arguments_.block_table + row_start,
+                                         parameters_.value_table + row_start,
                                          entries_.key_count(entry.cache_head), first_unit, end_unit);
     WarpAttention<Element, kHeadDim, kStepTokens> attention(arguments_.scale);
     set_rows(entry, attention);
@@ -361,42 +292,6 @@ class Block {
     }
   }
 
-  // Publishes the block's partial of an entry that other blocks work on too; the last to do so merges them.
-  __device__ void contribute(const DecodeEntry& entry, int64_t entry_begin, int64_t entry_end) {
-    auto* partials = static_cast<Partial<kHeadDim>*>(parameters_.partials) + entry.index;
-    const int rows = entries_.rows(entry);
-    merge_warps(shared_.partials, rows, [&](const Merged& merged, int row, int dim) {
-      merged.write(partials[blockIdx.x], row, dim);
-    });
-    const int first_span = spans_.span_of(entry_begin);
-    const int contributions = spans_.span_of(entry_end - 1) - first_span + 1;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const unsigned arrived = atomicAdd(&parameters_.arrivals[entry.index], 1u) + 1;
-      shared_.finishes_entry = arrived == static_cast<unsigned>(contributions);
-      if (shared_.finishes_entry) parameters_.arrivals[entry.index] = 0;
-    }
-    __syncthreads();
-    if (!shared_.finishes_entry) return;
-    __threadfence();
-    merge_blocks(&partials[first_span], contributions, rows, shared_.partials[threadIdx.x / 32]);
-    __syncthreads();
-    write_output(entry);
-  }
-
-  __device__ void write_output(const DecodeEntry& entry) {
-    merge_warps(shared_.partials, entries_.rows(entry), [&](const Merged& merged, int row, int dim) {
-      const int64_t token = entries_.token(entry, row);
-      const int head = entries_.query_head(entry, row);
-      merged.write_mean(static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
-                        head * arguments_.output_head_stride + dim);
-      if (arguments_.log_sum_exp != nullptr && dim == 0) {
-        arguments_.log_sum_exp[token * arguments_.query_heads + head] = merged.log_sum_exp();
-      }
-    });
-  }
-
   const Parameters& parameters_;
   const PagedAttentionArguments& arguments_;
   SharedStorage<Element, kHeadDim>& shared_;
@@ -435,9 +330,7 @@ size_t count_entries(const PagedAttentionArguments& arguments) {
 }
 
 template <typename Element, int kHeadDim>
-Status launch(const PagedAttentionArguments& arguments, void* counters, void* workspace,
-              cudaStream_t stream) {
-  const Parameters parameters{arguments, static_cast<unsigned*>(counters), workspace};
+Status launch(const Parameters& parameters, cudaStream_t stream) {
   int blocks = 0;
   cudaError_t error = count_blocks(&blocks);
   const auto kernel = decode_attention_kernel<Element, kHeadDim>;
@@ -451,10 +344,9 @@ Status launch(const PagedAttentionArguments& arguments, void* counters, void* wo
 }
 
 template <typename Element>
-Status launch_for_head_dim(const PagedAttentionArguments& arguments, void* counters, void* workspace,
-                           cudaStream_t stream) {
-  return arguments.head_dim == 64 ? launch<Element, 64>(arguments, counters, workspace, stream)
-                                  : launch<Element, 128>(arguments, counters, workspace, stream);
+Status launch_for_head_dim(const Parameters& parameters, cudaStream_t stream) {
+  return parameters.arguments.head_dim == 64 ? launch<Element, 64>(parameters, stream)
+                                             : launch<Element, 128>(parameters, stream);
 }
 
 }  // namespace
@@ -467,16 +359,16 @@ Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeA
   return status;
 }
 
-Status decode_attention(const PagedAttentionArguments& arguments, void* counters, void* workspace,
-                        cudaStream_t stream) {
+Status decode_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* counters,
+                        void* workspace, cudaStream_t stream) {
   if (!fits_tensor_cores(arguments, kDecodeBlockMultiple)) {
     return Status::failure(StatusCode::capability,
                            "these tensors do not fit the tensor-core decode attention");
   }
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
-  return arguments.cache_dtype == DType::f16
-             ? launch_for_head_dim<__half>(arguments, counters, workspace, stream)
-             : launch_for_head_dim<__nv_bfloat16>(arguments, counters, workspace, stream);
+  const Parameters parameters{arguments, value_table, static_cast<unsigned*>(counters), workspace};
+  return arguments.cache_dtype == DType::f16 ? launch_for_head_dim<__half>(parameters, stream)
+                                             : launch_for_head_dim<__nv_bfloat16>(parameters, stream);
 }
 
 }  // namespace kv::cuda

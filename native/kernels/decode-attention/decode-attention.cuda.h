@@ -22,10 +22,11 @@ struct DecodeAttentionMemory {
 };
 Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeAttentionMemory* memory);
 
-// Made for few queries in each batch entry. Takes what fits_tensor_cores(arguments, kDecodeBlockMultiple)
+// The arguments' block table names the blocks of keys, `value_table`, of the same shape and often the same, those of
+// values. Made for few queries in each batch entry. Takes what fits_tensor_cores(arguments, kDecodeBlockMultiple)
 // accepts; refuses the rest (capability).
-Status decode_attention(const PagedAttentionArguments& arguments, void* counters, void* workspace,
-                        cudaStream_t stream);
+Status decode_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* counters,
+                        void* workspace, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace kv

@@ -13,17 +13,6 @@ namespace kv {
 // same time need one each.
 constexpr size_t kMixedPrefillWorkspaceBytes = 16;
 
-// A cache without sparse blocks as prefill_attention takes it. Index maps count blocks from 1: they are plain tables of
-// pools that begin one block earlier, whose block 0 nobody reads.
-inline PagedAttentionArguments as_plain_cache(const MixedAttentionArguments& mixed) {
-  PagedAttentionArguments plain = mixed;
-  const int64_t block_bytes = mixed.block_stride * 2;
-  plain.keys = static_cast<const char*>(mixed.keys) - block_bytes;
-  plain.values = static_cast<const char*>(mixed.values) - block_bytes;
-  plain.block_count += 1;
-  return plain;
-}
-
 namespace sm90a {
 
 Status mixed_prefill_attention(const MixedAttentionArguments& arguments, void* workspace, cudaStream_t stream);

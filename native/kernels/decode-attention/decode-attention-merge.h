@@ -1,0 +1,165 @@
+// How decode attention adds up what warps and blocks computed over different keys of an entry. Device code.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/decode-attention/decode-attention-split.h"
+#include "kernels/online-softmax.h"
+#include "kernels/paged-attention.h"
+#include "ptx/arithmetic.h"
+
+namespace kv {
+
+// Unnormalised output of some of an entry's keys: weights are exp2(score - reference).
+template <int kRows, int kHeadDim>
+struct DecodePartial {
+  float reference[kRows];
+  float sum[kRows];
+  float output[kRows][kHeadDim];
+};
+
+// Four neighbouring dims of one row.
+class MergedPartial {
+ public:
+  template <int kRows, int kHeadDim>
+  __device__ void add(const DecodePartial<kRows, kHeadDim>& partial, int row, int dim) {
+    const float other = partial.reference[row];
+    const float4 output = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
+    const float reference = fmaxf(reference_, other);
+    const float offset = reference == -INFINITY ? 0.0f : reference;
+    const float own_factor = ptx::exp2_approximate(reference_ - offset);
+    const float other_factor = ptx::exp2_approximate(other - offset);
+    sum_ = sum_ * own_factor + partial.sum[row] * other_factor;
+    output_.x = output_.x * own_factor + output.x * other_factor;
+    output_.y = output_.y * own_factor + output.y * other_factor;
+    output_.z = output_.z * own_factor + output.z * other_factor;
+    output_.w = output_.w * own_factor + output.w * other_factor;
+    reference_ = reference;
+  }
+
+  template <int kRows, int kHeadDim>
+  __device__ void write(DecodePartial<kRows, kHeadDim>& partial, int row, int dim) const {
+    *reinterpret_cast<float4*>(&partial.output[row][dim]) = output_;
+    if (dim == 0) {
+      partial.reference[row] = reference_;
+      partial.sum[row] = sum_;
+    }
+  }
+
+  template <typename Element>
+  __device__ void write_mean(Element* output) const {
+    const float normalizer = OnlineSoftmax::normalizer(sum_);
+    *reinterpret_cast<uint2*>(output) =
+        make_uint2(ptx::pack<Element>(output_.x * normalizer, output_.y * normalizer),
+                   ptx::pack<Element>(output_.z * normalizer, output_.w * normalizer));
+  }
+
+  __device__ float log_sum_exp() const { return OnlineSoftmax::log_sum_exp(reference_, sum_); }
+
+ private:
+  float reference_ = -INFINITY;
+  float sum_ = 0.0f;
+  float4 output_ = {0.0f, 0.0f, 0.0f, 0.0f};
+};
+
+// Each of kWarps warps merges every kWarps-th of the partials into its own.
+template <int kWarps, int kRows, int kHeadDim>
+__device__ void merge_blocks(const DecodePartial<kRows, kHeadDim>* partials, int count, int rows,
+                             DecodePartial<kRows, kHeadDim>& destination) {
+  constexpr int kRowsAtOnce = 4;
+  const int dim = threadIdx.x % 32 * 4;
+  if (dim >= kHeadDim) return;
+  for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce) {
+    MergedPartial merged[kRowsAtOnce];
+#pragma unroll 4
+    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row)
+        merged[row].add(partials[i], min(first_row + row, rows - 1), dim);
+    }
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row)
+      merged[row].write(destination, min(first_row + row, rows - 1), dim);
+  }
+}
+
+// Calls use(merged, row, dim) with what the warps' partials, partial_of(warp), add up to.
+template <int kWarps, int kHeadDim, typename PartialOf, typename Use>
+__device__ void merge_warps(int rows, const PartialOf& partial_of, const Use& use) {
+  for (int i = threadIdx.x; i < rows * kHeadDim / 4; i += 32 * kWarps) {
+    const int row = i / (kHeadDim / 4);
+    const int dim = i % (kHeadDim / 4) * 4;
+    MergedPartial merged;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) merged.add(partial_of(warp), row, dim);
+    use(merged, row, dim);
+  }
+}
+
+// Turns the partials of a block's warps, partial_of(warp), into results. All threads of a block call it.
+template <typename Element, int kRows, int kHeadDim, int kWarps, typename Entries, typename PartialOf>
+class DecodeResults {
+ public:
+  using Partial = DecodePartial<kRows, kHeadDim>;
+
+  // arrivals: [entry], blocks that have written their partial, 0 before and after. partials: an entry's are neighbours.
+  // `finishes`: in shared memory.
+  __device__ DecodeResults(const PagedAttentionArguments& arguments, const Entries& entries, const PartialOf& partial_of,
+                           unsigned* arrivals, void* partials, bool& finishes)
+      : arguments_(arguments),
+        entries_(entries),
+        partial_of_(partial_of),
+        arrivals_(arrivals),
+        partials_(static_cast<Partial*>(partials)),
+        finishes_(finishes) {}
+
+  // Of an entry that is this block's alone.
+  __device__ void write_output(const DecodeEntry& entry) {
+    merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
+      const int64_t token = entries_.token(entry, row);
+      const int head = entries_.query_head(entry, row);
+      merged.write_mean(static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
+                        head * arguments_.output_head_stride + dim);
+      if (arguments_.log_sum_exp != nullptr && dim == 0) {
+        arguments_.log_sum_exp[token * arguments_.query_heads + head] = merged.log_sum_exp();
+      }
+    });
+  }
+
+  // Of an entry that has several partials, `count` from `first`; of them this block computed `own`. The last block to
+  // come merges them.
+  __device__ void contribute(const DecodeEntry& entry, int64_t own, int64_t first, int count) {
+    merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
+      merged.write(partials_[own], row, dim);
+    });
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const unsigned arrived = atomicAdd(&arrivals_[entry.index], 1u) + 1;
+      finishes_ = arrived == static_cast<unsigned>(count);
+      if (finishes_) arrivals_[entry.index] = 0;
+    }
+    __syncthreads();
+    if (!finishes_) return;
+    __threadfence();
+    merge_blocks<kWarps>(&partials_[first], count, entries_.rows(entry), partial_of_(threadIdx.x / 32));
+    __syncthreads();
+    write_output(entry);
+  }
+
+ private:
+  template <typename Use>
+  __device__ void merge_own_warps(const DecodeEntry& entry, const Use& use) {
+    merge_warps<kWarps, kHeadDim>(entries_.rows(entry), partial_of_, use);
+  }
+
+  const PagedAttentionArguments& arguments_;
+  const Entries entries_;
+  const PartialOf partial_of_;
+  unsigned* arrivals_;
+  Partial* partials_;
+  bool& finishes_;
+};
+
+}  // namespace kv

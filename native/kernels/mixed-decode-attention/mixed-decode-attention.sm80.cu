@@ -1,0 +1,73 @@
+// Mixed decode attention whose pieces are brought by the lanes of each warp.
+#include "kernels/mixed-decode-attention/mixed-decode-attention-launch.h"
+#include "ptx/async-copy.h"
+
+namespace kv::sm80 {
+namespace {
+
+template <typename Element, int kHeadDim>
+class ThreadCopies {
+ public:
+  static constexpr int kWarps = 4;
+  // What the shared memory of compute capability 8.9 holds.
+  static constexpr int kBlocksPerMultiprocessor = 1;
+  static constexpr int kSlots = kHeadDim == 128 ? 2 : 4;
+
+  struct Maps {};
+  struct Shared {};
+
+  static Status describe(const MixedAttentionArguments&, Maps*) { return Status::success(); }
+
+  __device__ ThreadCopies(const MixedDecodeParameters<Maps>& parameters, Shared&)
+      : arguments_(parameters.arguments), lane_(threadIdx.x % 32) {}
+
+  __device__ void start_sparse(const SparseBlocks& blocks, int block, void* piece, RingPosition<kSlots>) {
+    constexpr int kNonZeroBytes = sparse_block_elements(kHeadDim) * sizeof(Element);
+    constexpr int kMetadataBytes = sparse_block_words(kHeadDim) * sizeof(uint32_t);
+    auto* to = static_cast<unsigned char*>(piece);
+    copy(to, static_cast<const unsigned char*>(blocks.non_zeros) + int64_t{block} * kNonZeroBytes, kNonZeroBytes);
+    copy(to + kNonZeroBytes, blocks.metadata + block * sparse_block_words(kHeadDim), kMetadataBytes);
+    ptx::async_copy_commit();
+  }
+
+  __device__ void start_dense_half(bool of_keys, int block, int half, MixedPiece<Element, kHeadDim>* piece,
+                                   RingPosition<kSlots>) {
+    const auto* from = static_cast<const Element*>(of_keys ? arguments_.keys : arguments_.values) +
+                       block * arguments_.block_stride + half * kMixedHalfTokens * arguments_.token_stride;
+    constexpr int kChunks = kHeadDim / 8;
+    for (int i = lane_; i < kMixedHalfTokens * kChunks; i += 32) {
+      ptx::async_copy_16(const_cast<Element*>(piece->dense_half.chunk(i / kChunks, i % kChunks)),
+                         from + i / kChunks * arguments_.token_stride + i % kChunks * 8, true);
+    }
+    ptx::async_copy_commit();
+  }
+
+  // Keeps the count of groups in step with that of pieces.
+  __device__ void start_nothing() { ptx::async_copy_commit(); }
+
+  __device__ void wait(RingPosition<kSlots>) {
+    ptx::async_copy_wait<kSlots - 1>();
+    __syncwarp();
+  }
+
+  __device__ void release_writes() {}
+
+ private:
+  __device__ void copy(unsigned char* to, const void* from, int bytes) {
+    for (int i = lane_ * 16; i < bytes; i += 32 * 16) {
+      ptx::async_copy_16(to + i, static_cast<const unsigned char*>(from) + i, true);
+    }
+  }
+
+  const MixedAttentionArguments& arguments_;
+  const int lane_;
+};
+
+}  // namespace
+
+Status mixed_decode_attention(const MixedAttentionArguments& arguments, void* counters, void* workspace,
+                              cudaStream_t stream) {
+  return launch_mixed_decode<ThreadCopies>(arguments, counters, workspace, stream);
+}
+
+}  // namespace kv::sm80
