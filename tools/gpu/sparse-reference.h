@@ -1,13 +1,36 @@
 // What compress-24 is checked against: one block at a time on the host, as mixed-blocks.h describes it.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/mixed-blocks.h"
 
 namespace {
+
+using Random = std::mt19937;
+
+int pick(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
+
+int report(bool passed, const std::string& name, const std::string& detail) {
+  std::printf("%s %-72s %s\n", passed ? "pass" : "FAIL", name.c_str(), detail.c_str());
+  return passed ? 0 : 1;
+}
+
+template <typename Element>
+uint16_t bits_of(float value) {
+  const Element element(value);
+  uint16_t bits;
+  std::memcpy(&bits, &element, 2);
+  return bits;
+}
 
 struct HostBlock {
   std::vector<uint16_t> non_zeros;

@@ -45,7 +45,8 @@ struct LargestTwo {
 
 __device__ inline KeptOf4 keep_largest(GroupOf4 group) {
   const LargestTwo largest{Magnitudes(group)};
-  return keep_places(group, largest.kept[0] ? 0 : largest.kept[1] ? 1 : 2, largest.kept[3] ? 3 : largest.kept[2] ? 2 : 1);
+  const auto& kept = largest.kept;
+  return keep_places(group, kept[0] ? 0 : kept[1] ? 1 : 2, kept[3] ? 3 : kept[2] ? 2 : 1);
 }
 
 // Keeps what the low four bits of `mask` say, of more than two the lowest; zeros stand at the lowest free places where

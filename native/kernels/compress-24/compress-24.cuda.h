@@ -30,8 +30,8 @@ Status enqueue_compress_24(const Compress24Arguments& arguments, void* workspace
 size_t pruning_plan_bytes(const Compress24Arguments& arguments);
 PruningPlan pruning_plan(const Compress24Arguments& arguments, void* memory);
 
-// Plans, and brings the map up to date for, the prunings of which every dense block becomes sparse, and those that have nothing to do; says which others
-// need losses. Reports prunings that lead outside, which then do nothing.
+// Plans the prunings of which every dense block becomes sparse, and those that have nothing to do, and writes the map;
+// says which others need losses. Reports prunings that lead outside, which then do nothing.
 Status plan_whole_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, FaultSink faults,
                            cudaStream_t stream);
 Status compute_pruning_losses(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream);

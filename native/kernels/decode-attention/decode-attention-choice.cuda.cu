@@ -26,7 +26,8 @@ Status decode_attention_cuda(const PagedAttentionArguments& given, ExecutionCont
   if (!status.ok()) return status;
   const PagedAttentionArguments arguments = with_tables(given, tables);
   if (!fits) return attention_any_cuda(arguments, context);
-  return cuda::decode_attention(arguments, arguments.block_table, counters, workspace + tables_bytes, stream_of(context));
+  return cuda::decode_attention(arguments, arguments.block_table, counters, workspace + tables_bytes,
+                                stream_of(context));
 }
 
 }  // namespace kv

@@ -105,8 +105,8 @@ class DecodeResults {
 
   // arrivals: [entry], blocks that have written their partial, 0 before and after. partials: an entry's are neighbours.
   // `finishes`: in shared memory.
-  __device__ DecodeResults(const PagedAttentionArguments& arguments, const Entries& entries, const PartialOf& partial_of,
-                           unsigned* arrivals, void* partials, bool& finishes)
+  __device__ DecodeResults(const PagedAttentionArguments& arguments, const Entries& entries,
+                           const PartialOf& partial_of, unsigned* arrivals, void* partials, bool& finishes)
       : arguments_(arguments),
         entries_(entries),
         partial_of_(partial_of),

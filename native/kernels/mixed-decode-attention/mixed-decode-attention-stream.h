@@ -1,5 +1,5 @@
-// Streaming of a mixed cache by one warp: every kWarps-th block of chunk after chunk, in pieces that pass through a ring
-// in shared memory. A piece is a sparse block or half of a dense one, which are about as large. Device code.
+// Streaming of a mixed cache by one warp: every kWarps-th block of chunk after chunk, in pieces that pass through a
+// ring in shared memory. A piece is a sparse block or half of a dense one, which are about as large. Device code.
 #pragma once
 
 #include <cstdint>
