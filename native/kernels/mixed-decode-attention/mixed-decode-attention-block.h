@@ -42,7 +42,7 @@ class MixedDecodeBlock {
   struct Shared {
     typename Stream::Ring rings[kWarps];
     int partial_piece[kWarps];  // which piece of its ring holds a warp's partial
-    MixedTickets::Shared tickets;
+    int next_chunk;
     unsigned long long sum;
     bool finishes_entry;
   };
@@ -54,7 +54,7 @@ class MixedDecodeBlock {
         entries_(parameters.arguments) {}
 
   __device__ void run() {
-    MixedTickets tickets(*parameters_.tickets, shared_.tickets);
+    MixedTickets tickets(*parameters_.tickets, shared_.next_chunk);
     if (threadIdx.x == 0) tickets.forget();
     const MixedChunkSizes sizes = mixed_chunk_sizes<kWarps, kRows>(arguments_, shared_.sum);
     work(tickets, {MixedChunks<kRows>(arguments_, sizes), tickets});

@@ -142,23 +142,17 @@ class MixedChunks {
 // Which chunks a thread block takes: its warps ask for the next one at different times and get the same answer.
 class MixedTickets {
  public:
-  struct Shared {
-    int claimed;
-    volatile int next;
-  };
   // Zero before and after a launch; in global memory.
   struct Counters {
     unsigned taken;
     unsigned finished;  // thread blocks
   };
 
-  __device__ MixedTickets(Counters& counters, Shared& shared) : counters_(counters), shared_(shared) {}
+  // `answer` is in shared memory.
+  __device__ MixedTickets(Counters& counters, int& answer) : counters_(counters), answer_(answer) {}
 
-  // Forgets the answer. One thread calls it, between two barriers: at first, and after each chunk.
-  __device__ void forget() {
-    shared_.claimed = 0;
-    shared_.next = kUnknown;
-  }
+  // One thread calls it, between two barriers: at first, and after each chunk.
+  __device__ void forget() { answer_ = kUnknown; }
 
   // All lanes of a warp call it.
   __device__ int next() {
@@ -166,13 +160,16 @@ class MixedTickets {
       first_ = false;
       return blockIdx.x;
     }
-    if (shared_.next == kUnknown && threadIdx.x % 32 == 0 && atomicExch(&shared_.claimed, 1) == 0) {
-      shared_.next = gridDim.x + atomicAdd(&counters_.taken, 1u);
+    int answer = 0;
+    if (threadIdx.x % 32 == 0) {
+      answer = atomicCAS(&answer_, kUnknown, kAsked);
+      if (answer == kUnknown) {
+        answer = gridDim.x + atomicAdd(&counters_.taken, 1u);
+        atomicExch(&answer_, answer);
+      }
+      while (answer == kAsked) answer = atomicCAS(&answer_, kAsked, kAsked);
     }
-    int next = shared_.next;
-    while (next == kUnknown) next = shared_.next;
-    __syncwarp();
-    return next;
+    return __shfl_sync(0xffffffffu, answer, 0);
   }
 
   // The last thread block to finish leaves zeros behind. One thread calls it.
@@ -184,9 +181,10 @@ class MixedTickets {
 
  private:
   static constexpr int kUnknown = -1;
+  static constexpr int kAsked = -2;  // some warp is about to know it
 
   Counters& counters_;
-  Shared& shared_;
+  int& answer_;
   bool first_ = true;  // which needs no asking
 };
 
