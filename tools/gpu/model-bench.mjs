@@ -71,8 +71,8 @@ const answers = [await answer(), await answer(), await answer()];
 const rows = [
   row(`first token, ${promptTokens} tokens of prompt`, answers.map(({ first }) => first)),
   row(`each later token, ${promptTokens} tokens of prompt`, answers.flatMap(({ later }) => later)),
-  row(`JavaScript thread, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.script)),
-  row(`native threads, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.native)),
+  row(`processor time of the JavaScript thread, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.script)),
+  row(`processor time of all other threads, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.native)),
 ];
 for (const each of rows) console.log(JSON.stringify(each));
 console.error(`opened in ${openSeconds.toFixed(1)} s; ${device.memory().live} bytes on the device`);
