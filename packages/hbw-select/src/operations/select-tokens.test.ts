@@ -44,7 +44,7 @@ async function select(
 
 /** Random problems whose scores are small whole numbers, so that ties are many and sums exact. */
 const options = fc.record({
-  rounds: fc.array(fc.integer({ min: 1, max: 12 }), { minLength: 1, maxLength: 4 }),
+  rounds: fc.array(fc.integer({ min: 1, max: 40 }), { minLength: 1, maxLength: 4 }),
   dedup: fc.constantFrom('refill' as const, 'union' as const),
   remainder: fc.constantFrom('fill' as const, 'drop' as const),
   sinkTokens: fc.integer({ min: 0, max: 5 }),
