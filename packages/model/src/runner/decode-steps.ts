@@ -8,7 +8,7 @@ import type { BatchEntry, DeviceIds } from './model-batch.js';
 import type { Runner } from './runner.js';
 import type { LayerScratch, Scratch } from './scratch.js';
 
-/** The most sequences of a recorded step. With more, the work of a step outweighs its launches. */
+/** The most sequences of a recorded step: each number of them is a recording, and on CUDA a graph, of its own. */
 const mostSequences = 16;
 
 /** Tensors of all recorded steps; a step of fewer sequences uses a part of each. */
