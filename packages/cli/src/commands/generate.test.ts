@@ -32,13 +32,22 @@ describe('kv generate', () => {
       return Number(figure) * (unit === 'K' ? 1 : 1024);
     };
     const dense = await kibibytes('dense');
-    for (const { name } of policies.slice(1)) {
-      const share = Number(name.split('/')[1]);
+    for (const { name } of policies) {
+      const share = Number(/-1\/(\d+)$/.exec(name)?.[1]);
+      if (Number.isNaN(share)) continue;
       const multiple = (await kibibytes(name)) / dense;
       // The last block of 64 tokens of each kv head is partly filled.
       expect(multiple).toBeGreaterThanOrEqual(1 / share - 0.005);
       expect(multiple).toBeLessThan(1 / share + 0.09);
     }
+    // A sparse block has 9/16 of the bytes of a dense one; the first 64 tokens and the last 256 stay dense.
+    const half = await kibibytes('hierasparse-v1');
+    expect(half / dense).toBeGreaterThan((1 + 9 / 16) / 2);
+    expect(half / dense).toBeLessThan(0.9);
+    const whole = await kibibytes('hierasparse-k1-v1');
+    // Figures of MiB are rounded to a tenth: six halves of 0.1 MiB.
+    expect(Math.abs(dense - whole - 2 * (dense - half))).toBeLessThan(6 * 0.05 * 1024 + 1);
+    expect(await kibibytes('hbw-1/4+hierasparse')).toBeLessThan(await kibibytes('hbw-1/4'));
   });
 
   it('writes at most as many tokens as asked for', async () => {

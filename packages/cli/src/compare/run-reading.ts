@@ -1,13 +1,14 @@
 import { observing } from '@kv/eval';
 import type { Moment } from '@kv/eval';
 import { prefill } from '@kv/model';
-import type { GenerateOptions, Model, PrefillProgress, Runner, Sequence } from '@kv/model';
+import type { Model, PrefillProgress, Runner, Sequence } from '@kv/model';
 import { kvPolicy } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
+import type { EncodedPrompt } from '../encode-prompt.js';
 import { measureAnswer } from '../measure-answer.js';
-import type { MeasuredAnswer } from '../measure-answer.js';
+import type { MeasuredAnswer, MeasureOptions } from '../measure-answer.js';
 import type { NamedPolicy, Reading } from '../policies.js';
 import { PrefillBar } from '../prefill-bar.js';
 
@@ -29,17 +30,6 @@ export interface PolicyRun {
   readonly answers: readonly MeasuredAnswer[];
 }
 
-/** What a question is asked of. */
-interface Source {
-  readonly sequence: Sequence;
-  /** What its forks select; undefined leaves them as they are. */
-  readonly select: KvSelector | undefined;
-  /** What of the document the forks read themselves. */
-  readonly unread: Int32Array;
-  /** What reading the rest took, and selecting if that is done. */
-  readonly seconds: number;
-}
-
 /**
  * Reads a document once and asks every question under every policy, each in a fork of the document.
  * @param policies of this reading
@@ -56,8 +46,8 @@ export async function runReading(
   const { document, questions } = text;
   using runner = model.createRunner({
     policy: kvPolicy(reading.parts()),
-    // The document, what a policy left of it, and a question's fork.
-    sequences: 3,
+    // The document and a question's fork.
+    sequences: 2,
     contextTokens: document.length + Math.max(...questions.map(({ length }) => length)) + maxNewTokens,
   });
   const selections = policies.map(({ name, select }) => ({ name, select: select?.() }));
@@ -73,51 +63,51 @@ export async function runReading(
   }
   const seconds = text.seconds + secondsSince(started);
   const unread = document.subarray(-1);
-  const ask = (source: Source): Promise<MeasuredAnswer[]> => askAll(model, runner, text, source, { maxTokens: maxNewTokens, signal });
+
+  const ask = async (question: Int32Array, select: KvSelector | undefined, moment: Moment | undefined): Promise<MeasuredAnswer> => {
+    const around = runner.kvBytes;
+    using sequence = runner.fork(whole, { select: select ?? observing(0) });
+    // A question that is asked alone needs no copy of the document.
+    await runner.stream.synchronize();
+    const options = { sequence, maxTokens: maxNewTokens, stop: ['\n'], signal };
+    const answer =
+      moment === 'question-agnostic'
+        ? await askAfterSelection(model, runner, unread, { ids: question, seconds }, options)
+        : await measureAnswer(runner, model.tokenizer, { ids: join(unread, question), seconds }, options);
+    const promptTokens = document.length + question.length;
+    const prefillTokensPerSecond = promptTokens / (answer.firstTokenSeconds - text.seconds);
+    const kvBytes = answer.kvBytes - around.device - around.host;
+    return { ...answer, promptTokens, prefillTokensPerSecond, kvBytes };
+  };
 
   const runs: PolicyRun[] = [];
   for (const { name, select } of selections) {
-    const aware = await ask({ sequence: whole, select: select ?? observing(0), unread, seconds });
-    runs.push({ policy: name, moment: select && 'question-aware', answers: aware });
-    if (select === undefined) continue;
-    using kept = runner.fork(whole, { select });
-    await runner.stream.synchronize();
-    const selecting = performance.now();
-    (await prefill(runner, kept, unread, { signal })).dispose();
-    const selected = seconds + secondsSince(selecting);
-    const agnostic = await ask({ sequence: kept, select: undefined, unread: new Int32Array(), seconds: selected });
-    runs.push({ policy: name, moment: 'question-agnostic', answers: agnostic });
+    const moments = select === undefined ? [undefined] : (['question-aware', 'question-agnostic'] as const);
+    for (const moment of moments) {
+      const answers: MeasuredAnswer[] = [];
+      for (const question of questions) answers.push(await ask(question, select, moment));
+      runs.push({ policy: name, moment, answers });
+    }
   }
   return runs;
 }
 
-/** Asks every question in a fork of its own. What reading the source took counts as if each were the only one. */
-async function askAll(
+/** Ends the document with its last token, so that the policy selects, and asks of what is left. */
+async function askAfterSelection(
   model: Model,
   runner: Runner,
-  { document, questions, seconds: tokenising }: EncodedQuestions,
-  { sequence: source, select, unread, seconds }: Source,
-  options: GenerateOptions,
-): Promise<MeasuredAnswer[]> {
-  const answers: MeasuredAnswer[] = [];
-  for (const question of questions) {
-    const around = runner.kvBytes;
-    using sequence = runner.fork(source, select && { select });
-    // A question that is asked alone needs no copy of the document.
-    await runner.stream.synchronize();
-    const prompt = { ids: Int32Array.from([...unread, ...question]), seconds };
-    const stop = ['\n'];
-    const endsPrompt = select !== undefined;
-    const answer = await measureAnswer(runner, model.tokenizer, prompt, { ...options, sequence, endsPrompt, stop });
-    const promptTokens = document.length + question.length;
-    answers.push({
-      ...answer,
-      promptTokens,
-      prefillTokensPerSecond: promptTokens / (answer.firstTokenSeconds - tokenising),
-      kvBytes: answer.kvBytes - around.device - around.host,
-    });
-  }
-  return answers;
+  unread: Int32Array,
+  { ids, seconds }: EncodedPrompt,
+  options: MeasureOptions & { readonly sequence: Sequence },
+): Promise<MeasuredAnswer> {
+  const started = performance.now();
+  (await prefill(runner, options.sequence, unread, options)).dispose();
+  const question = { ids, seconds: seconds + secondsSince(started) };
+  return await measureAnswer(runner, model.tokenizer, question, { ...options, endsPrompt: false });
+}
+
+function join(one: Int32Array, other: Int32Array): Int32Array {
+  return Int32Array.from([...one, ...other]);
 }
 
 function secondsSince(started: number): number {
