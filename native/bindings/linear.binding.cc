@@ -4,31 +4,36 @@
 
 namespace kv {
 
-// linear(stream, input [token, in], weight [out, in], bias [out] or undefined, output [token, out], accumulate)
+// linear(stream, input [token, in], accumulate,
+//        and for each layer weight [out, in], bias [out] or undefined, output [token, out])
 Napi::Value linear(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument input = call.tensor(1);
-  const TensorArgument weight = call.tensor(2);
-  const TensorArgument bias = call.optional_tensor(3);
-  const TensorArgument output = call.tensor(4);
-  LinearArguments arguments;
-  arguments.input = input.data;
-  arguments.input_stride = input.stride(0);
-  arguments.output = output.data;
-  arguments.output_stride = output.stride(0);
-  arguments.dtype = input.dtype();
-  arguments.weight = weight.data;
-  arguments.weight_stride = weight.stride(0);
-  arguments.weight_dtype = weight.dtype();
-  if (bias) {
-    arguments.bias = bias.data;
-    arguments.bias_dtype = bias.dtype();
+  std::vector<LinearArguments> layers;
+  for (size_t argument = 3; argument + 2 < info.Length(); argument += 3) {
+    const TensorArgument weight = call.tensor(argument);
+    const TensorArgument bias = call.optional_tensor(argument + 1);
+    const TensorArgument output = call.tensor(argument + 2);
+    LinearArguments layer;
+    layer.input = input.data;
+    layer.input_stride = input.stride(0);
+    layer.output = output.data;
+    layer.output_stride = output.stride(0);
+    layer.dtype = input.dtype();
+    layer.weight = weight.data;
+    layer.weight_stride = weight.stride(0);
+    layer.weight_dtype = weight.dtype();
+    if (bias) {
+      layer.bias = bias.data;
+      layer.bias_dtype = bias.dtype();
+    }
+    layer.tokens = input.extent(0);
+    layer.in_features = input.extent(1);
+    layer.out_features = weight.extent(0);
+    layer.accumulate = call.flag(2);
+    layers.push_back(layer);
   }
-  arguments.tokens = input.extent(0);
-  arguments.in_features = input.extent(1);
-  arguments.out_features = weight.extent(0);
-  arguments.accumulate = call.flag(5);
-  return call.enqueue("linear", [arguments](ExecutionContext& context) { return linear(arguments, context); });
+  return call.enqueue("linear", [layers](ExecutionContext& context) { return linear(layers, context); });
 }
 
 }  // namespace kv

@@ -29,6 +29,13 @@ __device__ inline void async_copy_16(void* shared, const void* global, bool vali
       : "memory");
 }
 
+// Brings `bytes` bytes, a multiple of 16, to the second-level cache (sm_90; elsewhere it does nothing).
+__device__ inline void prefetch(const void* global, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 __device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of this thread's latest groups are still under way.

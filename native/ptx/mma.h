@@ -27,4 +27,13 @@ __device__ inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b
   }
 }
 
+// The same with a [16, 8] and b [8, 8] in tf32: floats whose last 13 bits do not count.
+__device__ inline void mma_m16n8k8(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace kv::ptx

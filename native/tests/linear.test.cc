@@ -89,7 +89,7 @@ struct Problem {
     a.in_features = static_cast<int64_t>(shape.in);
     a.out_features = static_cast<int64_t>(shape.out);
     a.accumulate = shape.accumulate;
-    CHECK(linear(a, context).ok());
+    CHECK(linear({a}, context).ok());
     return output;
   }
 };

@@ -1,11 +1,12 @@
 #include "kernels/cuda-elements.h"
 #include "kernels/linear/linear-cublas-lt.h"
+#include "kernels/linear/linear-few-rows.cuda.h"
+#include "kernels/linear/linear-output.cuda.h"
 
 namespace kv {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsOfFew = 8;
 
 // Elements of a 16-byte load.
 template <class W>
@@ -16,21 +17,10 @@ struct alignas(16) Vector {
   W element[kVector<W>];
 };
 
-template <class T, class W>
-__device__ void finish(const LinearArguments& a, int64_t token, int64_t out, float sum) {
-  if (a.bias != nullptr) {
-    sum += a.bias_dtype == DType::f16    ? to_float(static_cast<const __half*>(a.bias)[out])
-           : a.bias_dtype == DType::bf16 ? to_float(static_cast<const __nv_bfloat16*>(a.bias)[out])
-                                         : static_cast<const float*>(a.bias)[out];
-  }
-  T* output = static_cast<T*>(a.output) + token * a.output_stride + out;
-  *output = from_float<T>(a.accumulate ? to_float(*output) + sum : sum);
-}
-
-// One warp makes one output feature of kTokens rows, so that a weight is read once for all of them. With few
-// rows the weights' bytes are the cost; 16-byte loads, several in flight, keep the memory busy.
+// One warp makes one output feature of kTokens rows, so that a weight is read once for all of them. Takes whatever
+// the other kernels do not.
 template <class T, class W, int kTokens, bool kAligned>
-__global__ void __launch_bounds__(kThreads) multiply_few(LinearArguments a, int64_t first) {
+__global__ void __launch_bounds__(kThreads) multiply_any(LinearArguments a, int64_t first) {
   const int64_t out = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (out >= a.out_features) return;
@@ -60,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) multiply_few(LinearArguments a, int6
 #pragma unroll
   for (int token = 0; token < kTokens; ++token) {
     const float sum = warp_sum(sums[token]);
-    if (lane == 0) finish<T, W>(a, first + token, out, sum);
+    if (lane == 0) write_sum<T>(a, first + token, out, sum);
   }
 }
 
@@ -70,13 +60,13 @@ void launch(const LinearArguments& a, int64_t first, cudaStream_t stream) {
   const bool aligned = reinterpret_cast<uintptr_t>(a.weight) % 16 == 0 && a.weight_stride % kVector<W> == 0 &&
                        a.in_features % kVector<W> == 0;
   if (aligned) {
-    multiply_few<T, W, kTokens, true><<<blocks, kThreads, 0, stream>>>(a, first);
+    multiply_any<T, W, kTokens, true><<<blocks, kThreads, 0, stream>>>(a, first);
   } else {
-    multiply_few<T, W, kTokens, false><<<blocks, kThreads, 0, stream>>>(a, first);
+    multiply_any<T, W, kTokens, false><<<blocks, kThreads, 0, stream>>>(a, first);
   }
 }
 
-Status linear_of_few(const LinearArguments& a, ExecutionContext& context) {
+Status linear_of_any(const LinearArguments& a, ExecutionContext& context) {
   with_cuda_float_type(a.dtype, [&](auto element) {
     with_cuda_float_type(a.weight_dtype, [&](auto weight) {
       using T = decltype(element);
@@ -91,10 +81,28 @@ Status linear_of_few(const LinearArguments& a, ExecutionContext& context) {
 
 }  // namespace
 
-Status linear_cuda(const LinearArguments& a, ExecutionContext& context) {
-  if (a.tokens == 0 || a.out_features == 0) return Status::success();
-  if (a.tokens > kRowsOfFew && cublas_lt_multiplies(a)) return linear_cublas_lt(a, context);
-  return linear_of_few(a, context);
+Status linear_cuda(const std::vector<LinearArguments>& layers, ExecutionContext& context) {
+  Status status;
+  LinearLayers together;
+  const auto launch_together = [&] {
+    if (together.count > 0 && status.ok()) status = linear_few_rows(together, stream_of(context));
+    together.count = 0;
+  };
+  for (const LinearArguments& a : layers) {
+    if (!status.ok()) break;
+    if (a.tokens == 0 || a.out_features == 0) continue;
+    if (a.tokens > kFewRows && cublas_lt_multiplies(a)) {
+      status = linear_cublas_lt(a, context);
+    } else if (!fits_few_rows(a)) {
+      status = linear_of_any(a, context);
+    } else {
+      const bool differs = together.count > 0 && together.layers[0].weight_dtype != a.weight_dtype;
+      if (differs || together.count == LinearLayers::kMost) launch_together();
+      together.layers[together.count++] = a;
+    }
+  }
+  launch_together();
+  return status;
 }
 
 }  // namespace kv

@@ -5,11 +5,11 @@
 namespace kv {
 
 KV_CPU_KERNEL(linear, LinearArguments)
-KV_CUDA_KERNEL(linear, LinearArguments)
+KV_CUDA_KERNEL(linear, std::vector<LinearArguments>)
 
-Status linear(const LinearArguments& arguments, ExecutionContext& context) {
-  if (context.device == DeviceKind::cuda) return linear_cuda(arguments, context);
-  linear_cpu(arguments, context);
+Status linear(const std::vector<LinearArguments>& layers, ExecutionContext& context) {
+  if (context.device == DeviceKind::cuda) return linear_cuda(layers, context);
+  for (const LinearArguments& layer : layers) linear_cpu(layer, context);
   return Status::success();
 }
 

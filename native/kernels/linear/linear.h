@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "runtime/dtype.h"
 #include "runtime/execution.h"
@@ -29,6 +30,7 @@ struct LinearArguments {
   bool accumulate = false;
 };
 
-Status linear(const LinearArguments& arguments, ExecutionContext& context);
+// Layers of the same input: its memory, dtype, tokens and features are those of each.
+Status linear(const std::vector<LinearArguments>& layers, ExecutionContext& context);
 
 }  // namespace kv

@@ -163,10 +163,9 @@ export interface Addon {
   linear(
     stream: NativeStream,
     input: NativeTensor,
-    weight: NativeTensor,
-    bias: NativeTensor | undefined,
-    output: NativeTensor,
     accumulate: boolean,
+    /** weight, bias and output of each layer */
+    ...layers: readonly (NativeTensor | undefined)[]
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   mixedDecodeAttention: NativeMixedAttention;

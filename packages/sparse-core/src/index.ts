@@ -38,7 +38,7 @@ export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';
 export { appendKv, type AppendKvArguments } from './operations/append-kv.js';
 export { type AttentionArguments, type PagedRows } from './operations/attention-arguments.js';
 export { decodeAttention } from './operations/decode-attention.js';
-export { linear, type LinearArguments } from './operations/linear.js';
+export { linear, type LinearArguments, type LinearLayer } from './operations/linear.js';
 export { prefillAttention } from './operations/prefill-attention.js';
 export { rmsNorm, type RmsNormArguments } from './operations/rms-norm.js';
 export { rope, type RopeArguments } from './operations/rope.js';

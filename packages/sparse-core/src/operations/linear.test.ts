@@ -105,6 +105,56 @@ describeOnDevices('linear', ({ open }) => {
     }
   });
 
+  it('gives a row the same bits alone and among a few', async () => {
+    const random = new Random(4);
+    const [tokens, inputs, outputs] = [8, 328, 100];
+    for (const dtype of floats) {
+      for (const weightDType of floats) {
+        const weight = random.elements(weightDType, outputs * inputs);
+        using inputTensor = device.tensor(dtype, ['token', 'in'], [tokens, inputs], random.elements(dtype, tokens * inputs));
+        using weightTensor = device.tensor(weightDType, ['out', 'in'], [outputs, inputs], weight);
+        using together = device.tensor(dtype, ['token', 'out'], [tokens, outputs]);
+        using alone = device.tensor(dtype, ['token', 'out'], [tokens, outputs]);
+        linear(stream, { input: inputTensor, weight: weightTensor, output: together });
+        for (let row = 0; row < tokens; row++) {
+          linear(stream, {
+            input: inputTensor.slice('token', row, row + 1),
+            weight: weightTensor,
+            output: alone.slice('token', row, row + 1),
+          });
+        }
+        expect(await alone.read()).toEqual(await together.read());
+      }
+    }
+  });
+
+  it('gives several layers of one input the results of one call each', async () => {
+    const random = new Random(5);
+    const inputs = 320;
+    const outs = [96, 8, 0, 41, 200, 17];
+    for (const dtype of floats) {
+      for (const tokens of [1, 5, 20]) {
+        using input = device.tensor(dtype, ['token', 'in'], [tokens, inputs], random.elements(dtype, tokens * inputs));
+        const layers = outs.map((outputs, index) => {
+          const weightDType = index === 1 ? 'f32' : random.pick(['f16', 'bf16'] as const);
+          const before = random.elements(dtype, tokens * outputs);
+          return {
+            weight: device.tensor(weightDType, ['out', 'in'], [outputs, inputs], random.elements(weightDType, outputs * inputs)),
+            bias: index % 2 === 0 ? undefined : device.tensor('f32', ['out'], [outputs], random.elements('f32', outputs)),
+            output: device.tensor(dtype, ['token', 'out'], [tokens, outputs], before),
+            alone: device.tensor(dtype, ['token', 'out'], [tokens, outputs], before),
+          };
+        });
+        linear(stream, { input, layers, accumulate: true });
+        for (const { weight, bias, output, alone } of layers) {
+          linear(stream, { input, weight, bias, output: alone, accumulate: true });
+          expect(await output.read()).toEqual(await alone.read());
+          for (const tensor of [weight, bias, output, alone]) tensor?.dispose();
+        }
+      }
+    }
+  });
+
   it('refuses bad input with a typed error', () => {
     using input = device.tensor('f32', ['token', 'in'], [3, 8]);
     using weight = device.tensor('f16', ['out', 'in'], [5, 8]);
@@ -124,5 +174,10 @@ describeOnDevices('linear', ({ open }) => {
     expect(() => linear(stream, { ...good, weight: integers as never })).toThrow(DTypeError);
     expect(() => linear(stream, { ...good, bias: integers as never })).toThrow(DTypeError);
     expect(() => linear(stream, { ...good, weight: foreign })).toThrow(DeviceError);
+    const layers = [
+      { weight, output },
+      { weight: narrow, output },
+    ];
+    expect(() => linear(stream, { input, layers })).toThrow(ShapeError);
   });
 });
