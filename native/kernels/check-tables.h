@@ -3,6 +3,7 @@
 
 #include "kernels/cuda-elements.h"
 #include "kernels/paged-attention.cuda.h"
+#include "ptx/dependent-launch.h"
 
 namespace kv {
 
@@ -30,6 +31,7 @@ inline __device__ void write_tables(const CheckedTables& to, const PagedBatch& b
 template <class Blocks>
 __global__ void __launch_bounds__(kCheckThreads)
     check_tables(const __grid_constant__ TableCheck c, const __grid_constant__ Blocks blocks) {
+  ptx::follow_previous_kernel();
   const PagedBatch& b = c.batch;
   const int entry = static_cast<int>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y);

@@ -1,6 +1,7 @@
 #include "kernels/paged-attention.cuda.h"
 
 #include "kernels/check-tables.h"
+#include "kernels/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -21,8 +22,8 @@ struct PagedTable {
 Status launch(const PagedBatch& b, bool appending, const CheckedTables& tables, ExecutionContext& context) {
   const dim3 blocks(static_cast<unsigned>(b.batch), static_cast<unsigned>(b.kv_heads));
   const PagedTable table{b.block_table, b.block_count};
-  check_tables<<<blocks, kCheckThreads, 0, stream_of(context)>>>({b, appending, tables, context.faults}, table);
-  return launch_status();
+  const TableCheck check{b, appending, tables, context.faults};
+  return launch_overlapped(check_tables<PagedTable>, blocks, kCheckThreads, 0, stream_of(context), check, table);
 }
 
 size_t counts_of(const PagedBatch& b) { return static_cast<size_t>(b.slot_count) * static_cast<size_t>(b.kv_heads); }

@@ -1,5 +1,6 @@
 #include "kernels/append-kv/append-kv.h"
 #include "kernels/cuda-elements.h"
+#include "kernels/overlapped-launch.cuda.h"
 #include "kernels/paged-attention.cuda.h"
 #include "runtime/device.h"
 
@@ -21,6 +22,7 @@ __device__ int32_t entry_of(const AppendKvArguments& a, int32_t token) {
 // blocks read are copies; the block of an entry's last row writes the new one.
 template <class From, class To>
 __global__ void append_rows(AppendKvArguments a, int32_t* new_counts) {
+  ptx::follow_previous_kernel();
   const int32_t token = static_cast<int32_t>(blockIdx.x);
   const int32_t head = static_cast<int32_t>(blockIdx.y);
   if (token >= a.query_start[a.batch]) return;
@@ -46,17 +48,18 @@ Status append_kv_cuda(const AppendKvArguments& given, ExecutionContext& context)
   void* memory = context.queue->workspace(checked_tables_bytes(given));
   if (memory == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its working memory");
   const CheckedTables tables(given, memory);
-  const Status status = check_tables_to_append_cuda(given, tables, context);
+  Status status = check_tables_to_append_cuda(given, tables, context);
   if (!status.ok()) return status;
   const AppendKvArguments a = with_tables(given, tables);
   const dim3 rows(static_cast<unsigned>(a.query_tokens), static_cast<unsigned>(a.kv_heads));
   const unsigned threads = a.head_dim > 64 ? 128 : 64;
   with_cuda_float_type(a.row_dtype, [&](auto row) {
     with_cuda_float_type(a.cache_dtype, [&](auto cached) {
-      append_rows<decltype(row), decltype(cached)><<<rows, threads, 0, stream_of(context)>>>(a, given.key_counts);
+      const auto kernel = append_rows<decltype(row), decltype(cached)>;
+      status = launch_overlapped(kernel, rows, threads, 0, stream_of(context), a, given.key_counts);
     });
   });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv

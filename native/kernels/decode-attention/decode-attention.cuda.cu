@@ -13,6 +13,7 @@
 #include "kernels/decode-attention/decode-attention-merge.h"
 #include "kernels/decode-attention/decode-attention-split.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
+#include "kernels/overlapped-launch.cuda.h"
 #include "kernels/warp-attention.h"
 #include "ptx/async-copy.h"
 #include "runtime/cuda-check.h"
@@ -308,6 +309,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     decode_attention_kernel(const __grid_constant__ Parameters parameters) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Element, kHeadDim>*>(shared_memory);
+  ptx::follow_previous_kernel();
   Block<Element, kHeadDim>(parameters, shared).run();
 }
 
@@ -339,8 +341,7 @@ Status launch(const Parameters& parameters, cudaStream_t stream) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   }
   if (error != cudaSuccess) return cuda_status(error);
-  kernel<<<blocks, kThreads, kSharedBytes, stream>>>(parameters);
-  return launch_status();
+  return launch_overlapped(kernel, blocks, kThreads, kSharedBytes, stream, parameters);
 }
 
 template <typename Element>

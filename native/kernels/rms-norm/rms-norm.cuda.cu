@@ -1,4 +1,5 @@
 #include "kernels/cuda-elements.h"
+#include "kernels/overlapped-launch.cuda.h"
 #include "kernels/rms-norm/rms-norm.h"
 
 namespace kv {
@@ -7,6 +8,7 @@ namespace {
 // One block normalises one row.
 template <class T, class W>
 __global__ void normalise_rows(RmsNormArguments a) {
+  ptx::follow_previous_kernel();
   const int64_t outer = blockIdx.x;
   const int64_t inner = blockIdx.y;
   const T* input = static_cast<const T*>(a.input) + outer * a.input_outer_stride + inner * a.input_inner_stride;
@@ -30,6 +32,7 @@ struct alignas(16) Pack {
 // The same for rows of which each thread holds one pack: they are read once, 16 bytes at a time.
 template <class T, class W>
 __global__ void normalise_packed_rows(RmsNormArguments a) {
+  ptx::follow_previous_kernel();
   const int64_t outer = blockIdx.x;
   const int64_t inner = blockIdx.y;
   const int64_t first = int64_t{threadIdx.x} * kPack;
@@ -73,14 +76,15 @@ Status rms_norm_cuda(const RmsNormArguments& a, ExecutionContext& context) {
   const bool packed = fits_packs(a);
   const auto warps_of_packs = static_cast<unsigned>((a.features + kWarp * kPack - 1) / (kWarp * kPack));
   const unsigned threads = packed ? kWarp * warps_of_packs : a.features > 2048 ? 512 : a.features > 256 ? 256 : 64;
+  Status status;
   with_cuda_float_type(a.dtype, [&](auto element) {
     with_cuda_float_type(a.weight_dtype, [&](auto weight) {
       const auto kernel = packed ? normalise_packed_rows<decltype(element), decltype(weight)>
                                  : normalise_rows<decltype(element), decltype(weight)>;
-      kernel<<<rows, threads, 0, stream_of(context)>>>(a);
+      status = launch_overlapped(kernel, rows, threads, 0, stream_of(context), a);
     });
   });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv

@@ -1,4 +1,5 @@
 #include "kernels/cuda-elements.h"
+#include "kernels/overlapped-launch.cuda.h"
 #include "kernels/rope/rope.h"
 
 namespace kv {
@@ -15,6 +16,7 @@ __device__ int64_t second_of(const RopeArguments& a, int64_t pair) {
 // One block turns one token, or some heads of one; a thread keeps its pair's cosine and sine for all of them.
 template <class T>
 __global__ void rotate_tokens(RopeArguments a) {
+  ptx::follow_previous_kernel();
   const int64_t token = blockIdx.x;
   const T* input = static_cast<const T*>(a.input) + token * a.input_token_stride;
   T* output = static_cast<T*>(a.output) + token * a.output_token_stride;
@@ -54,10 +56,11 @@ Status rope_cuda(const RopeArguments& a, ExecutionContext& context) {
   // Few tokens leave the device idle: more blocks share their heads.
   const auto groups = static_cast<unsigned>((a.heads + threads.y - 1) / threads.y);
   const dim3 blocks(static_cast<unsigned>(a.tokens), a.tokens < 64 ? groups : 1);
+  Status status;
   with_cuda_float_type(a.dtype, [&](auto element) {
-    rotate_tokens<decltype(element)><<<blocks, threads, 0, stream_of(context)>>>(a);
+    status = launch_overlapped(rotate_tokens<decltype(element)>, blocks, threads, 0, stream_of(context), a);
   });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv

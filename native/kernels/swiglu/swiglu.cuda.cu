@@ -1,4 +1,5 @@
 #include "kernels/cuda-elements.h"
+#include "kernels/overlapped-launch.cuda.h"
 #include "kernels/swiglu/swiglu.h"
 
 namespace kv {
@@ -7,6 +8,7 @@ namespace {
 // Blocks stride over the tokens.
 template <class T>
 __global__ void gate_rows(SwigluArguments a) {
+  ptx::follow_previous_kernel();
   const int64_t feature = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (feature >= a.features) return;
   for (int64_t token = blockIdx.y; token < a.tokens; token += gridDim.y) {
@@ -23,10 +25,11 @@ Status swiglu_cuda(const SwigluArguments& a, ExecutionContext& context) {
   constexpr unsigned kThreads = 256;
   const dim3 blocks(static_cast<unsigned>((a.features + kThreads - 1) / kThreads),
                     static_cast<unsigned>(a.tokens < 4096 ? a.tokens : 4096));
+  Status status;
   with_cuda_float_type(a.dtype, [&](auto element) {
-    gate_rows<decltype(element)><<<blocks, kThreads, 0, stream_of(context)>>>(a);
+    status = launch_overlapped(gate_rows<decltype(element)>, blocks, kThreads, 0, stream_of(context), a);
   });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv
