@@ -99,9 +99,14 @@ export class LayerRunner implements Disposable {
     const { normed, query, key } = scratch;
     const epsilon = config.rmsNormEpsilon;
     rmsNorm(stream, { input: hidden, weight: weights.inputNorm, output: normed, epsilon });
-    linear(stream, { input: normed, ...weights.query, output: scratch.queryRows });
-    linear(stream, { input: normed, ...weights.key, output: scratch.keyRows });
-    linear(stream, { input: normed, ...weights.value, output: scratch.valueRows });
+    linear(stream, {
+      input: normed,
+      layers: [
+        { ...weights.query, output: scratch.queryRows },
+        { ...weights.key, output: scratch.keyRows },
+        { ...weights.value, output: scratch.valueRows },
+      ],
+    });
     const { queryNorm, keyNorm } = weights;
     if (queryNorm) rmsNorm(stream, { input: query, weight: queryNorm, output: query, epsilon });
     if (keyNorm) rmsNorm(stream, { input: key, weight: keyNorm, output: key, epsilon });
@@ -117,8 +122,11 @@ export class LayerRunner implements Disposable {
     linear(stream, { input: scratch.attendedRows, ...weights.output, output: hidden, accumulate: true });
     const epsilon = config.rmsNormEpsilon;
     rmsNorm(stream, { input: hidden, weight: weights.postAttentionNorm, output: normed, epsilon });
-    linear(stream, { input: normed, ...weights.gate, output: gate });
-    linear(stream, { input: normed, ...weights.up, output: up });
+    const layers = [
+      { ...weights.gate, output: gate },
+      { ...weights.up, output: up },
+    ];
+    linear(stream, { input: normed, layers });
     swiglu(stream, { gate, up, output: gate });
     linear(stream, { input: gate, ...weights.down, output: hidden, accumulate: true });
   }
