@@ -1,5 +1,12 @@
 import { expect, it } from 'vitest';
-import { checkAgainstOracle, checkRefusals, randomSizes, tensorCoreSizes } from '../testing/attention-checks.js';
+import {
+  checkAgainstOracle,
+  checkParts,
+  checkRefusals,
+  checkRowsWithoutKeys,
+  randomSizes,
+  tensorCoreSizes,
+} from '../testing/attention-checks.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -40,6 +47,32 @@ describeOnDevices('decodeAttention', ({ open }) => {
       results.push(await output.read());
     }
     expect(results[1]).toEqual(results[0]);
+  });
+
+  it('gives a sequence what it gets alone, whatever the splits', async () => {
+    const device = open();
+    const random = new Random(7);
+    const lengths = [1200, 1, 64, 65, 900, 333, 16, 700];
+    const shape = { kvHeads: 2, group: 4, blockTokens: 16, rows: lengths.map(() => 1), keyCounts: lengths.map((n) => [n, n]) };
+    for (const [dtype, dim] of [['f16', 128], ['bf16', 64], ['f32', 48]] as const) {
+      const sizes = { ...shape, dim, cacheDType: dtype, rowDType: dtype };
+      await checkParts(decodeAttention, device, device.createStream(), random, sizes, 1);
+    }
+  });
+
+  it('keeps its precision when all scores are 1e4 higher', async () => {
+    const device = open();
+    const random = new Random(5);
+    for (const dtype of ['f32', 'f16', 'bf16'] as const) {
+      const sizes = { kvHeads: 2, group: 2, dim: 128, blockTokens: 16, cacheDType: dtype, rowDType: dtype } as const;
+      const shifted = { ...sizes, rows: [1, 1], keyCounts: [[300, 300], [77, 77]], shift: 336 };
+      await checkAgainstOracle(decodeAttention, device, device.createStream(), random, shifted);
+    }
+  });
+
+  it('gives zeros and minus infinity to rows that see no key', async () => {
+    const device = open();
+    await checkRowsWithoutKeys(decodeAttention, device, device.createStream(), new Random(6));
   });
 
   it('refuses bad input with a typed error', async () => {

@@ -1,5 +1,12 @@
 import { expect, it } from 'vitest';
-import { checkAgainstOracle, checkRefusals, randomSizes, tensorCoreSizes } from '../testing/attention-checks.js';
+import {
+  checkAgainstOracle,
+  checkParts,
+  checkRefusals,
+  checkRowsWithoutKeys,
+  randomSizes,
+  tensorCoreSizes,
+} from '../testing/attention-checks.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -52,6 +59,28 @@ describeOnDevices('prefillAttention', ({ open }) => {
     };
     const whole = await attend(tokens);
     for (const chunk of [1, 7, 64]) expect(await attend(chunk)).toEqual(whole);
+  });
+
+  it('gives the sequences of a batch in chunks what it gives them at once', async () => {
+    const random = new Random(7);
+    const shape = { kvHeads: 2, group: 2, blockTokens: 16, rows: [200, 70, 1], keyCounts: [[240, 240], [70, 70], [31, 31]] };
+    for (const [dtype, dim] of [['f16', 64], ['bf16', 128], ['f32', 48]] as const) {
+      const sizes = { ...shape, dim, cacheDType: dtype, rowDType: dtype };
+      for (const mostRows of [200, 64, 13]) await checkParts(prefillAttention, device, stream, random, sizes, mostRows);
+    }
+  });
+
+  it('keeps its precision when all scores are 1e4 higher', async () => {
+    const random = new Random(5);
+    for (const dtype of ['f32', 'f16', 'bf16'] as const) {
+      const sizes = { kvHeads: 2, group: 2, dim: 128, blockTokens: 16, cacheDType: dtype, rowDType: dtype } as const;
+      const shifted = { ...sizes, rows: [20, 37], keyCounts: [[150, 150], [37, 37]], shift: 336 };
+      await checkAgainstOracle(prefillAttention, device, stream, random, shifted);
+    }
+  });
+
+  it('gives zeros and minus infinity to rows that see no key', async () => {
+    await checkRowsWithoutKeys(prefillAttention, device, stream, new Random(6));
   });
 
   it('refuses bad input with a typed error', async () => {

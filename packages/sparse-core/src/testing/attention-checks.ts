@@ -4,8 +4,8 @@ import type { FloatDType } from '../dtype.js';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import type { AttentionArguments } from '../operations/attention-arguments.js';
 import type { Stream } from '../stream.js';
-import { attentionRow, type AttentionSizes, randomCache } from './attention-oracle.js';
-import { decode, type Random, unitRoundoff } from './random.js';
+import { attentionRow, type AttentionSizes, randomCache, randomRows } from './attention-oracle.js';
+import { decode, encode, type Random, unitRoundoff } from './random.js';
 
 type Attention = (stream: Stream, args: AttentionArguments) => void;
 
@@ -32,6 +32,14 @@ export function tensorCoreSizes(random: Random, rowCounts: readonly number[], ea
   return { ...sizes, dim: random.pick([64, 128]), blockTokens: random.pick([16, 64]), cacheDType: dtype, rowDType: dtype };
 }
 
+function poison(dtype: FloatDType, shape: readonly number[]) {
+  return encode(dtype, new Float64Array(shape.reduce((product, extent) => product * extent, 1)).fill(NaN));
+}
+
+function poisonedLogSumExp(device: Device, tokens: number, queryHeads: number) {
+  return device.tensor('f32', ['token', 'queryHead'], [tokens, queryHeads], poison('f32', [tokens, queryHeads]));
+}
+
 /** Runs `attention` on a random problem of these sizes, and holds every output element to the float64 oracle. */
 export async function checkAgainstOracle(
   attention: Attention,
@@ -53,10 +61,10 @@ export async function checkAgainstOracle(
   // One row and one head more than are used, so that strides are not those of the shape.
   const shape = [tokens + 1, queryHeads + 1, dim] as const;
   const axes = ['token', 'queryHead', 'dim'] as const;
-  const elements = random.elements(queryDType, (tokens + 1) * (queryHeads + 1) * dim);
+  const elements = randomRows(random, queryDType, (tokens + 1) * (queryHeads + 1), sizes);
   using wholeQuery = device.tensor(queryDType, axes, shape, elements);
-  using wholeOutput = device.tensor(outputDType, axes, shape);
-  using logSumExp = device.tensor('f32', ['token', 'queryHead'], [tokens, queryHeads]);
+  using wholeOutput = device.tensor(outputDType, axes, shape, poison(outputDType, shape));
+  using logSumExp = poisonedLogSumExp(device, tokens, queryHeads);
   using slots = device.tensor('i32', ['batch'], [rows.length], cache.slots);
   using queryStart = device.tensor('i32', ['boundary'], [rows.length + 1], cache.queryStart);
   const output = wholeOutput.slice('token', 0, tokens).slice('queryHead', 0, queryHeads);
@@ -92,6 +100,115 @@ export async function checkAgainstOracle(
     }
   });
   cache.dispose();
+}
+
+/**
+ * Computes a batch at once, and then in calls of at most `mostRows` rows of one entry each. Every row must be the
+ * same bits on the CPU; elsewhere each result is off by what f32 arithmetic may add, so they differ by at most twice
+ * that.
+ */
+export async function checkParts(
+  attention: Attention,
+  device: Device,
+  stream: Stream,
+  random: Random,
+  sizes: AttentionSizes & { readonly rowDType: FloatDType },
+  mostRows: number,
+): Promise<void> {
+  const { rows, keyCounts, kvHeads, group, dim, rowDType: dtype } = sizes;
+  const cache = randomCache(device, random, sizes);
+  const tokens = cache.queryStart.at(-1) ?? NaN;
+  const shape = [tokens, kvHeads * group, dim] as const;
+  const axes = ['token', 'queryHead', 'dim'] as const;
+  const elements = randomRows(random, dtype, tokens * kvHeads * group, sizes);
+  using query = device.tensor(dtype, axes, shape, elements);
+  const common = { blocks: cache.blocks, scale: dim ** -0.5 };
+  const results = async (enqueue: (output: typeof query, logSumExp: ReturnType<typeof poisonedLogSumExp>) => void) => {
+    using output = device.tensor(dtype, axes, shape, poison(dtype, shape));
+    using logSumExp = poisonedLogSumExp(device, tokens, kvHeads * group);
+    enqueue(output, logSumExp);
+    return { output: decode(dtype, await output.read()), logSumExp: await logSumExp.read() };
+  };
+  const whole = await results((output, logSumExp) => {
+    using slots = device.tensor('i32', ['batch'], [rows.length], cache.slots);
+    using queryStart = device.tensor('i32', ['boundary'], [rows.length + 1], cache.queryStart);
+    attention(stream, { ...common, query, output, logSumExp, slots, queryStart });
+  });
+  const parts = await results((output, logSumExp) => {
+    rows.forEach((n, entry) => {
+      using slots = device.tensor('i32', ['batch'], [1], cache.slots.subarray(entry, entry + 1));
+      for (let start = 0; start < n; start += mostRows) {
+        const end = Math.min(n, start + mostRows);
+        const counts = new Int32Array(rows.length * kvHeads);
+        keyCounts[entry]?.forEach((count, head) => {
+          counts[(cache.slots[entry] ?? NaN) * kvHeads + head] = Math.max(0, count - (n - end));
+        });
+        stream.write(cache.blocks.keyCounts, counts);
+        using queryStart = device.tensor('i32', ['boundary'], [2], Int32Array.of(0, end - start));
+        const first = cache.queryStart[entry] ?? NaN;
+        const part = <T extends typeof query | typeof logSumExp>(tensor: T) =>
+          tensor.slice('token', first + start, first + end) as T;
+        const [partOutput, partLogSumExp] = [part(output), part(logSumExp)];
+        attention(stream, { ...common, query: part(query), output: partOutput, logSumExp: partLogSumExp, slots, queryStart });
+      }
+    });
+  });
+  if (device.kind === 'cpu') {
+    expect(parts).toEqual(whole);
+  } else {
+    const roundoff = dtype === sizes.cacheDType ? unitRoundoff[dtype] : 0;
+    const queries = decode(dtype, elements);
+    rows.forEach((n, entry) => {
+      for (let index = 0; index < n * kvHeads * group; index++) {
+        const kvHead = Math.floor((index % (kvHeads * group)) / group);
+        const at = (cache.queryStart[entry] ?? NaN) * kvHeads * group + index;
+        const wanted = attentionRow(
+          queries.subarray(at * dim, (at + 1) * dim),
+          (keyCounts[entry]?.[kvHead] ?? NaN) - n + Math.floor(index / (kvHeads * group)) + 1,
+          common.scale,
+          (key) => cache.key(entry, kvHead, key),
+          (key) => cache.value(entry, kvHead, key),
+          roundoff,
+        );
+        const excess = wanted.output.map((value, d) => {
+          const difference = Math.abs((parts.output[at * dim + d] ?? NaN) - (whole.output[at * dim + d] ?? NaN));
+          return difference - 2 * (wanted.outputError + unitRoundoff[dtype] * Math.abs(value) + 2 ** -25);
+        });
+        expect(Math.max(...excess)).toBeLessThanOrEqual(0);
+        const [one, other] = [parts.logSumExp[at] ?? NaN, whole.logSumExp[at] ?? NaN];
+        if (one !== other) expect(Math.abs(one - other)).toBeLessThanOrEqual(2 * wanted.logSumExpError);
+      }
+    });
+  }
+  cache.dispose();
+}
+
+/** Rows that see no key give exactly 0, and minus infinity. */
+export async function checkRowsWithoutKeys(attention: Attention, device: Device, stream: Stream, random: Random) {
+  const [rows, kvHeads, group, dim] = [[3, 1, 2], 2, 2, 64];
+  for (const dtype of floats) {
+    const keyCounts = [[0, 1], [0, 0], [1, 0]];
+    const cache = randomCache(device, random, { rows, keyCounts, kvHeads, group, dim, blockTokens: 16, cacheDType: dtype });
+    const shape = [6, kvHeads * group, dim] as const;
+    const axes = ['token', 'queryHead', 'dim'] as const;
+    using query = device.tensor(dtype, axes, shape, random.elements(dtype, 6 * kvHeads * group * dim));
+    using output = device.tensor(dtype, axes, shape, poison(dtype, shape));
+    using logSumExp = poisonedLogSumExp(device, 6, kvHeads * group);
+    using slots = device.tensor('i32', ['batch'], [3], cache.slots);
+    using queryStart = device.tensor('i32', ['boundary'], [4], cache.queryStart);
+    attention(stream, { query, output, logSumExp, blocks: cache.blocks, slots, queryStart, scale: 0.125 });
+    const [outputs, sums] = [decode(dtype, await output.read()), await logSumExp.read()];
+    // Of each entry's rows the last sees its key, where its kv head has one.
+    const seeing = (token: number, head: number) => (token === 2 && head >= group) || (token === 5 && head < group);
+    for (let index = 0; index < 6 * kvHeads * group; index++) {
+      const sees = seeing(Math.floor(index / (kvHeads * group)), index % (kvHeads * group));
+      const row = outputs.subarray(index * dim, (index + 1) * dim);
+      expect(row.every((value) => (sees ? Number.isFinite(value) : value === 0))).toBe(true);
+      expect(Number.isFinite(sums[index])).toBe(sees);
+      if (!sees) expect(sums[index]).toBe(-Infinity);
+    }
+    cache.dispose();
+  }
 }
 
 /** Every wrong argument gets its own error at once; a table that leads outside rejects the next wait. */

@@ -1,7 +1,7 @@
 import type { Device } from '../device.js';
-import type { FloatDType } from '../dtype.js';
+import type { ElementArray, FloatDType } from '../dtype.js';
 import type { PagedBlocks } from '../paged-blocks.js';
-import { decode, type Random, unitRoundoff } from './random.js';
+import { decode, encode, type Random, unitRoundoff } from './random.js';
 
 /** Sizes of a random attention problem. */
 export interface AttentionSizes {
@@ -17,6 +17,22 @@ export interface AttentionSizes {
   readonly cacheDType: FloatDType;
   /** Of queries and outputs. Default: random ones. */
   readonly rowDType?: FloatDType;
+  /** The first number of every key and query, so that all scores move by its square times the scale. */
+  readonly shift?: number;
+}
+
+/** Random rows of `dim` numbers; the first of each is `shift`, if there is one. */
+export function randomRows<D extends FloatDType>(
+  random: Random,
+  dtype: D,
+  count: number,
+  { dim, shift }: AttentionSizes,
+): ElementArray<D> {
+  const numbers = Float64Array.from({ length: count * dim }, (_, index) => {
+    const drawn = random.normal();
+    return shift !== undefined && index % dim === 0 ? shift : drawn;
+  });
+  return encode(dtype, numbers);
 }
 
 /** A paged cache of random keys and values; its blocks are in random order, its slots in descending order. */
@@ -41,7 +57,7 @@ export function randomCache(device: Device, random: Random, sizes: AttentionSize
     heads.forEach((count, head) => (counts[(batch - 1 - entry) * kvHeads + head] = count));
   });
   const shape = [order.length, blockTokens, dim] as const;
-  const keys = random.elements(cacheDType, order.length * blockTokens * dim);
+  const keys = randomRows(random, cacheDType, order.length * blockTokens, sizes);
   const values = random.elements(cacheDType, order.length * blockTokens * dim);
   const [keyNumbers, valueNumbers] = [decode(cacheDType, keys), decode(cacheDType, values)];
   const row = (numbers: Float64Array, entry: number, kvHead: number, token: number) => {
