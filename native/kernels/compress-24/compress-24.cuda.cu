@@ -91,6 +91,7 @@ __device__ uint32_t column_of(const uint32_t (&bits)[4], int dim) {
 template <int kHeadDim, bool kMasked>
 struct KeyCompression {
   static constexpr int kThreads = 128;
+  static constexpr int kBlocksInTurn = 4;  // that one thread block compresses
 
   static __device__ void run(const uint16_t* dense, const uint8_t* mask, uint16_t* non_zeros, uint32_t* metadata) {
     constexpr int kLanes = kHeadDim / 8;  // of a row
@@ -130,6 +131,7 @@ struct KeyCompression {
 template <int kHeadDim, bool kMasked>
 struct ValueCompression {
   static constexpr int kThreads = kHeadDim / 2;
+  static constexpr int kBlocksInTurn = 1;
 
   static __device__ void run(const uint16_t* dense, const uint8_t* mask, uint16_t* non_zeros, uint32_t* metadata) {
     const int dim = threadIdx.x % (kHeadDim / 8) * 8;
@@ -174,11 +176,10 @@ struct ValueCompression {
   }
 };
 
-constexpr int kBlocksInTurn = 4;  // that one thread block compresses
-
 template <int kHeadDim, template <int, bool> class Compression, bool kMasked>
 __global__ void __launch_bounds__(Compression<kHeadDim, kMasked>::kThreads)
     compress_kernel(const __grid_constant__ Parameters parameters) {
+  constexpr int kBlocksInTurn = Compression<kHeadDim, kMasked>::kBlocksInTurn;
   const Compress24Arguments& arguments = parameters.arguments;
   BlockMove moves[kBlocksInTurn];
 #pragma unroll
@@ -277,6 +278,7 @@ dim3 grid_of(const Compress24Arguments& arguments, int blocks) {
 
 template <int kHeadDim, template <int, bool> class Compression>
 void launch_compression(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream) {
+  constexpr int kBlocksInTurn = Compression<kHeadDim, false>::kBlocksInTurn;
   const dim3 grid = grid_of(arguments, (arguments.most_blocks + kBlocksInTurn - 1) / kBlocksInTurn);
   if (arguments.element_mask != nullptr) {
     constexpr int kThreads = Compression<kHeadDim, true>::kThreads;
