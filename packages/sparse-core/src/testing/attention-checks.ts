@@ -32,7 +32,7 @@ export function tensorCoreSizes(random: Random, rowCounts: readonly number[], ea
   return { ...sizes, dim: random.pick([64, 128]), blockTokens: random.pick([16, 64]), cacheDType: dtype, rowDType: dtype };
 }
 
-function poison(dtype: FloatDType, shape: readonly number[]) {
+function poison<D extends FloatDType>(dtype: D, shape: readonly number[]) {
   return encode(dtype, new Float64Array(shape.reduce((product, extent) => product * extent, 1)).fill(NaN));
 }
 
