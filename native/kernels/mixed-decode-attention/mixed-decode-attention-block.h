@@ -173,7 +173,7 @@ class MixedDecodeBlock {
 };
 
 template <typename Element, int kHeadDim, int kColumnTiles, typename Copies>
-__global__ void __launch_bounds__(32 * Copies::kWarps, Copies::kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(32 * Copies::kWarps, 1)
     mixed_decode_kernel(const __grid_constant__ MixedDecodeParameters<typename Copies::Maps> parameters) {
   using Block = MixedDecodeBlock<Element, kHeadDim, kColumnTiles, Copies>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];

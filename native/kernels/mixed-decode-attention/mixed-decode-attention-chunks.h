@@ -11,7 +11,7 @@
 
 namespace kv {
 
-// At most so many chunks for each thread block, and one for each entry.
+// At most so many chunks for each thread block, one a multiprocessor, and one for each entry.
 constexpr int kMixedChunksPerBlock = 18;
 
 template <int kRows>
@@ -54,7 +54,7 @@ __device__ MixedChunkSizes mixed_chunk_sizes(const PagedAttentionArguments& argu
   const int share = max(1, static_cast<int>((sum + gridDim.x - 1) / gridDim.x));
   // Too little to be worth another chunk.
   if (share <= 4 * kWarps) return {share, 0, whole(share)};
-  return {share, share * 7 / 8 / kWarps * kWarps, whole(max(1, share / 16))};
+  return {share, share * 7 / 8 / kWarps * kWarps, whole((share + 15) / 16)};
 }
 
 struct MixedChunk {

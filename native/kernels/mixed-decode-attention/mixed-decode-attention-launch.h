@@ -34,8 +34,7 @@ Status launch_mixed_decode(const MixedAttentionArguments& arguments, void* count
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   }
   if (error != cudaSuccess) return cuda_status(error);
-  const int blocks = multiprocessors * Copies::kBlocksPerMultiprocessor;
-  kernel<<<blocks, 32 * Copies::kWarps, kSharedBytes, stream>>>(parameters);
+  kernel<<<multiprocessors, 32 * Copies::kWarps, kSharedBytes, stream>>>(parameters);
   return launch_status();
 }
 

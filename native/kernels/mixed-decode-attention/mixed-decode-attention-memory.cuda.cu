@@ -28,15 +28,14 @@ Status mixed_decode_memory(const MixedAttentionArguments& arguments, MixedDecode
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
-  constexpr int kMostBlocksPerMultiprocessor = 2;
-  const size_t blocks = static_cast<size_t>(multiprocessors) * kMostBlocksPerMultiprocessor;
   // At most: where the queries lie is known to the device only.
   const size_t rows = static_cast<size_t>(arguments.query_tokens) *
                       static_cast<size_t>(arguments.query_heads / arguments.kv_heads);
   const size_t packs = rows / static_cast<size_t>(mixed_decode_rows(arguments)) + static_cast<size_t>(arguments.batch);
   const size_t entries = static_cast<size_t>(arguments.kv_heads) * packs;
   memory->counter_bytes = sizeof(MixedTickets::Counters) + entries * sizeof(unsigned);
-  memory->workspace_bytes = (blocks * kMixedChunksPerBlock + entries) * sizeof(DecodePartial<16, 128>);
+  const size_t chunks = static_cast<size_t>(multiprocessors) * kMixedChunksPerBlock + entries;
+  memory->workspace_bytes = chunks * sizeof(DecodePartial<16, 128>);
   return cuda_status(error);
 }
 

@@ -10,7 +10,6 @@ class ThreadCopies {
  public:
   static constexpr int kWarps = 4;
   // What the shared memory of compute capability 8.9 holds.
-  static constexpr int kBlocksPerMultiprocessor = 1;
   static constexpr int kSlots = kHeadDim == 128 ? 2 : 4;
 
   struct Maps {};

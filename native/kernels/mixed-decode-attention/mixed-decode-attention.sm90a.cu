@@ -16,7 +16,6 @@ template <typename Element, int kHeadDim>
 class EngineCopies {
  public:
   static constexpr int kWarps = 8;
-  static constexpr int kBlocksPerMultiprocessor = 1;
   // More of them only make the memory's queues longer.
   static constexpr int kSlots = kHeadDim == 128 ? 2 : 4;
 
