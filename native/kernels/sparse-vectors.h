@@ -1,6 +1,5 @@
-// Vectors of 2:4 sparse blocks (kernels/mixed-blocks.h), read without writing the block out: sixteen bits of metadata
-// become a mask that spreads eight non-zeros over sixteen dims of a key, or indices that pick, for each dim of a value,
-// the weight of the token that was kept.
+// Vectors of 2:4 sparse blocks (kernels/mixed-blocks.h), read without writing the block out: metadata become indices that
+// pick, for each kept dim of a key, the query's, and for each dim of a value the weight of the token that was kept.
 #pragma once
 
 #include "kernels/mixed-blocks.h"
@@ -9,104 +8,119 @@
 namespace kv {
 namespace KV_ISA {
 
-// For each byte of metadata, two groups of four, the byte with a bit set for each index that is kept.
-struct KeptMasks {
-  uint8_t of[256];
-};
-constexpr KeptMasks make_kept_masks() {
-  KeptMasks masks = {};
-  for (int byte = 0; byte < 256; ++byte) {
-    const int low = (1 << (byte & 3)) | (1 << (byte >> 2 & 3));
-    const int high = (1 << (byte >> 4 & 3)) | (1 << (byte >> 6));
-    masks.of[byte] = static_cast<uint8_t>(low | high << 4);
-  }
-  return masks;
-}
-constexpr KeptMasks kKeptMasks = make_kept_masks();
-
-// Turns each meta16 of a block of keys, 4 * head_dim of them, into the mask of the dims that are kept. The mask of
-// key_meta16(token, group) is at 2 * word + shift / 16.
-inline void load_key_masks(const uint32_t* metadata, int head_dim, uint16_t* masks) {
-  uint8_t bytes[8 * 128];
-  const int count = 8 * head_dim;
-  std::memcpy(bytes, metadata, static_cast<size_t>(count));
 #if defined(__AVX512F__)
-  const __m512i nibble = _mm512_set1_epi8(15);
-  const __m512i low_masks = _mm512_maskz_broadcast_i32x4(
-      kAllLanes, _mm_setr_epi8(1, 3, 5, 9, 3, 2, 6, 10, 5, 6, 4, 12, 9, 10, 12, 8));
-  for (int i = 0; i < count; i += 64) {
-    const __m512i meta = _mm512_loadu_si512(bytes + i);
-    const __m512i low = _mm512_shuffle_epi8(low_masks, _mm512_and_si512(meta, nibble));
-    const __m512i shifted = _mm512_maskz_srli_epi16(~0u, meta, 4);
-    const __m512i high = _mm512_shuffle_epi8(low_masks, _mm512_and_si512(shifted, nibble));
-    _mm512_storeu_si512(bytes + i, _mm512_or_si512(low, _mm512_maskz_slli_epi16(~0u, high, 4)));
+
+// The metadata of a block of keys, 32 dims of a token in each word: picks[token, head_dim / 32]. Two bits for each of
+// the 16 lanes of load_kept_dims.
+inline void load_picks(const uint32_t* metadata, int head_dim, uint32_t* picks) {
+  const int words = head_dim / 64;   // of a lane of metadata
+  const int pairs = head_dim / 32;   // of chunks of a token
+  const int tokens = 8 / pairs;      // that eight lanes hold
+  VecInt low = {};
+  VecInt swap = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int token = lane % 8 / pairs;
+    const int pair = lane % pairs;
+    low[lane] = (4 * token + 2 * (pair % 2)) * words + pair / 2;
+    swap[lane] = head_dim == 128 ? token % 2 * 16 : token / 2 % 2 * 16;
   }
-#else
-  for (int i = 0; i < count; ++i) bytes[i] = kKeptMasks.of[bytes[i]];
-#endif
-  std::memcpy(masks, bytes, static_cast<size_t>(count));
+  const VecInt high = low + words;
+  const VecInt low_half = VecInt{} + 0xffff;
+  for (int from = 0; from < 2 * head_dim; from += kLanes) {
+    const __m512i both = _mm512_loadu_si512(metadata + from);
+    const __m512i x = _mm512_maskz_permutexvar_epi32(kAllLanes, reinterpret_cast<__m512i>(low), both);
+    const __m512i y = _mm512_maskz_permutexvar_epi32(kAllLanes, reinterpret_cast<__m512i>(high), both);
+    // The first eight lanes are of the tokens 0 to 7 of a tile, the others of 8 to 15.
+    const VecInt first = (reinterpret_cast<VecInt>(x) & low_half) | (reinterpret_cast<VecInt>(y) << 16);
+    const VecInt second = reinterpret_cast<VecInt>(_mm512_maskz_srli_epi32(kAllLanes, x, 16)) |
+                          (reinterpret_cast<VecInt>(y) & ~low_half);
+    const __m512i of_tokens = _mm512_mask_blend_epi32(0xff00, reinterpret_cast<__m512i>(first),
+                                                      reinterpret_cast<__m512i>(second));
+    const __m512i swapped = _mm512_maskz_rolv_epi32(kAllLanes, of_tokens, reinterpret_cast<__m512i>(swap));
+    const int tile = from / (32 * words);
+    const int token = from % (32 * words) / kLanes * tokens;
+    uint32_t* to = picks + (16 * tile + token) * pairs;
+    uint32_t lanes[kLanes];
+    std::memcpy(lanes, &swapped, sizeof lanes);
+    std::memcpy(to, lanes, sizeof lanes / 2);
+    std::memcpy(to + 8 * pairs, lanes + 8, sizeof lanes / 2);
+  }
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// For each mask of eight dims, the byte shuffle that spreads four elements of 16 bits over them.
+// A token's kept dims among the 32 from 32 * pair on. The swizzle may have put the last eight first: then so are they
+// here, and so are their bits in the token's word of load_picks.
+template <class T>
+inline Vec load_kept_dims(const T* non_zeros, int token, int pair, int head_dim) {
+  const int swizzle = head_dim == 128 ? token & 7 : (token >> 1) & 3;
+  return load(non_zeros + token * head_dim / 2 + (pair ^ (swizzle >> 1)) * 16);
+}
+
+// Which of 32 dims the lanes of load_kept_dims are.
+inline VecInt picked_dims(uint32_t pick, int token, int head_dim) {
+  const bool swapped = (head_dim == 128 ? token & 1 : (token >> 1) & 1) != 0;
+  const __m512i bits = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i first = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
+  const __m512i second = _mm512_setr_epi32(16, 16, 20, 20, 24, 24, 28, 28, 0, 0, 4, 4, 8, 8, 12, 12);
+  const __m512i word = _mm512_set1_epi32(static_cast<int32_t>(pick));
+  const VecInt within = reinterpret_cast<VecInt>(_mm512_maskz_srlv_epi32(kAllLanes, word, bits)) & 3;
+  return within | reinterpret_cast<VecInt>(swapped ? second : first);
+}
+
+#else
+
+#if defined(__AVX2__)
+// For each byte of metadata, the byte shuffle that spreads four elements of 16 bits over the eight dims that it is of.
 struct Spreads {
   uint8_t of[256][16];
 };
 constexpr Spreads make_spreads() {
   Spreads spreads = {};
-  for (int mask = 0; mask < 256; ++mask) {
-    int next = 0;
-    for (int d = 0; d < 8; ++d) {
-      const bool kept = (mask >> d & 1) != 0 && next < 8;
-      spreads.of[mask][2 * d] = static_cast<uint8_t>(kept ? 2 * next : 128);
-      spreads.of[mask][2 * d + 1] = static_cast<uint8_t>(kept ? 2 * next + 1 : 128);
-      next += kept ? 1 : 0;
+  for (int byte = 0; byte < 256; ++byte) {
+    for (int place = 0; place < 16; ++place) spreads.of[byte][place] = 128;  // a zero
+    for (int kept = 0; kept < 4; ++kept) {
+      const int dim = kept / 2 * 4 + (byte >> 2 * kept & 3);
+      spreads.of[byte][2 * dim] = static_cast<uint8_t>(2 * kept);
+      spreads.of[byte][2 * dim + 1] = static_cast<uint8_t>(2 * kept + 1);
     }
   }
   return spreads;
 }
 alignas(16) constexpr Spreads kSpreads = make_spreads();
-#endif
 
-#if defined(__AVX2__)
 inline __m256 widen(__m128i bits, Half) { return _mm256_cvtph_ps(bits); }
 inline __m256 widen(__m128i bits, Bfloat) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 #endif
 
-// kLanes dims, of which those of `mask` (its lowest kLanes bits) are kept, one after the other at `kept`.
+// The dims d .. d + kLanes - 1 of a key of a sparse block, zero where nothing is kept; d is a multiple of kLanes.
 template <class T>
-inline Vec spread(const T* kept, uint32_t mask) {
-#if defined(__AVX512F__)
-  const __m256 eight = widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kept)), T{});
-  return _mm512_maskz_expand_ps(static_cast<__mmask16>(mask), _mm512_castps256_ps512(eight));
-#elif defined(__AVX2__)
+inline Vec load_key(const T* non_zeros, const uint32_t* metadata, int token, int d, int head_dim) {
+  const Meta16Place place = key_meta16(token, d / 16, head_dim);
+  const uint32_t meta = metadata[place.word] >> (place.shift + d % 16);
+  const T* kept = non_zeros + key_non_zero(token, d / 2, head_dim);
+#if defined(__AVX2__)
   const __m128i four = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kept));
-  const __m128i control = _mm_load_si128(reinterpret_cast<const __m128i*>(kSpreads.of[mask & 255]));
+  const __m128i control = _mm_load_si128(reinterpret_cast<const __m128i*>(kSpreads.of[meta & 255]));
   return widen(_mm_shuffle_epi8(four, control), T{});
 #else
-  Vec result = {};
-  int next = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if ((mask >> lane & 1) != 0) result[lane] = to_float(kept[next++]);
-  }
-  return result;
+  Vec dims = {};
+  for (int n = 0; n < kLanes / 2; ++n) dims[n / 2 * 4 + static_cast<int>(meta >> 2 * n & 3)] = to_float(kept[n]);
+  return dims;
 #endif
 }
+
+#endif  // __AVX512F__
 
 // The kept token `kept` of the dims d .. d + kLanes - 1 of a block of values; d is a multiple of kLanes.
 template <class T>
 inline Vec load_kept(const T* non_zeros, int kept, int d) {
-  const T* first = non_zeros + value_non_zero(kept, d);
 #if defined(__AVX512F__)
-  // Sixteen dims are two chunks, which the swizzle may have put in either order.
-  const __m256 low = widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(first)), T{});
-  const T* second = non_zeros + value_non_zero(kept, d + 8);
-  const __m256 high = widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(second)), T{});
-  return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+  // Sixteen dims are two chunks, which the swizzle of an odd row has put in the other order.
+  const Vec both = load(non_zeros + value_non_zero(kept & ~1, d & ~8) + (kept & 1) * 64);
+  return (kept & 1) == 0 ? both : reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, both, both, 0x4e));
 #else
-  return load(first);
+  return load(non_zeros + value_non_zero(kept, d));
 #endif
 }
 

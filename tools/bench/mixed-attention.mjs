@@ -73,9 +73,9 @@ const queryAxes = ['token', 'queryHead', 'dim'];
 
 async function decodeRows({ heads, layers }, tokens) {
   const [queryHeads, kvHeads, headDim] = heads;
-  using rows = normals(['token', 'kvHead', 'dim'], [tokens, kvHeads, headDim]);
-  using query = normals(queryAxes, [1, queryHeads, headDim]);
-  using output = device.tensor('f32', queryAxes, [1, queryHeads, headDim]);
+  const rows = normals(['token', 'kvHead', 'dim'], [tokens, kvHeads, headDim]);
+  const query = normals(queryAxes, [1, queryHeads, headDim]);
+  const output = device.tensor('f32', queryAxes, [1, queryHeads, headDim]);
   const batch = core.createRowBatch(device, stream, [{ slot: 0, position: tokens - 1, rows: 1 }]);
   const caches = [core.densePagedStore({ dtype: 'f16' }), ...settings.map((shares) => hieraSparseStore({ ...shares, dtype: 'f16' }))];
   const works = caches.map((factory) => {
@@ -85,15 +85,15 @@ async function decodeRows({ heads, layers }, tokens) {
     return { stores, work: () => stores.forEach(step) };
   });
   const times = await inTurn(works);
-  for (const store of works.flatMap(({ stores }) => stores)) store.dispose();
+  for (const each of [...works.flatMap(({ stores }) => stores), rows, query, output]) each.dispose();
   return rowsOf('decode', heads, tokens, times, 1.4);
 }
 
 async function prefillRows({ heads }, tokens) {
   const [queryHeads, kvHeads, headDim] = heads;
-  using rows = normals(['token', 'kvHead', 'dim'], [tokens, kvHeads, headDim]);
-  using query = normals(queryAxes, [tokens, queryHeads, headDim]);
-  using output = device.tensor('f32', queryAxes, [tokens, queryHeads, headDim]);
+  const rows = normals(['token', 'kvHead', 'dim'], [tokens, kvHeads, headDim]);
+  const query = normals(queryAxes, [tokens, queryHeads, headDim]);
+  const output = device.tensor('f32', queryAxes, [tokens, queryHeads, headDim]);
   const batch = core.createRowBatch(device, stream, [{ slot: 0, position: 0, rows: tokens }]);
   const policies = [
     { prefill: core.densePrefill(), store: core.densePagedStore({ dtype: 'f16' }) },
@@ -109,7 +109,7 @@ async function prefillRows({ heads }, tokens) {
     return { stores, prepare: () => fill(store), work: () => prefill.attend(stream, call) };
   });
   const times = await inTurn(works);
-  for (const store of works.flatMap(({ stores }) => stores)) store.dispose();
+  for (const each of [...works.flatMap(({ stores }) => stores), rows, query, output]) each.dispose();
   return rowsOf('prefill, pruning and compression included,', heads, tokens, times, 1);
 }
 

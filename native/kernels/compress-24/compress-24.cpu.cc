@@ -1,7 +1,6 @@
 #include "kernels/compress-24/compress-24.h"
 
 #include "kernels/simd.h"
-#include "kernels/sparse-lines.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -16,70 +15,124 @@ struct Candidate {
   int32_t sparse;     // the sparse id that it is given, or -1
 };
 
-// Which of four neighbours are kept: bit i for neighbour i.
-uint32_t largest_two(const uint16_t (&four)[4]) {
-  uint32_t kept = 0;
+// Groups of four neighbours that are pruned together, and 16 bits of each.
+constexpr int kGroups = 32;
+typedef uint16_t Groups __attribute__((vector_size(2 * kGroups)));
+typedef int16_t Choice __attribute__((vector_size(2 * kGroups)));  // -1 where it holds, else 0
+
+inline Groups choose(Choice choice, Groups yes, Groups no) { return choice ? yes : no; }
+
+// What is kept of the groups: the two elements of each that are stored, and the nibble that says which they are.
+struct Kept {
+  Groups first;
+  Groups second;
+  Groups nibble;
+  Groups lost[4];  // magnitudes of what is not kept, else 0
+};
+
+// Neighbour i of the groups is four[i]. Without `mask`: the two of largest magnitude are kept.
+inline Kept keep(const Groups (&four)[4], const Groups* mask) {
+  Kept result;
+  Choice kept[4];
+  Choice behind[4] = {};  // minus the number of neighbours that come first
+  for (int i = 0; i < 4; ++i) result.lost[i] = four[i] & 0x7fff;
+  for (int i = 0; i < 3; ++i) {
+    for (int j = i + 1; j < 4; ++j) {
+      const Choice larger = result.lost[j] > result.lost[i];
+      behind[i] += larger;
+      behind[j] += ~larger;
+    }
+  }
+  for (int i = 0; i < 4; ++i) kept[i] = mask == nullptr ? behind[i] > -2 : mask[i] != 0;
+  // Where fewer than two are kept, zeros are stored at the lowest places that are free.
+  Choice count = kept[0] + kept[1] + kept[2] + kept[3];
+  Choice stored[4];
+  Groups element[4];
   for (int i = 0; i < 4; ++i) {
-    int before = 0;
-    for (int j = 0; j < 4; ++j) {
-      const int32_t difference = (four[j] & 0x7fff) - (four[i] & 0x7fff);
-      before += difference > 0 || (difference == 0 && j < i) ? 1 : 0;
-    }
-    kept |= before < 2 ? 1u << i : 0u;
+    const Choice filled = ~kept[i] & (count > -2);
+    count += filled;
+    stored[i] = kept[i] | filled;
+    element[i] = choose(kept[i], four[i], Groups{});
+    result.lost[i] = choose(kept[i], Groups{}, result.lost[i]);
   }
-  return kept;
+  result.first = choose(stored[0], element[0], choose(stored[1], element[1], element[2]));
+  result.second = choose(stored[3], element[3], choose(stored[2], element[2], element[1]));
+  const Groups one = Groups{} + 1;
+  const Groups first = choose(stored[0], Groups{}, choose(stored[1], one, one + one));
+  const Groups second = choose(stored[3], one + 2, choose(stored[2], one + one, one));
+  result.nibble = second << 2 | first;
+  return result;
 }
 
-// The places that are stored: those that are kept, and the lowest others where fewer than two are.
-uint32_t stored_places(uint32_t kept) {
-  while (__builtin_popcount(kept) < 2) kept |= ~kept & (kept + 1);
-  return kept;
-}
-
-// Calls body(line, group of 16, number of four within it, its elements, which are kept) for all of a block.
-template <class Lines, class Body>
-void for_each_four(const Lines& lines, const uint16_t* dense, const uint8_t* mask, Body&& body) {
-  for (int line = 0; line < lines.lines(); ++line) {
-    for (int group = 0; group < lines.groups(); ++group) {
-      for (int n = 0; n < 4; ++n) {
-        uint16_t four[4];
-        uint32_t kept = 0;
-        for (int i = 0; i < 4; ++i) {
-          const int place = lines.dense(line, 16 * group + 4 * n + i);
-          four[i] = dense[place];
-          if (mask != nullptr) kept |= mask[place] != 0 ? 1u << i : 0u;
-        }
-        body(line, group, n, four, mask != nullptr ? kept : largest_two(four));
-      }
-    }
-  }
-}
-
-template <class T, class Lines>
-float loss_of(const Lines& lines, const uint16_t* dense, const uint8_t* mask) {
-  double loss = 0;
-  for_each_four(lines, dense, mask, [&](int, int, int, const uint16_t(&four)[4], uint32_t kept) {
+// Calls body(step, what is kept) for the steps of a block, each of kGroups groups: of keys, 4 * kGroups elements that
+// lie together; of values, kGroups dims of four tokens.
+template <class Body>
+void for_each_step(KvOperand operand, int dim, const uint16_t* dense, const uint8_t* mask, Body&& body) {
+  const bool keys = operand == KvOperand::keys;
+  const int steps = kMixedBlockTokens * dim / (4 * kGroups);
+  const int of_tokens = dim / kGroups;  // steps of the same four tokens
+  for (int step = 0; step < steps; ++step) {
+    const int origin = keys ? 4 * kGroups * step : step / of_tokens * 4 * dim + step % of_tokens * kGroups;
+    Groups four[4];
+    Groups masks[4];
     for (int i = 0; i < 4; ++i) {
-      const uint16_t magnitude = four[i] & 0x7fff;
-      if ((kept >> i & 1) == 0) loss += to_float(T{magnitude});
+      const int first = origin + (keys ? i : i * dim);
+      for (int n = 0; n < kGroups; ++n) four[i][n] = dense[first + (keys ? 4 * n : n)];
+      if (mask == nullptr) continue;
+      for (int n = 0; n < kGroups; ++n) masks[i][n] = mask[first + (keys ? 4 * n : n)];
+    }
+    body(step, keep(four, mask == nullptr ? nullptr : masks));
+  }
+}
+
+template <class T>
+float loss_of(KvOperand operand, int dim, const uint16_t* dense, const uint8_t* mask) {
+  Vec sum = {};
+  for_each_step(operand, dim, dense, mask, [&](int, const Kept& kept) {
+    T lost[4 * kGroups];
+    std::memcpy(lost, kept.lost, sizeof lost);
+    for (int n = 0; n < 4 * kGroups; n += kLanes) sum += load(lost + n);
+  });
+  return horizontal_sum(sum);
+}
+
+void compress_keys(int dim, const uint16_t* dense, const uint8_t* mask, uint16_t* non_zeros, uint32_t* metadata) {
+  for_each_step(KvOperand::keys, dim, dense, mask, [&](int step, const Kept& kept) {
+    uint16_t pairs[2 * kGroups];
+    for (int n = 0; n < kGroups; ++n) {
+      pairs[2 * n] = kept.first[n];
+      pairs[2 * n + 1] = kept.second[n];
+    }
+    for (int n = 0; n < kGroups; n += 4) {
+      const int element = 4 * (kGroups * step + n);
+      const int token = element / dim;
+      const int group = element % dim / 16;
+      std::memcpy(non_zeros + key_non_zero(token, 8 * group, dim), pairs + 2 * n, 8 * sizeof(uint16_t));
+      uint32_t meta = 0;
+      for (int i = 0; i < 4; ++i) meta |= static_cast<uint32_t>(kept.nibble[n + i]) << 4 * i;
+      const Meta16Place place = key_meta16(token, group, dim);
+      metadata[place.word] |= meta << place.shift;
     }
   });
-  return static_cast<float>(loss);
 }
 
-template <class Lines>
-void compress(const Lines& lines, const uint16_t* dense, const uint8_t* mask, uint16_t* non_zeros,
-              uint32_t* metadata) {
-  std::memset(metadata, 0, static_cast<size_t>(sparse_block_words(lines.dim)) * sizeof(uint32_t));
-  for_each_four(lines, dense, mask, [&](int line, int group, int n, const uint16_t(&four)[4], uint32_t kept) {
-    const uint32_t places = stored_places(kept);
-    const int first = __builtin_ctz(places);
-    const int second = 31 - __builtin_clz(places);
-    const int number = 8 * group + 2 * n;
-    non_zeros[lines.non_zero(line, number)] = (kept >> first & 1) != 0 ? four[first] : uint16_t{0};
-    non_zeros[lines.non_zero(line, number + 1)] = (kept >> second & 1) != 0 ? four[second] : uint16_t{0};
-    const Meta16Place place = lines.meta16(line, group);
-    metadata[place.word] |= static_cast<uint32_t>(second << 2 | first) << (4 * n + place.shift);
+void compress_values(int dim, const uint16_t* dense, const uint8_t* mask, uint16_t* non_zeros, uint32_t* metadata) {
+  const int of_tokens = dim / kGroups;
+  for_each_step(KvOperand::values, dim, dense, mask, [&](int step, const Kept& kept) {
+    uint16_t rows[2][kGroups];
+    std::memcpy(rows[0], &kept.first, sizeof rows[0]);
+    std::memcpy(rows[1], &kept.second, sizeof rows[1]);
+    const int quad = step / of_tokens;
+    for (int n = 0; n < kGroups; n += 8) {
+      const int d = step % of_tokens * kGroups + n;
+      for (int j = 0; j < 2; ++j) {
+        std::memcpy(non_zeros + value_non_zero(2 * quad + j, d), rows[j] + n, 8 * sizeof(uint16_t));
+      }
+      for (int i = 0; i < 8; ++i) {
+        const Meta16Place place = value_meta16(d + i, quad / 4);
+        metadata[place.word] |= static_cast<uint32_t>(kept.nibble[n + i]) << (quad % 4 * 4 + place.shift);
+      }
+    }
   });
 }
 
@@ -109,11 +162,13 @@ class Compression {
     for_each_pruning([&](int32_t p) { choose(p); });
     for_each_candidate([&](Candidate& candidate) {
       if (candidate.sparse < 0) return;
-      with_lines(a_.operand, a_.head_dim, [&](const auto& lines) {
-        compress(lines, dense(candidate.dense), mask(candidate),
-                 static_cast<uint16_t*>(a_.non_zeros) + candidate.sparse * sparse_block_elements(a_.head_dim),
-                 a_.metadata + candidate.sparse * sparse_block_words(a_.head_dim));
-      });
+      const int64_t words = sparse_block_words(a_.head_dim);
+      uint16_t* non_zeros =
+          static_cast<uint16_t*>(a_.non_zeros) + candidate.sparse * sparse_block_elements(a_.head_dim);
+      uint32_t* metadata = a_.metadata + candidate.sparse * words;
+      std::memset(metadata, 0, static_cast<size_t>(words) * sizeof(uint32_t));
+      const auto compress = a_.operand == KvOperand::keys ? compress_keys : compress_values;
+      compress(a_.head_dim, dense(candidate.dense), mask(candidate), non_zeros, metadata);
     });
     for_each_pruning([&](int32_t p) { move(p); });
   }
@@ -140,13 +195,10 @@ class Compression {
   void measure(Candidate& candidate) const {
     const int32_t p = candidate.pruning;
     if (a_.prunings[p].count == starts_[p + 1] - starts_[p]) return;
-    with_lines(a_.operand, a_.head_dim, [&](const auto& lines) {
-      const uint16_t* block = dense(candidate.dense);
-      const float loss = a_.dtype == DType::f16 ? loss_of<Half>(lines, block, mask(candidate))
-                                                : loss_of<Bfloat>(lines, block, mask(candidate));
-      std::memcpy(&candidate.loss, &loss, sizeof loss);
-      candidate.loss &= 0x7fffffffu;
-    });
+    const auto measure_loss = a_.dtype == DType::f16 ? loss_of<Half> : loss_of<Bfloat>;
+    const float loss = measure_loss(a_.operand, a_.head_dim, dense(candidate.dense), mask(candidate));
+    std::memcpy(&candidate.loss, &loss, sizeof loss);
+    candidate.loss &= 0x7fffffffu;
   }
 
   // Gives the blocks of least loss their sparse ids.

@@ -7,19 +7,18 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Vectors of a row's output that stay in registers: with kRowGroup rows, enough chains of additions to hide how
-// long one takes.
-constexpr int kSparseVectors = 2;
+// Vectors of a row's output that stay in registers, with kRowGroup rows.
+constexpr int kSparseVectors = kLanes == 16 ? 4 : 2;
 
-// A block that will be read after this one, fetched a 64th at a time.
+// A block that will be read after this one, fetched bit by bit.
 struct Ahead {
   const char* data;
-  int64_t step_bytes;
+  int element_bytes;  // the bytes of the block, for each element of a dense one
 
-  void fetch(int64_t from, int64_t bytes) const {
-    for (int64_t i = from; i < from + bytes; i += 64) __builtin_prefetch(data + i, 0, 2);
+  void fetch(int element, int count) const {
+    const char* from = data + element * element_bytes;
+    for (int i = 0; i < count * element_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
   }
-  void fetch_step(int step) const { fetch(step * step_bytes, step_bytes); }
 };
 
 template <class T>
@@ -31,62 +30,115 @@ struct DenseBlock {
   int count;
 
   Vec at(int token, int d) const { return load(rows + token * stride + d); }
-  void fetch_next(int token, int first, int elements) const {
-    ahead.fetch((token * dim + first) * ahead.step_bytes / dim, elements * ahead.step_bytes / dim);
-  }
+  void fetch_next(int token, int first, int elements) const { ahead.fetch(token * dim + first, elements); }
 };
 
 template <class T>
-struct SparseKeyBlock {
+struct SparseBlock {
   const T* non_zeros;
-  const uint16_t* masks;
+  const uint32_t* metadata;
   Ahead ahead;
-  int dim;
-  int count;
-
-  Vec at(int token, int d) const {
-    const Meta16Place place = key_meta16(token, d / 16, dim);
-    const uint32_t mask = masks[2 * place.word + place.shift / 16];
-    return spread(non_zeros + key_non_zero(token, d / 2, dim), mask >> d % 16);
-  }
-  void fetch_next(int token, int, int) const { ahead.fetch_step(token); }
 };
+
+#if defined(__AVX512F__)
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows: as score_run, of a sparse block.
+template <int kRows, int kDim, class T>
+void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t* picks, float* scores,
+                       int64_t score_stride) {
+  for (int key = 0; key < kMixedBlockTokens; key += kKeyGroup) {
+    keys.ahead.fetch(key * kDim, kKeyGroup * kDim);
+    Vec totals[kRows][kKeyGroup] = {};
+    for (int pair = 0; pair < kDim / 32; ++pair) {
+      Vec low[kRows];
+      Vec high[kRows];
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) {
+        low[row] = load(queries + row * kDim + 32 * pair);
+        high[row] = load(queries + row * kDim + 32 * pair + kLanes);
+      }
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeyGroup; ++k) {
+        const Vec kept = load_kept_dims(keys.non_zeros, key + k, pair, kDim);
+        const VecInt dims = picked_dims(picks[(key + k) * (kDim / 32) + pair], key + k, kDim);
+#pragma GCC unroll 4
+        for (int row = 0; row < kRows; ++row) totals[row][k] += permute(low[row], high[row], dims) * kept;
+      }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+      const Quad sums = horizontal_sums(totals[row][0], totals[row][1], totals[row][2], totals[row][3]);
+      std::memcpy(scores + row * score_stride + key, &sums, sizeof sums);
+    }
+  }
+}
+
+template <int kRows, class T>
+void score_sparse(const float* queries, const SparseBlock<T>& keys, const uint32_t* picks, int dim, float* scores,
+                  int64_t score_stride) {
+  const auto score = dim == 128 ? score_sparse_dims<kRows, 128, T> : score_sparse_dims<kRows, 64, T>;
+  score(queries, keys, picks, scores, score_stride);
+}
+#else
+template <class T>
+struct SparseKeyRun : SparseBlock<T> {
+  int dim;
+  int count = kMixedBlockTokens;
+
+  SparseKeyRun(const SparseBlock<T>& block, int dim) : SparseBlock<T>(block), dim(dim) {}
+
+  Vec at(int token, int d) const { return load_key(this->non_zeros, this->metadata, token, d, dim); }
+  void fetch_next(int token, int, int) const { this->ahead.fetch(token * dim, dim); }
+};
+
+template <int kRows, class T>
+void score_sparse(const float* queries, const SparseBlock<T>& keys, const uint32_t*, int dim, float* scores,
+                  int64_t score_stride) {
+  score_run<kRows>(queries, SparseKeyRun<T>(keys, dim), dim, scores, score_stride);
+}
+
+inline void load_picks(const uint32_t*, int, uint32_t*) {}
+#endif
 
 // output[row, first .. first + kSparseVectors * kLanes) += weights[row, 64 tokens] times a sparse block's values.
 template <int kRows, class T>
-void add_sparse_columns(const float* weights, int64_t weight_stride, const T* non_zeros, const uint32_t* metadata,
-                        const Ahead& ahead, int dim, int first, float* output) {
+void add_sparse_columns(const float* weights, int64_t weight_stride, const SparseBlock<T>& values, int dim, int first,
+                        float* output) {
   Vec totals[kRows][kSparseVectors];
 #pragma GCC unroll 4
   for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < kSparseVectors; ++v) totals[row][v] = load(output + row * dim + first + v * kLanes);
   }
   for (int group = 0; group < 4; ++group) {
     VecInt index[kSparseVectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < kSparseVectors; ++v) index[v] = load_value_meta(metadata, first + v * kLanes, group);
+#pragma GCC unroll 4
+    for (int v = 0; v < kSparseVectors; ++v) {
+      index[v] = load_value_meta(values.metadata, first + v * kLanes, group);
+    }
     for (int quad = 4 * group; quad < 4 * group + 4; ++quad) {
-      const int64_t bytes = ahead.step_bytes * 4 * kSparseVectors * kLanes / dim;
-      ahead.fetch(4 * quad * ahead.step_bytes + bytes * first / (kSparseVectors * kLanes), bytes);
-      for (int kept = 2 * quad; kept < 2 * quad + 2; ++kept) {
-        Vec loaded[kSparseVectors];
+      const int columns = kSparseVectors * kLanes;
+      values.ahead.fetch(4 * (quad * dim + first), 4 * columns);
 #pragma GCC unroll 2
-        for (int v = 0; v < kSparseVectors; ++v) loaded[v] = load_kept(non_zeros, kept, first + v * kLanes);
+      for (int j = 0; j < 2; ++j) {
+        Vec loaded[kSparseVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kSparseVectors; ++v) {
+          loaded[v] = load_kept(values.non_zeros, 2 * quad + j, first + v * kLanes);
+        }
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {
           const Vec four = load_quad(weights + row * weight_stride + 4 * quad);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int v = 0; v < kSparseVectors; ++v) totals[row][v] += pick(four, index[v]) * loaded[v];
         }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int v = 0; v < kSparseVectors; ++v) index[v] >>= 2;
       }
     }
   }
 #pragma GCC unroll 4
   for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < kSparseVectors; ++v) store(output + row * dim + first + v * kLanes, totals[row][v]);
   }
 }
@@ -101,22 +153,21 @@ class MixedCache {
   void score(const RowRange& range, const SplitKeys& keys, const float* queries, int dim, float* scores,
              float* work) const {
     const int32_t* table = range.blocks;
-    uint16_t* masks = reinterpret_cast<uint16_t*>(work);
+    uint32_t* picks = reinterpret_cast<uint32_t*>(work);
     for_each_block(keys, [&](int32_t first, int count, bool last) {
       const Ahead ahead = last ? value_ahead(value_blocks(range), keys.first) : key_ahead(table, first + count);
       const int32_t entry = table[first / kMixedBlockTokens];
-      const auto score_rows = [&](const auto& block) {
-        for_each_row_group(range.rows(), [&](int64_t row, auto group) {
-          score_run<decltype(group)::count>(queries + row * dim, block, dim,
-                                            scores + row * kScoreStride + (first - keys.first), kScoreStride);
-        });
-      };
-      if (entry > 0) {
-        score_rows(dense_block(a_.keys, entry, ahead, count));
-      } else {
-        load_key_masks(metadata(a_.sparse_keys, entry), dim, masks);
-        score_rows(SparseKeyBlock<T>{non_zeros(a_.sparse_keys, entry), masks, ahead, dim, count});
-      }
+      if (entry < 0) load_picks(metadata(a_.sparse_keys, entry), dim, picks);
+      for_each_row_group(range.rows(), [&](int64_t row, auto group) {
+        constexpr int kRows = decltype(group)::count;
+        const float* of_rows = queries + row * dim;
+        float* to = scores + row * kScoreStride + (first - keys.first);
+        if (entry > 0) {
+          score_run<kRows>(of_rows, dense_block(a_.keys, entry, ahead, count), dim, to, kScoreStride);
+        } else {
+          score_sparse<kRows>(of_rows, sparse_block(a_.sparse_keys, entry, ahead), picks, dim, to, kScoreStride);
+        }
+      });
     });
   }
 
@@ -135,8 +186,8 @@ class MixedCache {
           return;
         }
         for (int d = 0; d < dim; d += kSparseVectors * kLanes) {
-          add_sparse_columns<kRows>(of_rows, kScoreStride, non_zeros(a_.sparse_values, entry),
-                                    metadata(a_.sparse_values, entry), ahead, dim, d, output + row * dim);
+          add_sparse_columns<kRows>(of_rows, kScoreStride, sparse_block(a_.sparse_values, entry, ahead), dim, d,
+                                    output + row * dim);
         }
       });
     });
@@ -168,6 +219,10 @@ class MixedCache {
     return {dense(pool, entry), a_.token_stride, ahead, a_.head_dim, count};
   }
 
+  SparseBlock<T> sparse_block(const SparseBlocks& sparse, int32_t entry, const Ahead& ahead) const {
+    return {non_zeros(sparse, entry), metadata(sparse, entry), ahead};
+  }
+
   Ahead key_ahead(const int32_t* table, int32_t key) const { return ahead_of(a_.keys, a_.sparse_keys, table, key); }
   Ahead value_ahead(const int32_t* table, int32_t key) const {
     return ahead_of(a_.values, a_.sparse_values, table, key);
@@ -175,11 +230,10 @@ class MixedCache {
   // Fetches the metadata of the block of `key` at once.
   Ahead ahead_of(const void* pool, const SparseBlocks& sparse, const int32_t* table, int32_t key) const {
     const int32_t entry = table[key / kMixedBlockTokens];
-    const int64_t row_bytes = a_.head_dim * static_cast<int64_t>(sizeof(T));
-    if (entry > 0) return {reinterpret_cast<const char*>(dense(pool, entry)), row_bytes};
-    const char* words = reinterpret_cast<const char*>(metadata(sparse, entry));
-    Ahead{words, 0}.fetch(0, 4 * sparse_block_words(a_.head_dim));
-    return {reinterpret_cast<const char*>(non_zeros(sparse, entry)), row_bytes / 2};
+    if (entry > 0) return {reinterpret_cast<const char*>(dense(pool, entry)), sizeof(T)};
+    const int words = static_cast<int>(sparse_block_words(a_.head_dim));
+    Ahead{reinterpret_cast<const char*>(metadata(sparse, entry)), sizeof(uint32_t)}.fetch(0, words);
+    return {reinterpret_cast<const char*>(non_zeros(sparse, entry)), sizeof(T) / 2};
   }
 
   const MixedAttentionArguments& a_;

@@ -30,12 +30,13 @@ describeOnDevices('mixedDecodeAttention', ({ open }) => {
     }
   });
 
-  // On the CPU a product that is left out is one that adds zero: the sums are the same, bit for bit.
+  // On the CPU a product with a value that is left out is one that adds zero: the sums are the same, bit for bit. With
+  // sparse keys the lanes of a sum are other dims, so that scores differ by rounding.
   it.each(shares)('computes what the cache written out gives (keys $keys, values $values sparse)', async (sparse) => {
     const device = open();
     for (const headDim of [64, 128]) {
       const sizes = sizesOf(sparse, headDim);
-      if (device.kind === 'cuda') {
+      if (device.kind === 'cuda' || sparse.keys !== 'none') {
         await checkMixedAgainstOracle(mixedDecodeAttention, device, new Random(2), sizes);
         continue;
       }
