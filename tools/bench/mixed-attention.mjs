@@ -20,9 +20,11 @@ const settings = [
   { keys: 0.5, values: 0.5 },
   { keys: 1, values: 1 },
 ];
-// Query heads, kv heads, dims; layers enough that a decode step reads several times the last-level cache.
+// Query heads, kv heads, dims, as of our small model, Qwen3-1.7B and Llama-3.1-8B; layers enough that a decode step
+// reads several times the last-level cache.
 const models = [
   { heads: [8, 2, 64], layers: 24 },
+  { heads: [16, 8, 128], layers: 4 },
   { heads: [32, 8, 128], layers: 4 },
 ];
 
