@@ -17,6 +17,8 @@ enum class FaultCode : int32_t {
   cache_overflow,
   block_out_of_range,
   selection_not_ascending,
+  too_many_scores,
+  selection_row,
   unordered_logit,
   no_finite_logit,
   recent_outside,
@@ -49,6 +51,12 @@ inline std::string describe(const Fault& fault) {
       return "the block table names block " + value + ", which the pool does not have";
     case FaultCode::selection_not_ascending:
       return "the selection of kv head " + value + " does not ascend within what the slot holds";
+    case FaultCode::too_many_scores:
+      return "kv head " + std::to_string(fault.row) + " holds " + value +
+             " keys before the window, but there is room for " + std::to_string(fault.limit) + " scores";
+    case FaultCode::selection_row:
+      return row + "its tokens or sizes contradict each other or exceed the scores or the " +
+             std::to_string(fault.limit) + " indices that there is room for";
     case FaultCode::unordered_logit:
       return row + "the score of token " + value + " is NaN or infinite; the model's output is broken";
     case FaultCode::no_finite_logit:

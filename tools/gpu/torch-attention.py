@@ -10,43 +10,16 @@ import argparse
 import ctypes
 import json
 import statistics
-import threading
 import time
 
-import pynvml
 import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from measuring import Sampler, captured, machine_of, pointers_of, time_once
+
 QUERY_HEADS, KV_HEADS, BLOCK_TOKENS = 32, 8, 64
 BACKENDS = {'sdpa-cudnn': SDPBackend.CUDNN_ATTENTION, 'sdpa-flash': SDPBackend.FLASH_ATTENTION}
-
-
-class Sampler:
-    """Reads the SM clock and the power every 10 ms."""
-
-    def __init__(self):
-        pynvml.nvmlInit()
-        self.handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        self.samples = []
-        threading.Thread(target=self.run, daemon=True).start()
-
-    def run(self):
-        while True:
-            clock = pynvml.nvmlDeviceGetClockInfo(self.handle, pynvml.NVML_CLOCK_SM)
-            watts = pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000
-            self.samples.append((time.time(), clock, watts))
-            time.sleep(0.01)
-
-    def between(self, start, end):
-        chosen = [sample for sample in self.samples if start <= sample[0] <= end]
-        if not chosen:
-            return None, None
-        return statistics.median(s[1] for s in chosen), statistics.median(s[2] for s in chosen)
-
-
-def pointers_of(tensors):
-    return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() if t is not None else None for t in tensors])
 
 
 class Problem:
@@ -88,26 +61,6 @@ class Problem:
 
     def bytes(self):
         return (2 * self.key.numel() + 2 * self.query.numel()) * 2
-
-
-def time_once(function, repeats):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(repeats):
-        function()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / repeats
-
-
-def captured(function, repeats):
-    """Replays `repeats` calls from one graph: calls shorter than their launches would time the host instead."""
-    function()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            function()
-    return graph.replay
 
 
 def measure(problem, label, libraries, rounds, sampler):
@@ -176,11 +129,6 @@ def comparisons(rows, machine, date):
                                                   'relativeError')})
         kept.append(row | ({'target': TARGETS[case]} if case in TARGETS else {}))
     return {'title': 'Attention on the GPU against PyTorch', 'rows': kept}
-
-
-def machine_of(handle):
-    watts = pynvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000
-    return f'{pynvml.nvmlDeviceGetName(handle)}, driver {pynvml.nvmlSystemGetDriverVersion()}, power limit {watts} W'
 
 
 def main():

@@ -18,7 +18,7 @@ chai.use(JestChaiExpect);
 chai.use(JestAsymmetricMatchers);
 
 export const expect = (value, message) => chai.expect(value, message);
-Object.assign(expect, globalThis[ASYMMETRIC_MATCHERS_OBJECT], {
+Object.assign(expect, chai.expect, globalThis[ASYMMETRIC_MATCHERS_OBJECT], {
   getState: () => getState(expect),
   setState: (state) => setState(state, expect),
 });

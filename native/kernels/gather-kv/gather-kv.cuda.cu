@@ -1,60 +1,111 @@
+// A block moves one slice of the bytes of every kept key or value of a head, so that many blocks share a head and
+// none needs another's order: tokens move to the front, a tile at a time, in place.
 #include "kernels/cuda-elements.h"
 #include "kernels/gather-kv/gather-kv.h"
+#include "runtime/device.h"
 
 namespace kv {
 namespace {
 
-// Element offset in a pool of the token at `index` of a head whose blocks are `blocks`.
-__device__ int64_t offset_of(const GatherKvArguments& a, const int32_t* blocks, int32_t index) {
-  return blocks[index / a.block_tokens] * a.block_stride + index % a.block_tokens * a.token_stride;
-}
+constexpr int kThreads = 256;
 
-// One block gathers one kv head, a tile of tokens at a time: every element of a tile is read before any is
-// written, and a tile never writes behind what a later one reads, since indices ascend.
-template <class T>
-__global__ void gather_heads(GatherKvArguments a, FaultSink faults) {
-  constexpr int kTile = 8;
-  __shared__ int invalid;
+// Of one kv head: refuses a selection that does not ascend, or counts what will be there. `moves` is how many
+// tokens there are to move.
+__global__ void __launch_bounds__(kThreads) check_selection(GatherKvArguments a, int32_t* moves, FaultSink faults) {
   const int head = static_cast<int>(blockIdx.x);
-  const int32_t* blocks = a.block_table + int64_t{head} * a.table_width;
   const int32_t* indices = a.indices + head * a.index_stride;
   const int32_t count = a.counts[head];
-  if (threadIdx.x == 0) invalid = 0;
-  __syncthreads();
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += static_cast<int32_t>(blockDim.x)) {
-    const int32_t before = i == 0 ? -1 : indices[i - 1];
-    if (indices[i] <= before || indices[i] >= a.key_counts[head]) invalid = 1;
+  const int32_t held = a.key_counts[head];
+  bool ascends = true;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) {
+    ascends = ascends && indices[i] > (i == 0 ? -1 : indices[i - 1]) && indices[i] < held;
   }
-  __syncthreads();
-  if (invalid != 0) {
-    if (threadIdx.x == 0) report_fault(faults, FaultCode::selection_not_ascending, head);
-    return;
+  ascends = __syncthreads_and(ascends);
+  if (threadIdx.x != 0) return;
+  moves[head] = ascends ? count : 0;
+  if (ascends) {
+    a.key_counts[head] = count;
+  } else {
+    report_fault(faults, FaultCode::selection_not_ascending, head);
   }
-  T* const pools[] = {static_cast<T*>(a.key_pool), static_cast<T*>(a.value_pool)};
-  for (int32_t first = 0; first < count; first += kTile) {
-    const int32_t tokens = count - first < kTile ? count - first : kTile;
-    for (int dim = static_cast<int>(threadIdx.x); dim < a.head_dim; dim += static_cast<int>(blockDim.x)) {
-      T held[2][kTile];
-      for (int pool = 0; pool < 2; ++pool) {
-        for (int i = 0; i < tokens; ++i) held[pool][i] = pools[pool][offset_of(a, blocks, indices[first + i]) + dim];
-      }
-      for (int pool = 0; pool < 2; ++pool) {
-        for (int i = 0; i < tokens; ++i) pools[pool][offset_of(a, blocks, first + i) + dim] = held[pool][i];
-      }
+}
+
+// What a thread moves at a time, and how many of them are a slice: 32 bytes, what memory hands out at once.
+template <class UnitType>
+struct Slice {
+  using Unit = UnitType;
+  static constexpr int kUnits = static_cast<int>(32 / sizeof(Unit));
+};
+
+template <class Slice>
+__global__ void __launch_bounds__(kThreads) move_slices(GatherKvArguments a, const int32_t* moves) {
+  using Unit = typename Slice::Unit;
+  constexpr int kTokens = kThreads / Slice::kUnits;
+  constexpr int kBatch = 8;
+  const int head = static_cast<int>(blockIdx.z);
+  const int32_t* blocks = a.block_table + int64_t{head} * a.table_width;
+  const int32_t* indices = a.indices + head * a.index_stride;
+  const int32_t count = moves[head];
+  const int64_t bytes = static_cast<int64_t>(byte_size(a.cache_dtype));
+  const int64_t within = (int64_t{blockIdx.x} * Slice::kUnits + threadIdx.x % Slice::kUnits) * sizeof(Unit);
+  const bool inside = within < a.head_dim * bytes;
+  char* pool = static_cast<char*>(blockIdx.y == 0 ? a.key_pool : a.value_pool) + within;
+  const auto at = [&](int32_t token) {
+    const int64_t row = blocks[token / a.block_tokens] * a.block_stride + token % a.block_tokens * a.token_stride;
+    return reinterpret_cast<Unit*>(pool + row * bytes);
+  };
+  // Every token of a tile is read before any is written, and nothing is written behind what a later tile reads,
+  // since indices ascend.
+  const int32_t thread_token = static_cast<int32_t>(threadIdx.x) / Slice::kUnits;
+  for (int32_t tile = 0; tile < count; tile += kBatch * kTokens) {
+    const int32_t first = tile + thread_token;
+    Unit held[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (inside && first + i * kTokens < count) held[i] = *at(indices[first + i * kTokens]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (inside && first + i * kTokens < count) *at(first + i * kTokens) = held[i];
     }
   }
-  __syncthreads();
-  if (threadIdx.x == 0) a.key_counts[head] = count;
+}
+
+template <class Slice>
+void launch_moves(const GatherKvArguments& a, const int32_t* moves, cudaStream_t stream) {
+  const int64_t units = a.head_dim * static_cast<int64_t>(byte_size(a.cache_dtype)) / sizeof(typename Slice::Unit);
+  const dim3 blocks(static_cast<unsigned>((units + Slice::kUnits - 1) / Slice::kUnits), 2,
+                    static_cast<unsigned>(a.kv_heads));
+  move_slices<Slice><<<blocks, kThreads, 0, stream>>>(a, moves);
+}
+
+// Whether every row consists of whole, aligned units of `unit` bytes.
+bool has_units_of(const GatherKvArguments& a, size_t unit) {
+  for (const void* pool : {a.key_pool, a.value_pool}) {
+    if (reinterpret_cast<uintptr_t>(pool) % unit != 0) return false;
+  }
+  for (const int64_t elements : {a.block_stride, a.token_stride, int64_t{a.head_dim}}) {
+    if (static_cast<size_t>(elements) * byte_size(a.cache_dtype) % unit != 0) return false;
+  }
+  return true;
 }
 
 }  // namespace
 
 Status gather_kv_cuda(const GatherKvArguments& a, ExecutionContext& context) {
   if (a.kv_heads == 0) return Status::success();
-  with_cuda_float_type(a.cache_dtype, [&](auto element) {
-    gather_heads<decltype(element)>
-        <<<static_cast<unsigned>(a.kv_heads), 128, 0, stream_of(context)>>>(a, context.faults);
-  });
+  const cudaStream_t stream = stream_of(context);
+  auto* moves = static_cast<int32_t*>(context.queue->workspace(static_cast<size_t>(a.kv_heads) * sizeof(int32_t)));
+  if (moves == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the counts of what moves");
+  check_selection<<<static_cast<unsigned>(a.kv_heads), kThreads, 0, stream>>>(a, moves, context.faults);
+  if (has_units_of(a, sizeof(uint4))) {
+    launch_moves<Slice<uint4>>(a, moves, stream);
+  } else if (byte_size(a.cache_dtype) == 4) {
+    launch_moves<Slice<uint32_t>>(a, moves, stream);
+  } else {
+    launch_moves<Slice<uint16_t>>(a, moves, stream);
+  }
   return launch_status();
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 namespace {
@@ -42,13 +43,12 @@ Status check_room(const ObservationScoresArguments& a) {
 }  // namespace
 
 KV_CPU_KERNEL(observation_scores, ObservationScoresArguments)
+KV_CUDA_KERNEL(observation_scores, ObservationScoresArguments)
 
 Status observation_scores(const ObservationScoresArguments& arguments, ExecutionContext& context) {
   Status status = check_sizes(arguments);
   if (!status.ok()) return status;
-  if (context.device == DeviceKind::cuda) {
-    return Status::failure(StatusCode::capability, "there is no CUDA kernel yet; score on a CPU device");
-  }
+  if (context.device == DeviceKind::cuda) return observation_scores_cuda(arguments, context);
   status = validate_tables(arguments, false);
   if (status.ok()) status = check_room(arguments);
   if (status.ok()) observation_scores_cpu(arguments, context);

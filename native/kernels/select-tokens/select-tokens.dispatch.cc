@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/cpu-dispatch.h"
+#include "kernels/cuda-dispatch.h"
 
 namespace kv {
 namespace {
@@ -50,13 +51,12 @@ Status check_rows(const SelectTokensArguments& a) {
 }  // namespace
 
 KV_CPU_KERNEL(select_tokens, SelectTokensArguments)
+KV_CUDA_KERNEL(select_tokens, SelectTokensArguments)
 
 Status select_tokens(const SelectTokensArguments& arguments, ExecutionContext& context) {
   Status status = check_rounds(arguments);
   if (!status.ok()) return status;
-  if (context.device == DeviceKind::cuda) {
-    return Status::failure(StatusCode::capability, "there is no CUDA kernel yet; select on a CPU device");
-  }
+  if (context.device == DeviceKind::cuda) return select_tokens_cuda(arguments, context);
   status = check_rows(arguments);
   if (status.ok()) select_tokens_cpu(arguments, context);
   return status;

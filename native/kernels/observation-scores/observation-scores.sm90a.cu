@@ -1,0 +1,507 @@
+// Observation scores for Hopper. The queries of all heads that read a kv head are the rows of one matrix, up to
+// kRows at a time, so that a key is read once for all of them. Two passes over the keys, tile by tile through a
+// ring of stages that one producer warp fills:
+//   1. S = Q K^T; every row gathers its maximum and sum. Blocks share out the keys.
+//   2. S^T = K Q^T; now a thread holds whole keys, and adds up the weights of their rows in registers.
+// The second pass begins where the first one ended: those keys are still in the second-level cache.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/observation-scores/observation-scores-head.h"
+#include "kernels/observation-scores/observation-scores-sums.h"
+#include "kernels/stage-ring.h"
+#include "ptx/named-barrier.h"
+#include "ptx/register-shares.h"
+#include "ptx/tensor-copy.h"
+#include "ptx/wgmma.h"
+#include "runtime/cuda-check.h"
+#include "runtime/tensor-map.h"
+
+namespace kv::sm90a {
+namespace {
+
+constexpr int kWarpgroupThreads = 128;
+constexpr int kWarpgroupRows = 64;  // rows of one wgmma
+constexpr int kPanelColumns = 64;   // columns of 16-bit elements in a swizzled row
+constexpr int kPanelBytes = 128;    // of such a row
+constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
+constexpr int kThreads = kConsumerThreads + kWarpgroupThreads;  // the last warpgroup is the producer's
+constexpr int kConsumerRegisters = 240;  // two tiles of scores
+constexpr int kProducerRegisters = 24;
+constexpr int kConsumersMeet = 1;  // a named barrier
+constexpr int kRows = 128;
+constexpr int kKeyTile = 128;
+constexpr int kTileScores = 64;  // of a thread
+
+template <typename ElementType, int kDim>
+struct Shape {
+  using Element = ElementType;
+  static constexpr int kHeadDim = kDim;
+  static constexpr int kPanels = kDim / kPanelColumns;
+  static constexpr int kStages = 768 / kDim;
+};
+
+template <typename Shape>
+struct alignas(1024) SharedStorage {
+  using Tile = typename Shape::Element[Shape::kPanels][kKeyTile][kPanelColumns];
+  Tile query;
+  Tile keys[Shape::kStages];
+  alignas(8) float log_sums[kRows];
+  StageRing<Shape::kStages> ring;
+};
+
+struct Parameters {
+  ObservationScoresArguments arguments;
+  ObservationScoresLaunch launch;
+  int box_tokens;    // of one copy: divides both block_tokens and the key tile
+  CUtensorMap keys;  // [block, block_token, dim]
+};
+
+// The rows of a kv head: query head after query head, each padded to whole columns of wgmma. A chunk of them
+// holds whole heads, or a part of one that has more queries than a chunk has rows.
+struct Rows {
+  int head_rows;
+  int chunk_rows;
+  int count;
+
+  __device__ Rows(const ObservationScoresArguments& a, const ObservedHead& head) {
+    head_rows = max(1, (head.queries + 7) / 8) * 8;
+    chunk_rows = head_rows <= kRows ? kRows / head_rows * head_rows : kRows;
+    count = a.query_heads / a.kv_heads * head_rows;
+  }
+  __device__ int chunks() const { return (count + chunk_rows - 1) / chunk_rows; }
+};
+
+enum class Pass { statistics, weights };
+
+// ---- The producer: one warp. A lane looks up and copies every 32nd box of the tiles in their order. ----
+
+template <typename Shape>
+class Producer {
+ public:
+  __device__ Producer(const Parameters& parameters, SharedStorage<Shape>& shared, const ObservedHead& head, Pass pass,
+                      PartOf tiles)
+      : parameters_(parameters),
+        batch_(parameters.arguments),
+        shared_(shared),
+        head_(head),
+        pass_(pass),
+        tiles_(tiles),
+        lane_(threadIdx.x % 32),
+        boxes_(kKeyTile / parameters.box_tokens) {}
+
+  __device__ void run() {
+    const int chunks = Rows(parameters_.arguments, head_).chunks();
+    const int turn_tiles = 32 / boxes_;
+    const int count = tiles_.end - tiles_.begin;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      Box box = find(0);
+      for (int first = 0; first < count; first += turn_tiles) {
+        const Box next = find(first + turn_tiles);
+        for (int i = first; i < min(first + turn_tiles, count); ++i) copy(box, lane_ / boxes_ == i - first);
+        box = next;
+      }
+    }
+  }
+
+ private:
+  struct Box {
+    int token;  // in the block
+    int block;  // negative behind the last key
+  };
+
+  // This lane's box of those of the tiles `first` and behind.
+  __device__ Box find(int first) const {
+    const int i = first + lane_ / boxes_;
+    const int tile = pass_ == Pass::statistics ? tiles_.begin + i : tiles_.end - 1 - i;
+    const int token = tile * kKeyTile + lane_ % boxes_ * parameters_.box_tokens;
+    const int key_count = pass_ == Pass::statistics ? head_.seen_keys : head_.prefix;
+    const bool present = i < tiles_.end - tiles_.begin && token < key_count;
+    const int entry = token / batch_.block_tokens;
+    return {token - entry * batch_.block_tokens, present ? head_.blocks[entry] : -1};
+  }
+
+  // Copies a tile, of which some lanes have the boxes, to the next stage.
+  __device__ void copy(const Box& box, bool mine) {
+    shared_.ring.wait_empty(at_);
+    uint64_t* full = &shared_.ring.full[at_.stage];
+    const bool present = mine && box.block >= 0;
+    const int boxes = __popc(__ballot_sync(0xffffffffu, present));
+    if (lane_ == 0) {
+      ptx::mbarrier_arrive_expect_bytes(full, boxes * parameters_.box_tokens * Shape::kPanels * kPanelBytes);
+    }
+    __syncwarp();
+    if (present) {
+      for (int panel = 0; panel < Shape::kPanels; ++panel) {
+        ptx::tensor_copy(shared_.keys[at_.stage][panel][lane_ % boxes_ * parameters_.box_tokens], &parameters_.keys,
+                         panel * kPanelColumns, box.token, box.block, full);
+      }
+    }
+    at_.advance();
+  }
+
+  const Parameters& parameters_;
+  const PagedBatch& batch_;
+  SharedStorage<Shape>& shared_;
+  const ObservedHead& head_;
+  const Pass pass_;
+  const PartOf tiles_;
+  const int lane_;
+  const int boxes_;  // of a tile
+  RingPosition<Shape::kStages> at_;
+};
+
+// ---- Consumers: two warpgroups. ----
+
+template <typename Shape>
+class Consumer {
+ public:
+  using Element = typename Shape::Element;
+
+  __device__ Consumer(const Parameters& parameters, SharedStorage<Shape>& shared, const ObservedHead& head)
+      : parameters_(parameters),
+        a_(parameters.arguments),
+        shared_(shared),
+        head_(head),
+        rows_(a_, head),
+        warpgroup_(threadIdx.x / kWarpgroupThreads),
+        row_(threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4) {}
+
+  // First pass: the statistics of every row over these tiles of keys.
+  __device__ void gather_statistics(PartOf tiles) {
+    for (int chunk = 0; chunk < rows_.chunks(); ++chunk) {
+      load_queries(chunk);
+      int visible[2];
+      int fewest_visible = head_.seen_keys;
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of_chunk(chunk, row_in_tile(half));
+        visible[half] = row >= 0 ? head_.visible(row % rows_.head_rows) : 0;
+        if (row >= 0) fewest_visible = min(fewest_visible, visible[half]);
+      }
+      RowSums sums(a_.scale);
+      for_each_tile<Pass::statistics>(tiles.end - tiles.begin, [&](int i, float(&scores)[kTileScores]) {
+        const int tile = tiles.begin + i;
+        if ((tile + 1) * kKeyTile > fewest_visible) mask(tile, visible, scores);
+        sums.add(scores);
+      });
+      for (int half = 0; half < 2; ++half) {
+        const RowStatistics statistics = sums.statistics(half);
+        const int row = row_of_chunk(chunk, row_in_tile(half));
+        if (row < 0 || threadIdx.x % 4 != 0) continue;
+        statistics_of(a_, parameters_.launch, static_cast<int>(blockIdx.x), query_head(row), token(row)) = statistics;
+      }
+    }
+  }
+
+  // Second pass: the scores of the keys of these tiles.
+  template <bool kMaximum>
+  __device__ void add_up_weights(PartOf tiles) {
+    const int heads = a_.reduction == GroupReduction::mean ? a_.query_heads / a_.kv_heads : 1;
+    const float share = 1.0f / static_cast<float>(heads);
+    for (int chunk = 0; chunk < rows_.chunks(); ++chunk) {
+      load_queries(chunk);
+      load_log_sums(chunk);
+      for_each_tile<Pass::weights>(tiles.end - tiles.begin, [&](int i, float(&scores)[kTileScores]) {
+        float sums[2];
+        reduce_weights<kMaximum>(scores, sums);
+        for (int half = 0; half < 2; ++half) {
+          const int key = (tiles.end - 1 - i) * kKeyTile + row_in_tile(half);
+          if (threadIdx.x % 4 != 0 || key >= min(head_.prefix, a_.score_tokens)) continue;
+          float score = sums[half] * share;
+          if (chunk > 0) {
+            const float before = head_.scores[key];
+            score = kMaximum ? fmaxf(before, score) : before + score;
+          }
+          head_.scores[key] = score;
+        }
+      });
+    }
+  }
+
+ private:
+  // Rows of the left operand that this thread holds.
+  __device__ int row_in_tile(int half) const { return warpgroup_ * kWarpgroupRows + row_ + 8 * half; }
+
+  // A row of a chunk among those of the kv head; negative where it is padding.
+  __device__ int row_of_chunk(int chunk, int row_in_chunk) const {
+    const int row = chunk * rows_.chunk_rows + row_in_chunk;
+    const bool present =
+        row_in_chunk < rows_.chunk_rows && row < rows_.count && row % rows_.head_rows < head_.queries;
+    return present ? row : -1;
+  }
+  __device__ int query_head(int row) const {
+    return head_.kv_head * (a_.query_heads / a_.kv_heads) + row / rows_.head_rows;
+  }
+  __device__ int token(int row) const { return head_.first_token + row % rows_.head_rows; }
+
+  static __device__ void meet() { ptx::named_barrier_sync(kConsumersMeet, kConsumerThreads); }
+
+  // Absent rows become zeros.
+  __device__ void load_queries(int chunk) {
+    constexpr int kPieces = Shape::kHeadDim / 8;  // of 16 bytes
+    constexpr int kLoads = kRows * kPieces / kConsumerThreads;
+    constexpr int kRowsAtOnce = kConsumerThreads / kPieces;
+    const int piece = threadIdx.x % kPieces;
+    uint4 values[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = row_of_chunk(chunk, i * kRowsAtOnce + threadIdx.x / kPieces);
+      const Element* from = static_cast<const Element*>(a_.query) + token(max(row, 0)) * a_.query_token_stride +
+                            query_head(max(row, 0)) * a_.query_head_stride;
+      values[i] = row >= 0 ? *reinterpret_cast<const uint4*>(from + piece * 8) : make_uint4(0, 0, 0, 0);
+    }
+    meet();
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = i * kRowsAtOnce + threadIdx.x / kPieces;
+      *reinterpret_cast<uint4*>(shared_.query[piece / 8][row] + (piece % 8 ^ row % 8) * 8) = values[i];
+    }
+    ptx::fence_async_proxy();
+    meet();
+  }
+
+  __device__ void load_log_sums(int chunk) {
+    if (threadIdx.x < kRows) {
+      // Infinity makes every weight 0.
+      const int row = row_of_chunk(chunk, threadIdx.x);
+      shared_.log_sums[threadIdx.x] =
+          row < 0 ? INFINITY : log_sum_of(a_, parameters_.launch, query_head(row), token(row));
+    }
+    meet();
+  }
+
+  // Calls use(i, scores) for every tile i of keys in the order in which they come. The products of the next tile
+  // run under it.
+  template <Pass kPass, class Use>
+  __device__ void for_each_tile(int count, Use use) {
+    if (count == 0) return;
+    float even[kTileScores];
+    float odd[kTileScores];
+    start_products<kPass>(even);
+    int i = 0;
+    for (; i + 2 < count; i += 2) {
+      start_products<kPass>(odd);
+      finish_products<1>(even);
+      use(i, even);
+      start_products<kPass>(even);
+      finish_products<1>(odd);
+      use(i + 1, odd);
+    }
+    if (i + 2 == count) {
+      start_products<kPass>(odd);
+      finish_products<1>(even);
+      use(i, even);
+      finish_products<0>(odd);
+      use(i + 1, odd);
+    } else {
+      finish_products<0>(even);
+      use(i, even);
+    }
+  }
+
+  // Once the next tile of keys has landed: of this warpgroup's 64 queries with its keys, or of 64 of its keys
+  // with all queries.
+  template <Pass kPass>
+  __device__ void start_products(float (&scores)[kTileScores]) {
+    const auto& keys = shared_.keys[next_.stage];
+    const auto& left = kPass == Pass::statistics ? shared_.query : keys;
+    const uint64_t a = ptx::wgmma_operand(left[0][warpgroup_ * kWarpgroupRows]);
+    const uint64_t b = ptx::wgmma_operand(kPass == Pass::statistics ? keys : shared_.query);
+    shared_.ring.wait_full(next_);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int panel = 0; panel < Shape::kPanels; ++panel) {
+#pragma unroll
+      for (int bytes = 0; bytes < kPanelBytes; bytes += 32) {
+        const int offset = panel * kKeyTile * kPanelBytes + bytes;
+        ptx::WgmmaShared<Element, kKeyTile>::issue(scores, ptx::wgmma_advance(a, offset), ptx::wgmma_advance(b, offset),
+                                                   panel + bytes > 0);
+      }
+    }
+    ptx::wgmma_commit();
+    next_.advance();
+  }
+
+  // `kRunning` tiles have been started after this one.
+  template <int kRunning>
+  __device__ void finish_products(float (&scores)[kTileScores]) {
+    ptx::wgmma_wait<kRunning>();
+    ptx::pin_registers(scores);
+    shared_.ring.release(finished_);
+    finished_.advance();
+  }
+
+  __device__ void mask(int tile, const int (&visible)[2], float (&scores)[kTileScores]) const {
+    const int first_key = tile * kKeyTile + 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int i = 0; i < kTileScores; ++i) {
+      if (first_key + 8 * (i / 4) + i % 2 >= visible[i / 2 % 2]) scores[i] = -INFINITY;
+    }
+  }
+
+  // Of the two keys whose scores against all rows of the chunk the quad's threads hold.
+  template <bool kMaximum>
+  __device__ void reduce_weights(const float (&scores)[kTileScores], float (&result)[2]) const {
+    const float scale = a_.scale * kLog2E;
+    float sums[2][2] = {};  // two chains, so that no addition waits for the previous one
+    float best[2] = {};
+    int columns_left = rows_.head_rows;
+#pragma unroll
+    for (int i = 0; i < kTileScores; i += 4) {
+      const auto log_sums = *reinterpret_cast<const float2*>(&shared_.log_sums[2 * i + 2 * (threadIdx.x % 4)]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sums[half][0] += ptx::exp2_approximate(fmaf(scores[i + 2 * half], scale, -log_sums.x));
+        sums[half][1] += ptx::exp2_approximate(fmaf(scores[i + 2 * half + 1], scale, -log_sums.y));
+      }
+      if constexpr (kMaximum) {
+        columns_left -= 8;
+        if (columns_left > 0) continue;
+        columns_left = rows_.head_rows;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          best[half] = fmaxf(best[half], quad_sum(sums[half][0] + sums[half][1]));
+          sums[half][0] = sums[half][1] = 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      result[half] = kMaximum ? best[half] : quad_sum(sums[half][0] + sums[half][1]);
+    }
+  }
+
+  static __device__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  }
+
+  static constexpr float kLog2E = 1.44269504f;
+
+  const Parameters& parameters_;
+  const ObservationScoresArguments& a_;
+  SharedStorage<Shape>& shared_;
+  const ObservedHead& head_;
+  const Rows rows_;
+  const int warpgroup_;
+  const int row_;
+  RingPosition<Shape::kStages> next_;
+  RingPosition<Shape::kStages> finished_;
+};
+
+template <typename Shape>
+__device__ SharedStorage<Shape>& shared_storage() {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  auto& shared = *reinterpret_cast<SharedStorage<Shape>*>(shared_memory);
+  if (threadIdx.x == 0) {
+    shared.ring.init(kConsumerThreads / 32);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  return shared;
+}
+
+__device__ int tiles_of(int keys) { return (keys + kKeyTile - 1) / kKeyTile; }
+
+template <typename Shape>
+__device__ void produce(const Parameters& parameters, SharedStorage<Shape>& shared, const ObservedHead& head, Pass pass,
+                        PartOf tiles) {
+  ptx::shrink_registers<kProducerRegisters>();
+  if (threadIdx.x < kConsumerThreads + 32) Producer<Shape>(parameters, shared, head, pass, tiles).run();
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(kThreads, 1) statistics_kernel(const __grid_constant__ Parameters parameters) {
+  auto& shared = shared_storage<Shape>();
+  const ObservedHead head(parameters.arguments, static_cast<int>(blockIdx.y));
+  const PartOf tiles(tiles_of(head.seen_keys), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  if (threadIdx.x >= kConsumerThreads) {
+    produce(parameters, shared, head, Pass::statistics, tiles);
+  } else {
+    ptx::grow_registers<kConsumerRegisters>();
+    Consumer<Shape>(parameters, shared, head).gather_statistics(tiles);
+  }
+}
+
+template <typename Shape, bool kMaximum>
+__global__ void __launch_bounds__(kThreads, 1) weights_kernel(const __grid_constant__ Parameters parameters) {
+  auto& shared = shared_storage<Shape>();
+  const ObservedHead head(parameters.arguments, static_cast<int>(blockIdx.y));
+  const PartOf tiles(tiles_of(head.prefix), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  if (blockIdx.x == 0 && threadIdx.x == 0) check_room(parameters.arguments, parameters.launch, head);
+  if (threadIdx.x >= kConsumerThreads) {
+    produce(parameters, shared, head, Pass::weights, tiles);
+  } else {
+    ptx::grow_registers<kConsumerRegisters>();
+    Consumer<Shape>(parameters, shared, head).template add_up_weights<kMaximum>(tiles);
+  }
+}
+
+// ---- Launch ----
+
+// The largest power of two that divides both.
+int common_box(int block_tokens, int key_tile) {
+  int box = key_tile;
+  while (block_tokens % box != 0) box /= 2;
+  return box;
+}
+
+template <typename Shape>
+Status launch(void (*kernel)(Parameters), const ObservationScoresArguments& a, const ObservationScoresLaunch& how) {
+  Parameters parameters;
+  parameters.arguments = a;
+  parameters.launch = how;
+  parameters.box_tokens = common_box(a.block_tokens, kKeyTile);
+  TensorBox pool;
+  pool.dtype = a.cache_dtype;
+  pool.data = a.keys;
+  pool.extents = {a.head_dim, a.block_tokens, a.block_count};
+  pool.strides = {a.token_stride, a.block_stride};
+  pool.box = {kPanelColumns, parameters.box_tokens, 1};
+  const Status status = encode_tensor_map(pool, &parameters.keys);
+  if (!status.ok()) return status;
+  constexpr int kSharedBytes = sizeof(SharedStorage<Shape>);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return cuda_status(error);
+  const dim3 blocks(static_cast<unsigned>(how.parts), static_cast<unsigned>(a.batch * a.kv_heads));
+  kernel<<<blocks, kThreads, kSharedBytes, how.stream>>>(parameters);
+  return launch_status();
+}
+
+// Calls body with a Shape for these arguments.
+template <typename Body>
+Status with_shape(const ObservationScoresArguments& a, Body&& body) {
+  if (a.cache_dtype == DType::f16) return a.head_dim == 64 ? body(Shape<__half, 64>{}) : body(Shape<__half, 128>{});
+  return a.head_dim == 64 ? body(Shape<__nv_bfloat16, 64>{}) : body(Shape<__nv_bfloat16, 128>{});
+}
+
+}  // namespace
+
+bool fits_observation_scores(const ObservationScoresArguments& a) {
+  if (a.cache_dtype != DType::f16 && a.cache_dtype != DType::bf16) return false;
+  if (a.query_dtype != a.cache_dtype || (a.head_dim != 64 && a.head_dim != 128)) return false;
+  if (a.block_tokens % 8 != 0) return false;
+  // Only the host's upper bound of an entry's queries is known here.
+  if (a.reduction == GroupReduction::maximum && a.query_tokens > kRows) return false;
+  for (const void* data : {a.query, a.keys}) {
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return false;
+  }
+  for (const int64_t stride : {a.query_token_stride, a.query_head_stride, a.token_stride, a.block_stride}) {
+    if (stride % 8 != 0) return false;
+  }
+  return true;
+}
+
+Status gather_statistics(const ObservationScoresArguments& a, const ObservationScoresLaunch& how) {
+  return with_shape(a, [&](auto shape) { return launch<decltype(shape)>(statistics_kernel<decltype(shape)>, a, how); });
+}
+
+Status add_up_weights(const ObservationScoresArguments& a, const ObservationScoresLaunch& how) {
+  const bool maximum = a.reduction == GroupReduction::maximum;
+  return with_shape(a, [&](auto shape) {
+    using Chosen = decltype(shape);
+    return launch<Chosen>(maximum ? weights_kernel<Chosen, true> : weights_kernel<Chosen, false>, a, how);
+  });
+}
+
+}  // namespace kv::sm90a
