@@ -11,6 +11,7 @@ const HEADLINES = [
   ['attention-h200', 'decode 8x32768', 'H200: decode attention, 8 sequences of 32K'],
   ['attention-h200', 'decode 1x131072', 'H200: decode attention, one of 128K'],
   ['linear-h200', 'layers of a block, rows: 1', 'H200: linear layers of a Llama 8B block, one row'],
+  ['selection-h200', 'HBW-KV, 131072 tokens before the window, capacity 1024', 'H200: choosing 1,024 of 128K tokens, one layer'],
 ];
 
 const figure = (value) => Number(value.toPrecision(3)).toLocaleString('en-US');
