@@ -17,7 +17,7 @@ const shares = (['none', 'some', 'all'] as const).flatMap((keys) =>
 );
 
 function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): MixedSizes {
-  return { rows: [1, 2], keyCounts: [[700, 317], [64, 1030]], kvHeads: 2, group: 5, headDim, dtype: 'f16', sparse };
+  return { rows: [1, 2], keyCounts: [[520, 317], [64, 130]], kvHeads: 2, group: 5, headDim, dtype: 'f16', sparse };
 }
 
 describeOnDevices('mixedDecodeAttention', ({ open }) => {
