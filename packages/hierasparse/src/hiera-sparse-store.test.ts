@@ -1,5 +1,5 @@
 import { CapabilityError, densePagedStore, densePrefill, type KvLayer, type KvStore } from '@kv/sparse-core';
-import { InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
+import { InvalidValueError, OutOfMemoryError, ShapeError } from '@kv/sparse-core';
 import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { hieraSparsePrefill } from './hiera-sparse-prefill.js';
@@ -100,6 +100,24 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     }
   });
 
+  it('has room for every prompt that it admits to become sparse', async () => {
+    // What becomes sparse returns dense blocks, but sparse ones are there for 640 tokens and a block a slot.
+    const everything = { keys: 1, values: 1, sinkTokens: 0, localWindow: 0 };
+    const steps = run(everything, densePrefill(), 1, 640);
+    const all = { keys: 1, values: 1 };
+    await steps.check(chunk(0, 0, 640), 'prefill');
+    steps.finishPrefill(0, (head) => head.prune(all, 0, 0));
+    await expect(steps.step(chunk(1, 0, 320), 'prefill')).rejects.toThrow(OutOfMemoryError);
+    steps.release(1);
+    await steps.check(chunk(1, 0, 192), 'prefill');
+    steps.finishPrefill(1, (head) => head.prune(all, 0, 0));
+    await expect(steps.step(chunk(2, 0, 1), 'decode')).rejects.toThrow(OutOfMemoryError);
+    steps.release(2);
+    steps.release(0);
+    await steps.check(chunk(2, 0, 640), 'prefill');
+    steps.finishPrefill(2, (head) => head.prune(all, 0, 0));
+  });
+
   it('keeps a selection of a dense prompt, and makes it sparse then', async () => {
     const steps = run({ keys: 1, values: 1 });
     await steps.check(chunk(1, 0, 600), 'prefill');
@@ -150,6 +168,20 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     await expect(other.step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
     await expect(run({ keys: 0.5 }, prefill).step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
     await expect(run({}).step(chunk(0, 0, 2000), 'prefill')).rejects.toThrow(InvalidValueError);
+  });
+
+  it('refuses masks that do not fit when it is created, and keeps no memory then', () => {
+    const device = open();
+    const capacity = { device, slots, tokensPerSlot, tokens: 1024 };
+    const before = device.memory().live;
+    const ofSecond = (kept: Uint8Array) =>
+      hieraSparseStore({ keys: 1, elementMask: ({ index }) => (index === 0 ? new Uint8Array(2 * 64 * 64) : kept) });
+    const layers = [layer, { ...layer, index: 1 }];
+    const oneHead = new Uint8Array(64 * 64);
+    expect(() => ofSecond(oneHead).create(layers, capacity)).toThrow(ShapeError);
+    const tooMany = new Uint8Array(2 * 64 * 64).fill(1);
+    expect(() => ofSecond(tooMany).create(layers, capacity)).toThrow(CapabilityError);
+    expect(device.memory().live).toBe(before);
   });
 
   it('takes another sparsity for each layer, and a mask of elements', async () => {

@@ -59,23 +59,35 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
       const close = () => {
         if (--open === 0) pools.dispose();
       };
-      return layers.map((layer, index) => {
-        const mask = (operand: KvOperand) => {
-          const kept = elementMask?.(layer, operand);
-          return kept && { [operand]: new ElementMask(device, operand, layer.headDim, kept) };
-        };
-        return new HieraSparseStore({
-          name,
-          layer,
-          capacity,
-          pools,
-          shares: shares[index] ?? { keys: 0, values: 0 },
-          sinkBlocks: Math.ceil(sinkTokens / blockTokens),
-          localWindow,
-          masks: { ...mask('keys'), ...mask('values') },
-          close,
+      const undo = [() => pools.dispose()];
+      try {
+        return layers.map((layer, index) => {
+          const mask = (operand: KvOperand) => {
+            const kept = elementMask?.(layer, operand);
+            if (kept === undefined) return undefined;
+            expectWholeHeads(layer, kept);
+            const made = new ElementMask(device, operand, layer.headDim, kept);
+            undo.push(() => made.dispose());
+            return { [operand]: made };
+          };
+          const store = new HieraSparseStore({
+            name,
+            layer,
+            capacity,
+            pools,
+            shares: shares[index] ?? { keys: 0, values: 0 },
+            sinkBlocks: Math.ceil(sinkTokens / blockTokens),
+            localWindow,
+            masks: { ...mask('keys'), ...mask('values') },
+            close,
+          });
+          undo.push(() => store.dispose());
+          return store;
         });
-      });
+      } catch (error) {
+        for (const each of undo.reverse()) each();
+        throw error;
+      }
     },
   };
 }
@@ -87,4 +99,15 @@ function expectOneHeadDim(layers: readonly KvLayer[]): void {
   expectHeadDim('hieraSparseStore', first);
   if (headDims.every((headDim) => headDim === first)) return;
   throw new ShapeError('The layers of one cache must have the same headDim.', { subject: 'headDim', given: headDims });
+}
+
+/** @throws ShapeError */
+function expectWholeHeads({ index, kvHeads, headDim }: KvLayer, kept: Uint8Array): void {
+  const wanted = kvHeads * blockTokens * headDim;
+  if (kept.length === wanted) return;
+  throw new ShapeError(
+    `The element mask of layer ${index} has ${kept.length} elements; ${kvHeads} kv heads of ${blockTokens} tokens and ` +
+      `${headDim} dims have ${wanted}.`,
+    { subject: 'elementMask', given: kept.length, wanted },
+  );
 }

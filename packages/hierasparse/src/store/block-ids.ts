@@ -15,17 +15,21 @@ export class BlockIds {
   /** @throws OutOfMemoryError when fewer are available; none is taken then */
   allocate(count: number): number[] {
     const available = this.#free.length + this.#count - this.#untouched;
-    if (count > available) {
-      throw new OutOfMemoryError(
-        `The key/value cache has ${available} of ${this.#count} ${this.#subject} left and ${count} are needed. ` +
-          'Open the model with a larger contextTokens, or release sequences.',
-        { subject: this.#subject, given: count, wanted: available },
-      );
-    }
+    expectAvailable(this.#subject, count, available, this.#count);
     return Array.from({ length: count }, () => this.#free.pop() ?? this.#untouched++);
   }
 
   free(ids: Iterable<number>): void {
     this.#free.push(...ids);
   }
+}
+
+/** @throws OutOfMemoryError when more blocks are needed than are available of all that there are */
+export function expectAvailable(subject: string, needed: number, available: number, all: number): void {
+  if (needed <= available) return;
+  throw new OutOfMemoryError(
+    `The key/value cache has ${available} of ${all} ${subject} left and ${needed} are needed. ` +
+      'Open the model with a larger contextTokens, or release sequences.',
+    { subject, given: needed, wanted: available },
+  );
 }

@@ -13,6 +13,7 @@ export interface HeadPruning {
 export class HeadBlocks {
   readonly #pools: MixedBlockPools;
   readonly #sinkBlocks: number;
+  readonly #shares: Readonly<Record<KvOperand, number>>;
   /** Pairs of blocks that no pruning has had in its range, in the order of the sequence. */
   #paired: number[] = [];
   /** How many blocks, behind the sinks, prunings have had in their range; what of them is where, the device knows. */
@@ -20,9 +21,11 @@ export class HeadBlocks {
   #dense: Record<KvOperand, number[]> = { keys: [], values: [] };
   #sparse: Record<KvOperand, number[]> = { keys: [], values: [] };
 
-  constructor(pools: MixedBlockPools, sinkBlocks: number) {
+  /** @param shares the most that becomes sparse */
+  constructor(pools: MixedBlockPools, sinkBlocks: number, shares: Readonly<Record<KvOperand, number>>) {
     this.#pools = pools;
     this.#sinkBlocks = sinkBlocks;
+    this.#shares = shares;
   }
 
   get count(): number {
@@ -39,12 +42,20 @@ export class HeadBlocks {
     return this.#paired;
   }
 
+  /** How many sparse blocks more the head may need with so many blocks more, or less. */
+  becomeSparse(operand: KvOperand, more: number): number {
+    const most = (count: number) => Math.round(this.#shares[operand] * Math.max(0, count - this.#sinkBlocks));
+    return most(this.count + more) - most(this.count);
+  }
+
   add(pairs: readonly number[]): void {
+    this.#promise(pairs.length);
     this.#paired.push(...pairs);
   }
 
   /** Returns the blocks from `count` on, of a head that is not pruned. */
   truncate(count: number): void {
+    this.#promise(Math.min(0, count - this.count));
     this.#pools.freePairs(this.#paired.splice(count));
   }
 
@@ -78,6 +89,7 @@ export class HeadBlocks {
   }
 
   release(): void {
+    this.#promise(-this.count);
     this.#pools.freePairs(this.#paired);
     for (const operand of ['keys', 'values'] as const) {
       this.#pools.freeHalves(this.#dense[operand]);
@@ -87,5 +99,12 @@ export class HeadBlocks {
     this.#candidates = 0;
     this.#dense = { keys: [], values: [] };
     this.#sparse = { keys: [], values: [] };
+  }
+
+  /** Before so many blocks come, or go. */
+  #promise(more: number): void {
+    for (const operand of ['keys', 'values'] as const) {
+      this.#pools.sparse[operand].promised += this.becomeSparse(operand, more);
+    }
   }
 }

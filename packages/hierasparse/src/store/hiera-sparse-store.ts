@@ -33,6 +33,13 @@ type IndexMap = Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
 
 const operands = ['keys', 'values'] as const;
 
+/** Blocks that a kv head of a slot needs more. */
+interface Growth {
+  readonly slot: number;
+  readonly head: number;
+  readonly blocks: number;
+}
+
 export interface StoreParts {
   readonly name: string;
   readonly layer: KvLayer;
@@ -60,7 +67,7 @@ export class HieraSparseStore implements KvStore {
   readonly #counts: number[][];
 
   constructor(parts: StoreParts) {
-    const { layer, capacity, pools, sinkBlocks } = parts;
+    const { layer, capacity, pools, sinkBlocks, shares } = parts;
     const { device, slots, tokensPerSlot } = capacity;
     this.name = parts.name;
     this.layer = layer;
@@ -73,20 +80,19 @@ export class HieraSparseStore implements KvStore {
     const counts = new Int32Array(slots * layer.kvHeads);
     this.#keyCounts = device.tensor('i32', ['slot', 'kvHead'], [slots, layer.kvHeads], counts);
     const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
-    this.#heads = Array.from({ length: slots }, () => perHead(() => new HeadBlocks(pools, sinkBlocks)));
+    this.#heads = Array.from({ length: slots }, () => perHead(() => new HeadBlocks(pools, sinkBlocks, shares)));
     this.#counts = Array.from({ length: slots }, () => perHead(() => 0));
   }
 
   prepare(stream: Stream, batch: RowBatch): void {
-    const missing: { slot: number; head: number; blocks: number }[] = [];
+    const missing: Growth[] = [];
     for (const { slot, rows } of batch.entries) {
       this.lengths(slot).forEach((count, head) => {
         const blocks = this.#blocksFor(slot, count + rows) - (this.#heads[slot]?.[head]?.count ?? 0);
         if (blocks > 0) missing.push({ slot, head, blocks });
       });
     }
-    const fresh = this.#parts.pools.allocatePairs(missing.reduce((sum, { blocks }) => sum + blocks, 0));
-    for (const { slot, head, blocks } of missing) this.#add(stream, slot, head, fresh.splice(0, blocks));
+    this.#grow(stream, missing);
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
@@ -163,9 +169,8 @@ export class HieraSparseStore implements KvStore {
     const { pools } = this.#parts;
     const needed = this.lengths(fromSlot).map((count) => Math.ceil(count / blockTokens));
     const from = needed.flatMap((blocks, head) => this.#heads[fromSlot]?.[head]?.pairs.slice(0, blocks) ?? []);
-    const to = pools.allocatePairs(from.length);
+    const to = this.#grow(stream, needed.map((blocks, head) => ({ slot: toSlot, head, blocks })));
     for (const operand of operands) copyBlocks(stream, { pool: pools.dense[operand], from, to });
-    needed.forEach((blocks, head) => this.#add(stream, toSlot, head, to.splice(0, blocks)));
     const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
     stream.copy(countsOf(fromSlot), countsOf(toSlot));
     this.#counts[toSlot] = [...this.lengths(fromSlot)];
@@ -229,6 +234,21 @@ export class HieraSparseStore implements KvStore {
       sparseKeys: shares.keys > 0,
       sparseValues: shares.values > 0,
     };
+  }
+
+  /**
+   * Puts new pairs of blocks behind those of heads, and gives their numbers.
+   * @throws OutOfMemoryError when there is no room for them, dense now or sparse later; nothing changes then
+   */
+  #grow(stream: Stream, growth: readonly Growth[]): readonly number[] {
+    const sum = (part: (one: Growth) => number) => growth.reduce((total, one) => total + part(one), 0);
+    const becomeSparse = (operand: KvOperand) =>
+      sum(({ slot, head, blocks }) => this.#heads[slot]?.[head]?.becomeSparse(operand, blocks) ?? 0);
+    const sparse = { keys: becomeSparse('keys'), values: becomeSparse('values') };
+    const fresh = this.#parts.pools.allocatePairs(sum(({ blocks }) => blocks), sparse);
+    let first = 0;
+    for (const { slot, head, blocks } of growth) this.#add(stream, slot, head, fresh.slice(first, (first += blocks)));
+    return fresh;
   }
 
   /** Puts pairs of blocks behind those of a head. */

@@ -6,7 +6,7 @@ import {
   sparseBlockWords,
   type SparseDType,
 } from '../mixed-blocks.js';
-import { BlockIds } from './block-ids.js';
+import { BlockIds, expectAvailable } from './block-ids.js';
 
 type DensePool = Tensor<SparseDType, readonly ['block', 'blockToken', 'dim']>;
 
@@ -63,8 +63,13 @@ export class MixedBlockPools {
     this.#pairs = new BlockIds('dense blocks', denseBlocks);
   }
 
-  /** @throws OutOfMemoryError when fewer are available; none is taken then */
-  allocatePairs(count: number): number[] {
+  /**
+   * @param becomeSparse how many more sparse blocks the heads that take them may need
+   * @throws OutOfMemoryError when fewer are available; none is taken then
+   */
+  allocatePairs(count: number, becomeSparse: Readonly<Record<KvOperand, number>>): number[] {
+    this.sparse.keys.expectUnpromised(becomeSparse.keys);
+    this.sparse.values.expectUnpromised(becomeSparse.values);
     return this.#pairs.allocate(count);
   }
 
@@ -89,6 +94,8 @@ export class MixedBlockPools {
 }
 
 class SparsePool implements Disposable {
+  /** Blocks that heads have or may need: a prompt that is admitted can become sparse when it ends. */
+  promised = 0;
   readonly nonZeros: Tensor<SparseDType, readonly ['sparseBlock', 'element']>;
   readonly metadata: Tensor<'u32', readonly ['sparseBlock', 'word']>;
   readonly ids: BlockIds;
@@ -102,6 +109,12 @@ class SparsePool implements Disposable {
       throw error;
     }
     this.ids = new BlockIds('sparse blocks', blocks);
+  }
+
+  /** @throws OutOfMemoryError unless `count` blocks are there that nobody was promised */
+  expectUnpromised(count: number): void {
+    const [all] = this.nonZeros.shape;
+    expectAvailable('sparse blocks', count, all - this.promised, all);
   }
 
   [Symbol.dispose](): void {
