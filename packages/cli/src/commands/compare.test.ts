@@ -1,5 +1,5 @@
-import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { readFile, symlink } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 import { PassThrough } from 'node:stream';
 
 import { describe, expect, it } from 'vitest';
@@ -93,6 +93,24 @@ describe('kv compare', () => {
     const { stdout } = await runKv('compare', needleModel, ...args);
     expect(stdout).toContain('What are the pass keys for island, palace and cobalt?');
     expect(rowOf('dense', stdout)[4]).toBe('1 of 1');
+  });
+
+  it('leaves out the policies that cannot take the model, and says why', async () => {
+    // The small model's weights under heads of a size that 2:4 sparse blocks do not take.
+    const config = JSON.parse(await readFile(join(needleModel, 'config.json'), 'utf8')) as object;
+    const heads = { head_dim: 32, num_attention_heads: 16, num_key_value_heads: 4 };
+    const directory = dirname(await temporaryFile('config.json', JSON.stringify({ ...config, ...heads })));
+    for (const name of ['model.safetensors', 'tokenizer.json', 'tokenizer_config.json']) {
+      await symlink(join(needleModel, name), join(directory, name));
+    }
+    const args = ['--document', await passKeyFile(), '--question', 'Why?'];
+    const { exitCode, stdout, stderr } = await runKv('compare', directory, ...args);
+    expect(exitCode).toBe(0);
+    for (const { name } of policies) {
+      const [row] = rowOf(name, stdout).slice(1, 2);
+      expect({ name, row }).toEqual({ name, row: name.includes('hierasparse') ? undefined : name });
+    }
+    expect(stderr).toMatch(/^hierasparse-k1-v1, hbw-1\/4\+hierasparse: left out\. .*32.*64/m);
   });
 
   it('says by how much a document is too long', async () => {

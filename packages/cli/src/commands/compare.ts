@@ -1,5 +1,5 @@
 import type { Model } from '@kv/model';
-import { InvalidValueError } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { renderCompareTable, renderUnknownAnswers } from '../compare/compare-table.js';
@@ -24,7 +24,8 @@ export interface CompareOptions extends DeviceChoice {
 
 /**
  * `kv compare`: asks every question about the document under every policy, and writes a row for each policy and, if
- * it selects, for each moment of selection. The document is read once for each way of reading it.
+ * it selects, for each moment of selection. The document is read once for each way of reading it. A way that cannot
+ * take this model is left out, and stderr says why.
  * @throws KvError of any class for a bad option, file or model; the signal's reason when interrupted
  */
 export async function compare(
@@ -32,7 +33,7 @@ export async function compare(
   options: CompareOptions,
   context: CommandContext,
 ): Promise<void> {
-  const { stdout } = context;
+  const { stdout, stderr } = context;
   const document = await readTextFile('document', options.document);
   const questions = await chooseQuestions(options);
   using model = await openModel(directory, options);
@@ -45,7 +46,13 @@ export async function compare(
   const runs: PolicyRun[] = [];
   for (const reading of new Set(policies.map((policy) => policy.reading))) {
     const ofReading = policies.filter((policy) => policy.reading === reading);
-    runs.push(...(await runReading(model, reading, ofReading, text, options.maxNewTokens, context)));
+    try {
+      runs.push(...(await runReading(model, reading, ofReading, text, options.maxNewTokens, context)));
+    } catch (error) {
+      // What a method cannot do with this model leaves the rows of the others.
+      if (!(error instanceof CapabilityError) || runs.length === 0) throw error;
+      stderr.write(`${ofReading.map(({ name }) => name).join(', ')}: left out. ${error.message}\n`);
+    }
   }
   stdout.write(`${renderCompareTable(questions, runs)}\n`);
   stdout.write(renderUnknownAnswers(questions, runs));
