@@ -166,13 +166,15 @@ export class LayerRunner implements Disposable {
     const { stream, store } = this.#parts;
     let row = prefill.firstRow;
     for (const entry of prefill.entries) {
-      const { slot, select } = entry.sequence;
-      const end = row + countTokens(entry);
+      const { slot, select, disposed } = entry.sequence;
+      const first = row;
+      row += countTokens(entry);
+      // Given up while the selection of one before was waited for: its slot may be another's.
+      if (disposed) continue;
       if (select) {
         const recent = this.#recent(slot, query.dtype, select.observationWindow);
-        recent.push(stream, query.slice('token', row, end));
+        recent.push(stream, query.slice('token', first, row));
       }
-      row = end;
       if (entry.phase !== 'prefill-end') continue;
       await this.#select(entry.sequence);
       if (!entry.sequence.disposed) store.finishPrefill?.(stream, slot);

@@ -1,4 +1,4 @@
-import { createDevice, densePagedStore, kvPolicy } from '@kv/sparse-core';
+import { createDevice, densePagedStore, DisposedError, kvPolicy } from '@kv/sparse-core';
 import type { KvSelector, SelectCall } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
@@ -128,6 +128,39 @@ describe('a policy that selects tokens', () => {
       await run;
       await runner.stream.synchronize();
       expect(runner.kvBytes.device).toBe(0);
+    });
+  });
+
+  it('shows a sequence no queries of one that was disposed while another was waited for', async () => {
+    const seen: number[] = [];
+    let decide: () => void = () => undefined;
+    const select: KvSelector = {
+      name: 'test',
+      observationWindow: 16,
+      async select(_stream, { lastQueries }) {
+        seen.push(lastQueries.shape[0]);
+        if (seen.length === 1) await new Promise<void>((resolve) => (decide = resolve));
+        return undefined;
+      },
+    };
+    const options = { contextTokens: 128, sequences: 2, policy: kvPolicy({ store, select }) };
+    await withRunner(goldenModel('qwen3'), options, async (runner) => {
+      const [waited, given] = [runner.openSequence(), runner.openSequence()];
+      using batch = runner.createBatch([
+        { sequence: waited, ids: prompt.subarray(0, 20), phase: 'prefill-end' },
+        { sequence: given, ids: prompt.subarray(0, 20), phase: 'prefill' },
+      ]);
+      runner.embed(batch);
+      const run = runner.runLayers(batch, 0, 2);
+      while (seen.length === 0) await new Promise(setImmediate);
+      given.dispose();
+      decide();
+      await expect(run).rejects.toThrow(DisposedError);
+      using first = runner.openSequence();
+      using second = runner.openSequence();
+      for (const sequence of [first, second]) await allLogits(runner, sequence, prompt.subarray(0, 3), 3);
+      // In both layers of both.
+      expect(seen).toEqual([16, 3, 3, 3, 3]);
     });
   });
 
