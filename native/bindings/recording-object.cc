@@ -1,5 +1,6 @@
 #include "bindings/recording-object.h"
 
+#include <thread>
 #include <utility>
 
 #include "bindings/environment.h"
@@ -31,9 +32,10 @@ Napi::Value RecordingObject::release(const Napi::CallbackInfo& info) {
 }
 
 void RecordingObject::let_go() {
+  if (!recording_) return;
   const std::shared_ptr<Stream> stream = stream_.lock();
-  if (stream && recording_) stream->release(std::move(recording_));
-  recording_.reset();
+  if (stream) return stream->release(std::move(recording_));
+  std::thread([recording = std::move(recording_)]() mutable { recording.reset(); }).detach();
 }
 
 }  // namespace kv

@@ -1,6 +1,7 @@
 #include "bindings/stream-object.h"
 
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -69,6 +70,8 @@ Napi::Object StreamObject::create(Napi::Env env, std::shared_ptr<Device> device)
     Unwrap(object)->stream_ = std::make_shared<Stream>(std::move(device));
   } catch (const std::bad_alloc&) {
     throw make_error(env, "KV_OUT_OF_MEMORY", "the device has no room for another stream");
+  } catch (const std::system_error& error) {
+    throw make_error(env, "KV_OUT_OF_MEMORY", std::string("there is no thread for another stream: ") + error.what());
   }
   return object;
 }
@@ -89,6 +92,7 @@ Napi::Value StreamObject::end_recording(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value StreamObject::replay(const Napi::CallbackInfo& info) {
+  refuse_recording(stream(info.Env()), info.Env(), "replay");
   stream(info.Env()).replay(RecordingObject::from(info[0]).recording(info.Env()));
   return info.Env().Undefined();
 }

@@ -46,8 +46,13 @@ export class Device {
     return this.#defaultStream;
   }
 
+  /** @throws OutOfMemoryError when the device has no room for another, or the process no thread */
   createStream(): Stream {
-    return new Stream(this, this.native.createStream());
+    try {
+      return new Stream(this, this.native.createStream());
+    } catch (error) {
+      throw fromNative(error, { subject: 'stream' });
+    }
   }
 
   /**

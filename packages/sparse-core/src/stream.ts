@@ -42,8 +42,8 @@ export class Stream {
    * on the same tensors, as often as it is called. On CUDA a replay is one launch of a graph. Tensors that the
    * operations use stay in memory until the recording is disposed.
    *
-   * Only work of the device can be recorded: `write`, `read`, `synchronize`, `waitFor` and copies from or to host
-   * memory throw.
+   * Only work of the device can be recorded: `write`, `read`, `synchronize`, `waitFor`, `replay` and copies from or
+   * to host memory throw.
    * @throws InvalidValueError for a recording inside another, or an asynchronous `enqueue`
    * @throws what `enqueue` throws; nothing is recorded then
    */
@@ -71,10 +71,13 @@ export class Stream {
 
   /**
    * Enqueues everything that was recorded.
-   * @throws DisposedError, DeviceError when the recording is another stream's
+   * @throws DisposedError, DeviceError when the recording is another stream's, CapabilityError while `record` collects
    */
   replay(recording: Recording): void {
-    this.native.replay(recording.nativeOn(this));
+    const native = recording.nativeOn(this);
+    throwsPublicly('replay', () => {
+      this.native.replay(native);
+    });
   }
 
   /**
