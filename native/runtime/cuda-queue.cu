@@ -102,12 +102,16 @@ std::shared_ptr<CudaScratch> CudaQueue::allocate(size_t bytes) {
 }
 
 void* CudaQueue::workspace(size_t bytes) {
-  if (workspace_ == nullptr || bytes > workspace_->bytes) workspace_ = allocate(bytes);
+  if (workspace_ == nullptr || bytes > workspace_->bytes) {
+    workspace_.reset();  // first, so that the two need not fit beside each other
+    workspace_ = allocate(bytes);
+  }
   return workspace_ == nullptr ? nullptr : workspace_->data;
 }
 
 void* CudaQueue::zeroed_workspace(size_t bytes) {
   if (zeroed_ == nullptr || bytes > zeroed_->bytes) {
+    zeroed_.reset();
     zeroed_ = allocate(bytes);
     if (zeroed_ != nullptr) cudaMemsetAsync(zeroed_->data, 0, bytes, stream_);
   }
