@@ -25,7 +25,8 @@ Status validate_row(const MixedAttentionArguments& a, const Table& table, int64_
                         key + kMixedBlockTokens <= count;
     if (dense || sparse) continue;
     return invalid(std::string("the map of the ") + table.name + " has " + text(entry) + " for key " + text(key) +
-                   " of " + text(count) + "; it may have 1 to " + text(a.block_count) + ", or, for a full block, -1 to " +
+                   " of " + text(count) + "; it may have 1 to " + text(a.block_count) +
+                   ", or, for a full block, -1 to " +
                    text(table.may_be_sparse ? -table.sparse_count : 0));
   }
   return Status::success();

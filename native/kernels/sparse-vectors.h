@@ -1,5 +1,6 @@
-// Vectors of 2:4 sparse blocks (kernels/mixed-blocks.h), read without writing the block out: metadata become indices that
-// pick, for each kept dim of a key, the query's, and for each dim of a value the weight of the token that was kept.
+// Vectors of 2:4 sparse blocks (kernels/mixed-blocks.h), read without writing the block out: metadata become
+// indices that pick, for each kept dim of a key, the query's, and for each dim of a value the weight of the token
+// that was kept.
 #pragma once
 
 #include "kernels/mixed-blocks.h"

@@ -30,7 +30,12 @@ const models = [
 
 function normals(axes, shape) {
   const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
-  return device.tensor('f32', axes, shape, Float32Array.from({ length: shape.reduce((a, b) => a * b) }, normal));
+  return device.tensor(
+    'f32',
+    axes,
+    shape,
+    Float32Array.from({ length: shape.reduce((a, b) => a * b) }, normal),
+  );
 }
 
 /** Milliseconds until what `work` enqueues is done. */
@@ -79,7 +84,10 @@ async function decodeRows({ heads, layers }, tokens) {
   const query = normals(queryAxes, [1, queryHeads, headDim]);
   const output = device.tensor('f32', queryAxes, [1, queryHeads, headDim]);
   const batch = core.createRowBatch(device, stream, [{ slot: 0, position: tokens - 1, rows: 1 }]);
-  const caches = [core.densePagedStore({ dtype: 'f16' }), ...settings.map((shares) => hieraSparseStore({ ...shares, dtype: 'f16' }))];
+  const caches = [
+    core.densePagedStore({ dtype: 'f16' }),
+    ...settings.map((shares) => hieraSparseStore({ ...shares, dtype: 'f16' })),
+  ];
   const works = caches.map((factory) => {
     const { stores } = filled(factory, heads, layers, tokens, rows);
     for (const store of stores) store.finishPrefill?.(stream, 0);
@@ -139,5 +147,9 @@ for (const model of models) results.push(...(await prefillRows(model, 4096)));
 keepRows('mixed-attention-cpu', TITLE, results);
 for (const { measure, result, reference } of results) {
   const ratio = reference.median / result.median;
-  console.log(`${measure}: ${result.median.toFixed(2)} ms, dense ${reference.median.toFixed(2)} ms, ${ratio.toFixed(2)}x`);
+  console.log(
+    `${measure}: ${result.median.toFixed(2)} ms, dense ${reference.median.toFixed(2)} ms, ${ratio.toFixed(
+      2,
+    )}x`,
+  );
 }

@@ -10,8 +10,8 @@ namespace KV_ISA {
 
 static_assert(kTileKeys == kMixedBlockTokens, "a tile is a block");
 
-// The kept elements of a block as factors of a product: of row i (a key, or a dim of the values) the factors
-// value(i, n), n < depth, and at place(i, n) the floats of a panel that they multiply. Factors of kStep rows lie together.
+// The kept elements of a block as factors of a product: of row i (a key, or a dim of the values) `depth` factors,
+// and the places of the floats of a panel that they multiply, both at index(i, n). Those of kStep rows lie together.
 struct SparseTile {
   float* factors;
   int32_t* places;

@@ -40,7 +40,9 @@ struct MixedCache {
 
   DenseTile load_dense(const void* pool, int32_t entry, int32_t count, float* to) const {
     const T* rows = static_cast<const T*>(pool) + (entry - 1) * a.block_stride;
-    for (int32_t i = 0; i < count; ++i) load_row(rows + i * a.token_stride, to + i * a.head_dim, a.head_dim, a.head_dim);
+    for (int32_t i = 0; i < count; ++i) {
+      load_row(rows + i * a.token_stride, to + i * a.head_dim, a.head_dim, a.head_dim);
+    }
     return {to, a.head_dim, a.head_dim};
   }
   const T* non_zeros(const SparseBlocks& sparse, int32_t entry) const {

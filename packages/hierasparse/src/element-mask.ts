@@ -47,7 +47,9 @@ function refuseMoreThanTwo(operand: KvOperand, headDim: number, kept: Uint8Array
     if (count <= 2) continue;
     const token = Math.floor(first / headDim) % blockTokens;
     throw new CapabilityError(
-      `The mask of ${operand} keeps ${count} of the four neighbours from token ${token}, dim ${first % headDim} on; ` +
+      `The mask of ${operand} keeps ${count} of the four neighbours from token ${token}, dim ${
+        first % headDim
+      } on; ` +
         'sparse blocks hold two of each four. Use a mask of which that is true, such as 2:4, 1:4 or 1:2.',
       { subject: 'kept', given: group, wanted: 'at most two of four' },
     );

@@ -30,7 +30,10 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
   const { sinkTokens = 64, localWindow = 256, dtype, elementMask } = options;
   for (const [subject, given] of Object.entries({ sinkTokens, localWindow })) {
     if (Number.isInteger(given) && given >= 0) continue;
-    throw new InvalidValueError(`${subject} is ${given}; it must be a whole number of tokens, 0 or more.`, { subject, given });
+    throw new InvalidValueError(`${subject} is ${given}; it must be a whole number of tokens, 0 or more.`, {
+      subject,
+      given,
+    });
   }
   sharesOf(options, 0);
   const name = nameOf(options);
@@ -45,9 +48,13 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
       const runs = Math.ceil(tokens / blockTokens) + slots;
       const shares = layers.map(({ index }) => sharesOf(options, index));
       // Every sequence may round half a block of each head up.
-      const mostSparse = (share: number) => (share === 0 ? 0 : Math.min(runs, Math.ceil(share * runs + slots / 2)));
+      const mostSparse = (share: number) =>
+        share === 0 ? 0 : Math.min(runs, Math.ceil(share * runs + slots / 2));
       const sparseBlocks = (operand: KvOperand) =>
-        layers.reduce((sum, { kvHeads }, index) => sum + kvHeads * mostSparse(shares[index]?.[operand] ?? 0), 0);
+        layers.reduce(
+          (sum, { kvHeads }, index) => sum + kvHeads * mostSparse(shares[index]?.[operand] ?? 0),
+          0,
+        );
       const pools = new MixedBlockPools({
         device,
         dtype: dtype ?? (rowDType === 'bf16' ? 'bf16' : 'f16'),
@@ -98,7 +105,10 @@ function expectOneHeadDim(layers: readonly KvLayer[]): void {
   const [first = 0] = headDims;
   expectHeadDim('hieraSparseStore', first);
   if (headDims.every((headDim) => headDim === first)) return;
-  throw new ShapeError('The layers of one cache must have the same headDim.', { subject: 'headDim', given: headDims });
+  throw new ShapeError('The layers of one cache must have the same headDim.', {
+    subject: 'headDim',
+    given: headDims,
+  });
 }
 
 /** @throws ShapeError */

@@ -1,6 +1,19 @@
 import { CapabilityError, type Stream } from '@kv/sparse-core';
-import { expectContiguous, expectDType, expectShape, nativeOf, type NativeTensor } from '@kv/sparse-core/native';
-import { blockTokens, headDims, type MixedBlocks, type SparseBlocks, sparseBlockElements, sparseBlockWords } from '../mixed-blocks.js';
+import {
+  expectContiguous,
+  expectDType,
+  expectShape,
+  nativeOf,
+  type NativeTensor,
+} from '@kv/sparse-core/native';
+import {
+  blockTokens,
+  headDims,
+  type MixedBlocks,
+  type SparseBlocks,
+  sparseBlockElements,
+  sparseBlockWords,
+} from '../mixed-blocks.js';
 
 /** @throws CapabilityError unless blocks of such heads can be sparse */
 export function expectHeadDim(operation: string, headDim: number): void {
@@ -16,7 +29,12 @@ export function expectHeadDim(operation: string, headDim: number): void {
  * Checks a pool of dense blocks.
  * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError
  */
-export function nativeDense(operation: string, name: string, dense: MixedBlocks['dense'], stream: Stream): NativeTensor {
+export function nativeDense(
+  operation: string,
+  name: string,
+  dense: MixedBlocks['dense'],
+  stream: Stream,
+): NativeTensor {
   const { native } = nativeOf(operation, name, dense, stream);
   expectDType(operation, name, dense, ['f16', 'bf16']);
   expectShape(operation, name, dense, [undefined, blockTokens, undefined]);

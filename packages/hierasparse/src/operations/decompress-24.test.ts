@@ -12,24 +12,32 @@ describeOnDevices('decompress24', ({ open }) => {
     { operand: 'keys', dtype: 'bf16', headDim: 128 },
     { operand: 'values', dtype: 'f16', headDim: 128 },
     { operand: 'values', dtype: 'bf16', headDim: 64 },
-  ] as const)('is the inverse of compress24 ($operand $dtype $headDim)', async ({ operand, dtype, headDim }) => {
-    const device = open();
-    const stream = device.createStream();
-    // Every pattern of 16 bits, NaNs too.
-    const random = new Random(1);
-    const contents = Uint16Array.from({ length: 3 * 64 * headDim }, () => random.integer(0, 65535));
-    const sizes: PoolSizes = { dtype, headDim, denseBlocks: 3, sparseBlocks: 5, table: [1, 1, 3] };
-    const blocks = testPools(device, sizes, contents, Int32Array.of(1, 2, 3));
-    const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [3, 0, 4], freedFrom: 0 };
-    compress24(stream, { operand, blocks, prunings: [pruning] });
-    const dense = device.tensor(dtype, ['block', 'blockToken', 'dim'], [4, 64, headDim], new Uint16Array(4 * 64 * headDim).fill(0x7e01));
-    decompress24(stream, { operand, sparse: blocks.sparse, ids: [4, 3, 0, 3], dense });
-    const result = await dense.read();
-    [2, 0, 1, 0].forEach((block, index) => {
-      const part = (all: Uint16Array, at: number) => all.slice(at * 64 * headDim, (at + 1) * 64 * headDim);
-      expect(part(result, index)).toEqual(pruned(operand, headDim, part(contents, block)));
-    });
-  });
+  ] as const)(
+    'is the inverse of compress24 ($operand $dtype $headDim)',
+    async ({ operand, dtype, headDim }) => {
+      const device = open();
+      const stream = device.createStream();
+      // Every pattern of 16 bits, NaNs too.
+      const random = new Random(1);
+      const contents = Uint16Array.from({ length: 3 * 64 * headDim }, () => random.integer(0, 65535));
+      const sizes: PoolSizes = { dtype, headDim, denseBlocks: 3, sparseBlocks: 5, table: [1, 1, 3] };
+      const blocks = testPools(device, sizes, contents, Int32Array.of(1, 2, 3));
+      const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [3, 0, 4], freedFrom: 0 };
+      compress24(stream, { operand, blocks, prunings: [pruning] });
+      const dense = device.tensor(
+        dtype,
+        ['block', 'blockToken', 'dim'],
+        [4, 64, headDim],
+        new Uint16Array(4 * 64 * headDim).fill(0x7e01),
+      );
+      decompress24(stream, { operand, sparse: blocks.sparse, ids: [4, 3, 0, 3], dense });
+      const result = await dense.read();
+      [2, 0, 1, 0].forEach((block, index) => {
+        const part = (all: Uint16Array, at: number) => all.slice(at * 64 * headDim, (at + 1) * 64 * headDim);
+        expect(part(result, index)).toEqual(pruned(operand, headDim, part(contents, block)));
+      });
+    },
+  );
 
   it('refuses bad input with a typed error', async () => {
     const device = open();
@@ -39,8 +47,12 @@ describeOnDevices('decompress24', ({ open }) => {
     const axes = ['block', 'blockToken', 'dim'] as const;
     const good = { operand: 'keys', sparse, ids: [0], dense } as const;
     expect(() => decompress24(stream, { ...good, ids: [0, 1] })).toThrow(ShapeError);
-    expect(() => decompress24(stream, { ...good, dense: device.tensor('bf16', axes, [1, 64, 64]) })).toThrow(DTypeError);
-    expect(() => decompress24(stream, { ...good, dense: device.tensor('f16', axes, [1, 64, 96]) })).toThrow(CapabilityError);
+    expect(() => decompress24(stream, { ...good, dense: device.tensor('bf16', axes, [1, 64, 64]) })).toThrow(
+      DTypeError,
+    );
+    expect(() => decompress24(stream, { ...good, dense: device.tensor('f16', axes, [1, 64, 96]) })).toThrow(
+      CapabilityError,
+    );
     decompress24(stream, { ...good, ids: [2] });
     await expect(stream.synchronize()).rejects.toThrow(InvalidValueError);
   });

@@ -31,7 +31,10 @@ export function enqueueMixedAttention(
   stream: Stream,
   { keys, values, keyCounts, sparseKeys = true, sparseValues = true, ...rows }: MixedAttentionArguments,
 ): void {
-  const sparse = { keys: nativeBlocks(operation, 'keys', keys, stream), values: nativeBlocks(operation, 'values', values, stream) };
+  const sparse = {
+    keys: nativeBlocks(operation, 'keys', keys, stream),
+    values: nativeBlocks(operation, 'values', values, stream),
+  };
   const valueTable = nativeOf(operation, 'values.table', values.table, stream).native;
   expectDType(operation, 'values.table', values.table, ['i32']);
   expectShape(operation, 'values.table', values.table, keys.table.shape);

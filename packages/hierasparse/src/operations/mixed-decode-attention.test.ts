@@ -17,7 +17,18 @@ const shares = (['none', 'some', 'all'] as const).flatMap((keys) =>
 );
 
 function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): MixedSizes {
-  return { rows: [1, 2], keyCounts: [[520, 317], [64, 130]], kvHeads: 2, group: 5, headDim, dtype: 'f16', sparse };
+  return {
+    rows: [1, 2],
+    keyCounts: [
+      [520, 317],
+      [64, 130],
+    ],
+    kvHeads: 2,
+    group: 5,
+    headDim,
+    dtype: 'f16',
+    sparse,
+  };
 }
 
 describeOnDevices('mixedDecodeAttention', ({ open }) => {
@@ -32,21 +43,28 @@ describeOnDevices('mixedDecodeAttention', ({ open }) => {
 
   // On the CPU a product with a value that is left out is one that adds zero: the sums are the same, bit for bit. With
   // sparse keys the lanes of a sum are other dims, so that scores differ by rounding.
-  it.each(shares)('computes what the cache written out gives (keys $keys, values $values sparse)', async (sparse) => {
-    const device = open();
-    for (const headDim of [64, 128]) {
-      const sizes = sizesOf(sparse, headDim);
-      if (device.kind === 'cuda' || sparse.keys !== 'none') {
-        await checkMixedAgainstOracle(mixedDecodeAttention, device, new Random(2), sizes);
-        continue;
+  it.each(shares)(
+    'computes what the cache written out gives (keys $keys, values $values sparse)',
+    async (sparse) => {
+      const device = open();
+      for (const headDim of [64, 128]) {
+        const sizes = sizesOf(sparse, headDim);
+        if (device.kind === 'cuda' || sparse.keys !== 'none') {
+          await checkMixedAgainstOracle(mixedDecodeAttention, device, new Random(2), sizes);
+          continue;
+        }
+        const cache = await mixedCache(device, new Random(2), sizes);
+        const { slots, queryStart } = cache.mixed;
+        const mixed = await attend(mixedDecodeAttention, device, new Random(3), sizes, cache.mixed);
+        const dense = await attend(decodeAttention, device, new Random(3), sizes, {
+          blocks: cache.dense,
+          slots,
+          queryStart,
+        });
+        expect(mixed).toEqual(dense);
       }
-      const cache = await mixedCache(device, new Random(2), sizes);
-      const { slots, queryStart } = cache.mixed;
-      const mixed = await attend(mixedDecodeAttention, device, new Random(3), sizes, cache.mixed);
-      const dense = await attend(decodeAttention, device, new Random(3), sizes, { blocks: cache.dense, slots, queryStart });
-      expect(mixed).toEqual(dense);
-    }
-  });
+    },
+  );
 
   it('gives the same bits wherever the blocks lie', async () => {
     const device = open();

@@ -17,7 +17,18 @@ const shares = (['none', 'some', 'all'] as const).flatMap((keys) =>
 );
 
 function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): MixedSizes {
-  return { rows: [60, 7], keyCounts: [[200, 317], [64, 128]], kvHeads: 2, group: 5, headDim, dtype: 'f16', sparse };
+  return {
+    rows: [60, 7],
+    keyCounts: [
+      [200, 317],
+      [64, 128],
+    ],
+    kvHeads: 2,
+    group: 5,
+    headDim,
+    dtype: 'f16',
+    sparse,
+  };
 }
 
 describeOnDevices('mixedPrefillAttention', ({ open }) => {
@@ -31,21 +42,28 @@ describeOnDevices('mixedPrefillAttention', ({ open }) => {
   });
 
   // On the CPU a product that is left out is one that adds zero: the sums are the same, bit for bit.
-  it.each(shares)('computes what the cache written out gives (keys $keys, values $values sparse)', async (sparse) => {
-    const device = open();
-    for (const headDim of [64, 128]) {
-      const sizes = sizesOf(sparse, headDim);
-      if (device.kind === 'cuda') {
-        await checkMixedAgainstOracle(mixedPrefillAttention, device, new Random(2), sizes);
-        continue;
+  it.each(shares)(
+    'computes what the cache written out gives (keys $keys, values $values sparse)',
+    async (sparse) => {
+      const device = open();
+      for (const headDim of [64, 128]) {
+        const sizes = sizesOf(sparse, headDim);
+        if (device.kind === 'cuda') {
+          await checkMixedAgainstOracle(mixedPrefillAttention, device, new Random(2), sizes);
+          continue;
+        }
+        const cache = await mixedCache(device, new Random(2), sizes);
+        const { slots, queryStart } = cache.mixed;
+        const mixed = await attend(mixedPrefillAttention, device, new Random(3), sizes, cache.mixed);
+        const dense = await attend(prefillAttention, device, new Random(3), sizes, {
+          blocks: cache.dense,
+          slots,
+          queryStart,
+        });
+        expect(mixed).toEqual(dense);
       }
-      const cache = await mixedCache(device, new Random(2), sizes);
-      const { slots, queryStart } = cache.mixed;
-      const mixed = await attend(mixedPrefillAttention, device, new Random(3), sizes, cache.mixed);
-      const dense = await attend(prefillAttention, device, new Random(3), sizes, { blocks: cache.dense, slots, queryStart });
-      expect(mixed).toEqual(dense);
-    }
-  });
+    },
+  );
 
   it('gives the same bits wherever the blocks lie', async () => {
     const device = open();

@@ -61,7 +61,10 @@ export class HeadBlocks {
 
   /** Puts the blocks below `endBlock`, but for the sinks, in the range of a pruning. */
   extendRange(endBlock: number): void {
-    const fresh = this.#paired.splice(this.#sinkBlocks, Math.max(0, endBlock - this.#sinkBlocks - this.#candidates));
+    const fresh = this.#paired.splice(
+      this.#sinkBlocks,
+      Math.max(0, endBlock - this.#sinkBlocks - this.#candidates),
+    );
     this.#candidates += fresh.length;
     for (const operand of ['keys', 'values'] as const) this.#dense[operand].push(...fresh);
   }
@@ -85,7 +88,9 @@ export class HeadBlocks {
     const { denseBytes, sparseBytes } = this.#pools;
     const both = (blocks: Record<KvOperand, readonly number[]>) => blocks.keys.length + blocks.values.length;
     const dense = 2 * this.#paired.length + both(this.#dense);
-    return dense * denseBytes + both(this.#sparse) * sparseBytes + 2 * this.count * Int32Array.BYTES_PER_ELEMENT;
+    return (
+      dense * denseBytes + both(this.#sparse) * sparseBytes + 2 * this.count * Int32Array.BYTES_PER_ELEMENT
+    );
   }
 
   release(): void {

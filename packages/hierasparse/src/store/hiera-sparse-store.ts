@@ -80,7 +80,9 @@ export class HieraSparseStore implements KvStore {
     const counts = new Int32Array(slots * layer.kvHeads);
     this.#keyCounts = device.tensor('i32', ['slot', 'kvHead'], [slots, layer.kvHeads], counts);
     const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
-    this.#heads = Array.from({ length: slots }, () => perHead(() => new HeadBlocks(pools, sinkBlocks, shares)));
+    this.#heads = Array.from({ length: slots }, () =>
+      perHead(() => new HeadBlocks(pools, sinkBlocks, shares)),
+    );
     this.#counts = Array.from({ length: slots }, () => perHead(() => 0));
   }
 
@@ -116,16 +118,27 @@ export class HieraSparseStore implements KvStore {
     if (shares.keys === 0 && shares.values === 0) return;
     const { localWindow, masks } = this.#parts;
     const heads = slots.flatMap((slot) =>
-      this.lengths(slot).map((count, kvHead) => ({ slot, kvHead, count, blocks: this.#heads[slot]?.[kvHead] })),
+      this.lengths(slot).map((count, kvHead) => ({
+        slot,
+        kvHead,
+        count,
+        blocks: this.#heads[slot]?.[kvHead],
+      })),
     );
-    for (const { count, blocks } of heads) blocks?.extendRange(Math.floor((count - localWindow) / blockTokens));
+    for (const { count, blocks } of heads)
+      blocks?.extendRange(Math.floor((count - localWindow) / blockTokens));
     for (const operand of operands) {
       const prunings = heads.flatMap(({ slot, kvHead, blocks }) => {
         const pruning = blocks?.prune(operand, shares[operand]);
         return pruning === undefined ? [] : [{ slot, kvHead, ...pruning }];
       });
       const elementMask = masks[operand];
-      compress24(stream, { operand, blocks: this.#mixed(operand), prunings, ...(elementMask && { elementMask }) });
+      compress24(stream, {
+        operand,
+        blocks: this.#mixed(operand),
+        prunings,
+        ...(elementMask && { elementMask }),
+      });
     }
   }
 
@@ -161,15 +174,23 @@ export class HieraSparseStore implements KvStore {
   copy(stream: Stream, fromSlot: number, toSlot: number): void {
     this.#expectDense('copy', fromSlot);
     if (this.lengths(toSlot).some((count) => count > 0)) {
-      throw new InvalidValueError(`Slot ${toSlot} holds tokens; copy into an empty one, or release it first.`, {
-        subject: 'toSlot',
-        given: toSlot,
-      });
+      throw new InvalidValueError(
+        `Slot ${toSlot} holds tokens; copy into an empty one, or release it first.`,
+        {
+          subject: 'toSlot',
+          given: toSlot,
+        },
+      );
     }
     const { pools } = this.#parts;
     const needed = this.lengths(fromSlot).map((count) => Math.ceil(count / blockTokens));
-    const from = needed.flatMap((blocks, head) => this.#heads[fromSlot]?.[head]?.pairs.slice(0, blocks) ?? []);
-    const to = this.#grow(stream, needed.map((blocks, head) => ({ slot: toSlot, head, blocks })));
+    const from = needed.flatMap(
+      (blocks, head) => this.#heads[fromSlot]?.[head]?.pairs.slice(0, blocks) ?? [],
+    );
+    const to = this.#grow(
+      stream,
+      needed.map((blocks, head) => ({ slot: toSlot, head, blocks })),
+    );
     for (const operand of operands) copyBlocks(stream, { pool: pools.dense[operand], from, to });
     const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
     stream.copy(countsOf(fromSlot), countsOf(toSlot));
@@ -245,9 +266,13 @@ export class HieraSparseStore implements KvStore {
     const becomeSparse = (operand: KvOperand) =>
       sum(({ slot, head, blocks }) => this.#heads[slot]?.[head]?.becomeSparse(operand, blocks) ?? 0);
     const sparse = { keys: becomeSparse('keys'), values: becomeSparse('values') };
-    const fresh = this.#parts.pools.allocatePairs(sum(({ blocks }) => blocks), sparse);
+    const fresh = this.#parts.pools.allocatePairs(
+      sum(({ blocks }) => blocks),
+      sparse,
+    );
     let first = 0;
-    for (const { slot, head, blocks } of growth) this.#add(stream, slot, head, fresh.slice(first, (first += blocks)));
+    for (const { slot, head, blocks } of growth)
+      this.#add(stream, slot, head, fresh.slice(first, (first += blocks)));
     return fresh;
   }
 

@@ -59,7 +59,8 @@ export class MixedBlockPools {
     const behindFirst = (pool: DensePool) => pool.slice('block', 1, denseBlocks + 1);
     this.dense = { keys: behindFirst(this.padded.keys), values: behindFirst(this.padded.values) };
     this.denseBytes = blockTokens * headDim * byteSize(dtype);
-    this.sparseBytes = sparseBlockElements(headDim) * byteSize(dtype) + sparseBlockWords(headDim) * byteSize('u32');
+    this.sparseBytes =
+      sparseBlockElements(headDim) * byteSize(dtype) + sparseBlockWords(headDim) * byteSize('u32');
     this.#pairs = new BlockIds('dense blocks', denseBlocks);
   }
 

@@ -22,7 +22,12 @@ export interface TestPools extends MixedBlocks {
   readonly table: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
 }
 
-export function testPools(device: Device, sizes: PoolSizes, dense: Uint16Array, table: Int32Array): TestPools {
+export function testPools(
+  device: Device,
+  sizes: PoolSizes,
+  dense: Uint16Array,
+  table: Int32Array,
+): TestPools {
   const { dtype, headDim, denseBlocks, sparseBlocks } = sizes;
   const elements = sparseBlockElements(headDim);
   const words = sparseBlockWords(headDim);
@@ -55,8 +60,10 @@ export interface ReadBlocks {
 }
 
 export async function readPools(stream: Stream, pools: MixedBlocks): Promise<ReadBlocks> {
-  const part = <T extends Uint16Array | Uint32Array>(all: T, length: number) => (id: number) =>
-    all.slice(id * length, (id + 1) * length) as T;
+  const part =
+    <T extends Uint16Array | Uint32Array>(all: T, length: number) =>
+    (id: number) =>
+      all.slice(id * length, (id + 1) * length) as T;
   const headDim = pools.dense.shape[2];
   const dense = await pools.dense.read(stream);
   const nonZeros = await pools.sparse.nonZeros.read(stream);

@@ -1,4 +1,11 @@
-import { type Device, DTypeError, InvalidValueError, type PagedBlocks, ShapeError, type Stream } from '@kv/sparse-core';
+import {
+  type Device,
+  DTypeError,
+  InvalidValueError,
+  type PagedBlocks,
+  ShapeError,
+  type Stream,
+} from '@kv/sparse-core';
 import { attentionRow, decode, type Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect } from 'vitest';
 import { blockTokens, type KvOperand, type SparseDType } from '../mixed-blocks.js';
@@ -24,7 +31,11 @@ export interface MixedSizes {
   readonly sparse: { readonly keys: Share; readonly values: Share };
 }
 
-export function randomMixedSizes(random: Random, rowCounts: readonly number[], earlier: readonly number[]): MixedSizes {
+export function randomMixedSizes(
+  random: Random,
+  rowCounts: readonly number[],
+  earlier: readonly number[],
+): MixedSizes {
   const kvHeads = random.integer(1, 3);
   const rows = Array.from({ length: random.integer(1, 3) }, () => random.pick(rowCounts));
   const share = () => random.pick(['none', 'some', 'all'] as const);
@@ -72,16 +83,27 @@ export async function mixedCache(
     const placed = new Uint16Array(contents.length);
     const blockElements = blockTokens * headDim;
     table.forEach((entry, index) => {
-      placed.set(contents.subarray(index * blockElements, (index + 1) * blockElements), (entry - 1) * blockElements);
+      placed.set(
+        contents.subarray(index * blockElements, (index + 1) * blockElements),
+        (entry - 1) * blockElements,
+      );
     });
-    const poolSizes = { dtype, headDim, denseBlocks: count, sparseBlocks: count, table: [batch, kvHeads, width] } as const;
+    const poolSizes = {
+      dtype,
+      headDim,
+      denseBlocks: count,
+      sparseBlocks: count,
+      table: [batch, kvHeads, width],
+    } as const;
     const pools = testPools(device, poolSizes, placed, table);
     const free = [...places.permutation(count)];
     const prunings = [...counts].flatMap((keys, row): Pruning[] => {
       const full = Math.floor(keys / blockTokens);
       const wanted = { none: 0, some: random.integer(0, full), all: full }[sizes.sparse[name]];
       if (wanted === 0) return [];
-      const ids = [...table.slice(row * width, row * width + full)].map((entry) => entry - 1).sort((a, b) => a - b);
+      const ids = [...table.slice(row * width, row * width + full)]
+        .map((entry) => entry - 1)
+        .sort((a, b) => a - b);
       const [slot, kvHead] = [Math.floor(row / kvHeads), row % kvHeads];
       const freedFrom = ids[full - wanted] ?? NaN;
       return [{ slot, kvHead, firstBlock: 0, endBlock: full, sparseIds: free.splice(0, wanted), freedFrom }];
@@ -94,7 +116,9 @@ export async function mixedCache(
   const tensor = (pool: Uint16Array) =>
     device.tensor(dtype, ['block', 'blockToken', 'dim'], [count, blockTokens, headDim], pool);
   const numbers = { keys: decode(dtype, keys.whole), values: decode(dtype, values.whole) };
-  const queryStart = Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0));
+  const queryStart = Int32Array.from([0, ...rows], (_, entry) =>
+    rows.slice(0, entry).reduce((sum, n) => sum + n, 0),
+  );
   const keyCountTensor = device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts);
   return {
     mixed: {
@@ -107,7 +131,12 @@ export async function mixedCache(
     dense: {
       keys: tensor(keys.whole),
       values: tensor(values.whole),
-      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], Int32Array.from({ length: count }, (_, id) => id)),
+      blockTable: device.tensor(
+        'i32',
+        ['slot', 'kvHead', 'block'],
+        [batch, kvHeads, width],
+        Int32Array.from({ length: count }, (_, id) => id),
+      ),
       keyCounts: keyCountTensor,
     },
     queryStart,
@@ -120,11 +149,17 @@ export async function mixedCache(
 }
 
 /** All blocks of a table, one after the other, written out by the oracle. */
-async function written(stream: Stream, operand: KvOperand, headDim: number, pools: TestPools): Promise<Uint16Array> {
+async function written(
+  stream: Stream,
+  operand: KvOperand,
+  headDim: number,
+  pools: TestPools,
+): Promise<Uint16Array> {
   const { table, dense, nonZeros, metadata } = await readPools(stream, pools);
   const whole = new Uint16Array(table.length * blockTokens * headDim);
   table.forEach((entry, index) => {
-    const block = entry > 0 ? dense(entry - 1) : expanded(operand, headDim, nonZeros(-entry - 1), metadata(-entry - 1));
+    const block =
+      entry > 0 ? dense(entry - 1) : expanded(operand, headDim, nonZeros(-entry - 1), metadata(-entry - 1));
     whole.set(block, index * blockTokens * headDim);
   });
   return whole;
@@ -193,7 +228,10 @@ export async function checkMixedAgainstOracle(
 
 /** The bits that `attention` gives for random queries over a cache. */
 export async function attend<Cache>(
-  attention: (stream: Stream, args: Cache & Pick<MixedAttentionArguments, 'query' | 'output' | 'scale'>) => void,
+  attention: (
+    stream: Stream,
+    args: Cache & Pick<MixedAttentionArguments, 'query' | 'output' | 'scale'>,
+  ) => void,
   device: Device,
   seed: Random,
   { kvHeads, group, headDim, dtype, rows }: MixedSizes,
@@ -209,7 +247,11 @@ export async function attend<Cache>(
 }
 
 /** That `attention` refuses what it cannot compute, at once or, what only the device knows, at the next wait. */
-export async function checkMixedRefusals(attention: MixedAttention, device: Device, random: Random): Promise<void> {
+export async function checkMixedRefusals(
+  attention: MixedAttention,
+  device: Device,
+  random: Random,
+): Promise<void> {
   const sizes: MixedSizes = {
     rows: [2],
     keyCounts: [[130]],
@@ -233,9 +275,13 @@ export async function checkMixedRefusals(attention: MixedAttention, device: Devi
   await call({});
   const table = (entries: readonly number[]) =>
     device.tensor('i32', ['slot', 'kvHead', 'block'], [1, 1, 4], Int32Array.from(entries));
-  expect(() => call({ values: { ...values, table: table([1, 2, 3, 4]).slice('block', 0, 3) } })).toThrow(ShapeError);
+  expect(() => call({ values: { ...values, table: table([1, 2, 3, 4]).slice('block', 0, 3) } })).toThrow(
+    ShapeError,
+  );
   const { metadata } = keys.sparse;
-  expect(() => call({ keys: { ...keys, sparse: { ...keys.sparse, metadata: metadata.slice('word', 0, 64) } } })).toThrow(ShapeError);
+  expect(() =>
+    call({ keys: { ...keys, sparse: { ...keys.sparse, metadata: metadata.slice('word', 0, 64) } } }),
+  ).toThrow(ShapeError);
   const others = device.tensor('bf16', ['sparseBlock', 'element'], keys.sparse.nonZeros.shape);
   expect(() => call({ keys: { ...keys, sparse: { metadata, nonZeros: others } } })).toThrow(DTypeError);
   expect(() => call({ scale: NaN })).toThrow(InvalidValueError);

@@ -38,7 +38,7 @@ export const layout = {
   /** Element that holds, of the values of a dim, kept token number `kept` (of 32). */
   valueNonZero(dim: number, kept: number): number {
     const [panel, chunk, within] = [Math.floor(dim / 64), Math.floor((dim % 64) / 8), dim % 8];
-    return panel * 32 * 64 + kept * 64 + (chunk ^ (kept % 8)) * 8 + within;
+    return panel * 32 * 64 + kept * 64 + (chunk ^ kept % 8) * 8 + within;
   },
   /** The 16 bits about 16 dims of a key's token. */
   keyMeta(metadata: Uint32Array, headDim: number, token: number, group: number): number {
@@ -56,13 +56,20 @@ export const layout = {
 };
 
 /** A sparse block written out, by the layout above. */
-export function expanded(operand: KvOperand, headDim: number, nonZeros: Uint16Array, metadata: Uint32Array): Uint16Array {
+export function expanded(
+  operand: KvOperand,
+  headDim: number,
+  nonZeros: Uint16Array,
+  metadata: Uint32Array,
+): Uint16Array {
   const block = new Uint16Array(blockTokens * headDim);
   const keys = operand === 'keys';
   const [lines, groups] = keys ? [blockTokens, headDim / 16] : [headDim, blockTokens / 16];
   for (let line = 0; line < lines; line++) {
     for (let group = 0; group < groups; group++) {
-      const meta = keys ? layout.keyMeta(metadata, headDim, line, group) : layout.valueMeta(metadata, line, group);
+      const meta = keys
+        ? layout.keyMeta(metadata, headDim, line, group)
+        : layout.valueMeta(metadata, line, group);
       for (let n = 0; n < 8; n++) {
         const element = 16 * group + 4 * Math.floor(n / 2) + ((meta >>> (2 * n)) & 3);
         const kept = 8 * group + n;

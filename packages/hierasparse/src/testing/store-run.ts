@@ -60,7 +60,11 @@ export class StoreRun {
   }
 
   /** The same, held to the oracle; `prune` is what the store should do before a prompt's attention. */
-  async check(entries: readonly RowBatchEntry[], phase: 'prefill' | 'decode', prune?: (head: HeadOracle) => void): Promise<void> {
+  async check(
+    entries: readonly RowBatchEntry[],
+    phase: 'prefill' | 'decode',
+    prune?: (head: HeadOracle) => void,
+  ): Promise<void> {
     const { queries, bits } = await this.#step(entries, phase, prune);
     const { dtype, group, device, random } = this.#options;
     const { kvHeads, headDim } = this.store.layer;
@@ -90,13 +94,20 @@ export class StoreRun {
     if (prune) this.heads[slot]?.forEach(prune);
   }
 
-  async #step(entries: readonly RowBatchEntry[], phase: 'prefill' | 'decode', prune?: (head: HeadOracle) => void) {
+  async #step(
+    entries: readonly RowBatchEntry[],
+    phase: 'prefill' | 'decode',
+    prune?: (head: HeadOracle) => void,
+  ) {
     const { device, random, dtype, group } = this.#options;
     const { kvHeads, headDim } = this.store.layer;
     const { store, stream } = this;
     const batch = createRowBatch(device, stream, entries);
     const rows = batch.rows;
-    const [keys, values] = [random.elements(dtype, rows * kvHeads * headDim), random.elements(dtype, rows * kvHeads * headDim)];
+    const [keys, values] = [
+      random.elements(dtype, rows * kvHeads * headDim),
+      random.elements(dtype, rows * kvHeads * headDim),
+    ];
     let token = 0;
     for (const { slot, rows: count } of entries) {
       for (let row = 0; row < count; row++, token++) {
@@ -109,7 +120,8 @@ export class StoreRun {
     }
     if (prune) for (const { slot } of entries) this.heads[slot]?.forEach(prune);
 
-    const rowTensor = (elements: Uint16Array) => device.tensor(dtype, kvAxes, [rows, kvHeads, headDim], elements);
+    const rowTensor = (elements: Uint16Array) =>
+      device.tensor(dtype, kvAxes, [rows, kvHeads, headDim], elements);
     const shape = [rows, kvHeads * group, headDim] as const;
     const elements = random.elements(dtype, rows * kvHeads * group * headDim);
     const query = device.tensor(dtype, axes, shape, elements);
