@@ -198,7 +198,8 @@ class Compression {
     const auto measure_loss = a_.dtype == DType::f16 ? loss_of<Half> : loss_of<Bfloat>;
     const float loss = measure_loss(a_.operand, a_.head_dim, dense(candidate.dense), mask(candidate));
     std::memcpy(&candidate.loss, &loss, sizeof loss);
-    candidate.loss &= 0x7fffffffu;
+    // Payloads of NaN order nothing: it is one number, as on CUDA.
+    candidate.loss = loss == loss ? candidate.loss & 0x7fffffffu : 0x7fffffffu;
   }
 
   // Gives the blocks of least loss their sparse ids.

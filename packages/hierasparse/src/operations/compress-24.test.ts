@@ -168,6 +168,18 @@ describeOnDevices('compress24', ({ open }) => {
     expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([-1, 1, -1]);
   });
 
+  it('takes the first of blocks that would lose a NaN, whatever their payloads', async () => {
+    const device = open();
+    const stream = device.createStream();
+    const contents = new Random(8).elements('f16', 3 * 64 * 64);
+    for (const index of [0, 1, 2]) contents[index] = 0x7e05;
+    for (const index of [0, 1, 2]) contents[64 * 64 + index] = 0x7e01;
+    const blocks = oneHead(device, 'f16', 64, contents, [0, 1, 2]);
+    const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [0, 1], freedFrom: 1 };
+    compress24(stream, { operand: 'keys', blocks, prunings: [pruning] });
+    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([-1, 1, -1]);
+  });
+
   it.each(['keys', 'values'] as const)('keeps what an element mask says (%s)', async (operand) => {
     const device = open();
     const stream = device.createStream();
