@@ -70,7 +70,7 @@ class CudaDevice : public Device {
     auto& joining = static_cast<CudaQueue&>(queue);
     if (joining.joined_stamp >= stamp) return;
     joining.joined_stamp = latest_stamp();
-    wait_for(static_cast<cudaStream_t>(queue.cuda_stream()), allocations_);
+    wait_for(joining.stream(), allocations_);
   }
 
  protected:
@@ -89,7 +89,7 @@ class CudaDevice : public Device {
     bind_thread();
     cudaStream_t last = allocations_;
     for (const std::shared_ptr<Queue>& queue : uses) {
-      const auto stream = static_cast<cudaStream_t>(queue->cuda_stream());
+      const cudaStream_t stream = static_cast<CudaQueue&>(*queue).stream();
       if (last != allocations_) wait_for(stream, last);
       last = stream;
     }

@@ -47,21 +47,19 @@ class CudaMoment : public Moment {
 
 class CudaGraph : public Graph {
  public:
-  CudaGraph(cudaGraphExec_t executable, std::shared_ptr<Queue> queue,
+  CudaGraph(cudaGraphExec_t executable, std::shared_ptr<CudaQueue> queue,
             std::vector<std::shared_ptr<CudaScratch>> memory)
       : executable_(executable), queue_(std::move(queue)), memory_(std::move(memory)) {}
   ~CudaGraph() override {
-    cudaStreamSynchronize(stream());
+    cudaStreamSynchronize(queue_->stream());
     cudaGraphExecDestroy(executable_);
   }
 
-  Status launch() override { return cuda_status(cudaGraphLaunch(executable_, stream())); }
+  Status launch() override { return cuda_status(cudaGraphLaunch(executable_, queue_->stream())); }
 
  private:
-  cudaStream_t stream() const { return static_cast<cudaStream_t>(queue_->cuda_stream()); }
-
   cudaGraphExec_t executable_;
-  std::shared_ptr<Queue> queue_;
+  std::shared_ptr<CudaQueue> queue_;
   std::vector<std::shared_ptr<CudaScratch>> memory_;
 };
 
@@ -91,7 +89,7 @@ CudaQueue::~CudaQueue() {
 
 std::shared_ptr<CudaScratch> CudaQueue::allocate(size_t bytes) {
   void* data = nullptr;
-  if (capturing_ || cudaMallocAsync(&data, bytes, stream_) != cudaSuccess) {
+  if (capturing_ != nullptr || cudaMallocAsync(&data, bytes, stream_) != cudaSuccess) {
     cudaGetLastError();
     return nullptr;
   }
@@ -125,21 +123,26 @@ std::unique_ptr<Moment> CudaQueue::mark() {
 }
 
 Status CudaQueue::capture(const std::function<Status()>& launches, std::unique_ptr<Graph>& graph) {
-  // Other threads go on allocating and copying meanwhile.
-  Status status = cuda_status(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  cudaStream_t stream = nullptr;
+  Status status = cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   if (!status.ok()) return status;
-  capturing_ = true;
-  status = launches();
-  capturing_ = false;
   cudaGraph_t captured = nullptr;
-  const Status ended = cuda_status(cudaStreamEndCapture(stream_, &captured));
-  if (status.ok()) status = ended;
+  // Other threads go on allocating and copying meanwhile.
+  status = cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  if (status.ok()) {
+    capturing_ = stream;
+    status = launches();
+    capturing_ = nullptr;
+    const Status ended = cuda_status(cudaStreamEndCapture(stream, &captured));
+    if (status.ok()) status = ended;
+  }
+  cudaStreamDestroy(stream);
   cudaGraphExec_t executable = nullptr;
   if (status.ok()) status = cuda_status(cudaGraphInstantiate(&executable, captured, 0));
   if (captured != nullptr) cudaGraphDestroy(captured);
   if (status.ok()) {
     const std::vector<std::shared_ptr<CudaScratch>> memory = {workspace_, zeroed_};
-    graph = std::make_unique<CudaGraph>(executable, shared_from_this(), memory);
+    graph = std::make_unique<CudaGraph>(executable, std::static_pointer_cast<CudaQueue>(shared_from_this()), memory);
   }
   return status;
 }

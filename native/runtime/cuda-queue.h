@@ -24,7 +24,11 @@ class CudaQueue : public Queue {
   CudaQueue(cudaStream_t stream, Fault* fault, std::shared_ptr<PinnedMemory> pinned);
   ~CudaQueue() override;
 
-  void* cuda_stream() const override { return stream_; }
+  // Where its own thread launches. A capture has a stream of its own, for other threads go on freeing memory in the
+  // order of the queue's, and what they put into a stream that captures would be captured.
+  void* cuda_stream() const override { return capturing_ != nullptr ? capturing_ : stream_; }
+  // The queue's order, for every thread.
+  cudaStream_t stream() const { return stream_; }
   Fault* fault() const override { return fault_; }
   void* workspace(size_t bytes) override;
   void* zeroed_workspace(size_t bytes) override;
@@ -44,7 +48,7 @@ class CudaQueue : public Queue {
   // Shared with the graphs that were captured on it: one that grows later must not take it from them.
   std::shared_ptr<CudaScratch> workspace_;
   std::shared_ptr<CudaScratch> zeroed_;
-  bool capturing_ = false;
+  cudaStream_t capturing_ = nullptr;
 };
 
 }  // namespace kv

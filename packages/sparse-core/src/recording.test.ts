@@ -68,6 +68,25 @@ describeOnDevices('a recording', ({ open }) => {
     }).toThrow(DisposedError);
   });
 
+  it('is replayed while other memory goes that its stream has used', async () => {
+    using stream = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array([1, 2, 3]));
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    const expected = await rowsOf(stream, [1, 2, 3]);
+    for (let round = 0; round < 10; round++) {
+      using recording = stream.record(() => {
+        for (let i = 0; i < 20; i++) work(stream, ids, output);
+      });
+      const used = Array.from({ length: 20 }, () => device.tensor('i32', ['token'], [rows]));
+      for (const tensor of used) stream.copy(ids, tensor);
+      await stream.synchronize();
+      // At the second one CUDA captures its graph.
+      for (let replay = 0; replay < 2; replay++) stream.replay(recording);
+      for (const tensor of used) tensor.dispose();
+      expect(await output.read(stream)).toEqual(expected);
+    }
+  });
+
   it('is dropped with its stream', async () => {
     const stream = device.createStream();
     using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
