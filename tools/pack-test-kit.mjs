@@ -128,7 +128,7 @@ try {
   }
   packDependency('fast-check');
   for (const folder of ['models', 'tools/bench', 'tools/gpu']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
-  copyFileSync(join(root, 'tools/main-job.mjs'), join(kit, 'tools/main-job.mjs'));
+  for (const file of ['main-job.mjs', 'make-random-model.mjs']) copyFileSync(join(root, 'tools', file), join(kit, 'tools', file));
   run('tar', ['--create', '--file', archive, '--use-compress-program', 'xz -T0', '--directory', dirname(kit), basename(kit)]);
   const { size } = statSync(archive);
   console.log(`${archive}: ${(size / 1e6).toFixed(1)} MB`);

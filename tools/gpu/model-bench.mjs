@@ -1,22 +1,22 @@
 // Times a model on a GPU: prompts of arbitrary token ids, then answers. Prints rows for docs/benchmarks, one a line. In
 // the test kit:
-//   ./node tools/gpu/model-bench.mjs MODEL [--prompt-tokens 32768] [--answer-tokens 64] [--rows 8192]
+//   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024] [--answer-tokens 64] [--rows 8192]
+// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps; prompts take turns.
 import { readdirSync, readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
+import { hbw } from '../../packages/hbw-select/dist/index.js';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
-import { createDevice } from '../../packages/sparse-core/dist/index.js';
+import { createDevice, kvPolicy } from '../../packages/sparse-core/dist/index.js';
 
 const { values, positionals } = parseArgs({
   options: {
-    'prompt-tokens': { type: 'string', default: '32768' },
+    prompts: { type: 'string', default: '32768,1024,32768:1024' },
     'answer-tokens': { type: 'string', default: '64' },
     rows: { type: 'string', default: '8192' },
   },
   allowPositionals: true,
 });
-const [promptTokens, answerTokens, maxBatchRows] = ['prompt-tokens', 'answer-tokens', 'rows'].map((name) =>
-  Number(values[name]),
-);
+const [answerTokens, maxBatchRows] = [values['answer-tokens'], values.rows].map(Number);
 
 const device = createDevice({ kind: 'cuda' });
 const opened = performance.now();
@@ -24,8 +24,16 @@ const model = await Model.open(positionals[0], { device });
 await device.defaultStream.synchronize();
 const openSeconds = (performance.now() - opened) / 1000;
 const { config } = model;
-const runner = model.createRunner({ contextTokens: promptTokens + answerTokens, maxBatchRows });
-const prompt = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
+
+/** A prompt with a runner of its own. */
+function createCase(text) {
+  const [promptTokens, capacity] = text.split(':').map(Number);
+  const policy = capacity === undefined ? kvPolicy() : kvPolicy({ select: hbw({ capacity }) });
+  const runner = model.createRunner({ policy, contextTokens: promptTokens + answerTokens, maxBatchRows });
+  const ids = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
+  const kept = capacity === undefined ? '' : `, ${capacity} kept`;
+  return { runner, ids, name: `${promptTokens} tokens of prompt${kept}`, answers: [] };
+}
 
 /** Processor time in ms: of the JavaScript thread, and of all others of the process. */
 function threadTimes() {
@@ -41,10 +49,10 @@ function threadTimes() {
  * The times of one answer in ms: to its first token, of each later one, and what the host does for each of those that
  * follow the second.
  */
-async function answer() {
+async function answer({ runner, ids }) {
   const milliseconds = [];
   const host = [];
-  for await (const token of generateTokens(runner, prompt, { maxTokens: answerTokens, endIds: [] })) {
+  for await (const token of generateTokens(runner, ids, { maxTokens: answerTokens, endIds: [] })) {
     milliseconds.push(token.milliseconds);
     if (milliseconds.length === 2 || token.finishReason !== null) host.push(threadTimes());
   }
@@ -53,28 +61,34 @@ async function answer() {
   return { first, later, host: { script: share('script'), native: share('native') } };
 }
 
-function row(measure, samples) {
+function row({ runner, ids, name }, measure, samples) {
   const sorted = samples.toSorted((a, b) => a - b);
   const result = { median: sorted[sorted.length >> 1], low: sorted[0], high: sorted.at(-1), samples: sorted.length };
   const { layers, hiddenSize, intermediateSize, queryHeads, kvHeads, headDim, vocabularySize } = config;
   const model = { layers, hiddenSize, intermediateSize, queryHeads, kvHeads, headDim, vocabularySize };
   return {
-    measure,
-    shapes: { ...model, dtype: runner.activations, promptTokens, maxBatchRows },
+    measure: `${measure}, ${name}`,
+    shapes: { ...model, dtype: runner.activations, promptTokens: ids.length, maxBatchRows },
     ...{ device: 'cuda', kind: 'measured', unit: 'ms', better: 'lower', result },
     ...{ date: new Date().toISOString().slice(0, 10), machine: device.name },
   };
 }
 
-await answer();
-const answers = [await answer(), await answer(), await answer()];
-const rows = [
-  row(`first token, ${promptTokens} tokens of prompt`, answers.map(({ first }) => first)),
-  row(`each later token, ${promptTokens} tokens of prompt`, answers.flatMap(({ later }) => later)),
-  row(`processor time of the JavaScript thread, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.script)),
-  row(`processor time of all other threads, each later token, ${promptTokens} tokens of prompt`, answers.map(({ host }) => host.native)),
-];
-for (const each of rows) console.log(JSON.stringify(each));
-console.error(`opened in ${openSeconds.toFixed(1)} s; ${device.memory().live} bytes on the device`);
-runner.dispose();
+const cases = values.prompts.split(',').map(createCase);
+for (const each of cases) await answer(each);
+for (let round = 0; round < 3; round += 1) {
+  for (const each of cases) each.answers.push(await answer(each));
+}
+for (const each of cases) {
+  const { answers } = each;
+  const rows = [
+    row(each, 'first token', answers.map(({ first }) => first)),
+    row(each, 'each later token', answers.flatMap(({ later }) => later)),
+    row(each, 'processor time of the JavaScript thread, each later token', answers.map(({ host }) => host.script)),
+    row(each, 'processor time of all other threads, each later token', answers.map(({ host }) => host.native)),
+  ];
+  for (const measured of rows) console.log(JSON.stringify(measured));
+  each.runner.dispose();
+}
+console.error(`opened in ${openSeconds.toFixed(1)} s; ${device.memory().peak} bytes on the device at most`);
 model.dispose();
