@@ -191,7 +191,12 @@ export class HieraSparseStore implements KvStore {
       stream,
       needed.map((blocks, head) => ({ slot: toSlot, head, blocks })),
     );
-    for (const operand of operands) copyBlocks(stream, { pool: pools.dense[operand], from, to });
+    try {
+      for (const operand of operands) copyBlocks(stream, { pool: pools.dense[operand], from, to });
+    } catch (error) {
+      this.release(stream, toSlot);
+      throw error;
+    }
     const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
     stream.copy(countsOf(fromSlot), countsOf(toSlot));
     this.#counts[toSlot] = [...this.lengths(fromSlot)];

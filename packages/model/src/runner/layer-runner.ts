@@ -187,10 +187,13 @@ export class LayerRunner implements Disposable {
     const recent = this.#recentQueries.get(slot);
     if (select === undefined || recent === undefined) return;
     const selection = await select.select(stream, { store, slot, lastQueries: recent.queries, scale: this.#scale });
-    // The sequence may have been given up meanwhile, and its slot be another's.
-    if (selection !== undefined && !sequence.disposed) store.keep(stream, slot, selection);
-    selection?.indices.dispose();
-    recent.dispose();
+    try {
+      // The sequence may have been given up meanwhile, and its slot be another's.
+      if (selection !== undefined && !sequence.disposed) store.keep(stream, slot, selection);
+    } finally {
+      selection?.indices.dispose();
+      recent.dispose();
+    }
     if (this.#recentQueries.get(slot) === recent) this.#recentQueries.delete(slot);
   }
 

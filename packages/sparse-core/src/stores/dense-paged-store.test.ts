@@ -2,7 +2,7 @@ import { expect, it } from 'vitest';
 import { kvPolicy } from '../contracts/kv-policy.js';
 import type { KvStore } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
-import type { Device } from '../device.js';
+import { createDevice, type Device } from '../device.js';
 import { InvalidValueError, OutOfMemoryError } from '../errors.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
@@ -148,6 +148,27 @@ describeOnDevices('densePagedStore', ({ open }) => {
     append(device, stream, store, [{ slot: 1, position: 0, rows: 40 }], others, others);
     expect(await decode(device, stream, store, query, [0])).toEqual(continued);
     expect(() => store.copy?.(stream, 0, 1)).toThrow(InvalidValueError);
+  });
+
+  it('has no fewer blocks after a copy for which the device had no room', async () => {
+    const small = createDevice({ kind: device.kind, threads: 1, memoryLimit: 1_000_000 });
+    const own = small.createStream();
+    const [store] = densePagedStore({ blockTokens: 8 }).create(layers, { ...capacity, device: small }) as [KvStore];
+    {
+      using rows = randomRows(small, new Random(25), 40, kvHeads);
+      append(small, own, store, [{ slot: 0, position: 0, rows: 40 }], rows, rows);
+    }
+    await own.synchronize();
+    const rest = small.tensor('u8', ['byte'], [1_000_000 - small.memory().live]);
+    // As often as would use up the blocks that are left.
+    for (let attempt = 0; attempt < 20; attempt++) {
+      expect(() => store.copy?.(own, 0, 1)).toThrow(OutOfMemoryError);
+    }
+    rest.dispose();
+    store.copy?.(own, 0, 1);
+    expect(store.lengths(1)).toEqual([40, 40]);
+    await own.synchronize();
+    store.dispose();
   });
 
   it('refuses what does not fit, and changes nothing', async () => {

@@ -144,7 +144,12 @@ class DensePagedStore implements KvStore {
     const needed = counts.map((count) => Math.ceil(count / this.#pool.blockTokens));
     const from = needed.flatMap((blocks, head) => this.#blocksOf(fromSlot, head).slice(0, blocks));
     const to = this.#pool.allocate(from.length);
-    for (const pool of [this.#pool.keys, this.#pool.values]) copyBlocks(stream, { pool, from, to });
+    try {
+      for (const pool of [this.#pool.keys, this.#pool.values]) copyBlocks(stream, { pool, from, to });
+    } catch (error) {
+      this.#pool.free(to);
+      throw error;
+    }
     this.#blocks[toSlot] = needed.map((blocks) => to.splice(0, blocks));
     this.#writeTable(stream, toSlot);
     const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
