@@ -19,16 +19,18 @@ export function enqueueSelection(
   const kvHeads = rows.length;
   const most = rows.map(keptTokens);
   const kept = Math.max(...most);
+  using counts = device.tensor('i32', ['batch', 'kvHead'], [1, kvHeads]);
   const indices = device.tensor('i32', ['kvHead', 'kept'], [kvHeads, kept]);
-  const counts = device.tensor('i32', ['batch', 'kvHead'], [1, kvHeads]);
-  const batchIndices = indices.view(['batch', 'kvHead', 'kept'], [1, kvHeads, kept]);
-  selectTokens(stream, { ...options, scores, rows: [rows], indices: batchIndices, counts });
-  if (options.remainder !== 'drop') {
-    counts.dispose();
-    return { indices, counts: most };
+  const giveUp = (error: unknown): never => {
+    indices.dispose();
+    throw error;
+  };
+  try {
+    const batchIndices = indices.view(['batch', 'kvHead', 'kept'], [1, kvHeads, kept]);
+    selectTokens(stream, { ...options, scores, rows: [rows], indices: batchIndices, counts });
+  } catch (error) {
+    return giveUp(error);
   }
-  return counts.read().then((read) => {
-    counts.dispose();
-    return { indices, counts: Array.from(read) };
-  });
+  if (options.remainder !== 'drop') return { indices, counts: most };
+  return counts.read().then((read) => ({ indices, counts: Array.from(read) }), giveUp);
 }

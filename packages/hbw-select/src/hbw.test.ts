@@ -1,4 +1,4 @@
-import { CapabilityError, InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
+import { CapabilityError, embedding, InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
 import type { Device, KvSelector, KvStore, SelectCall, Stream } from '@kv/sparse-core';
 import { describeOnDevices, Random } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
@@ -250,6 +250,27 @@ describeOnDevices('hbw', ({ open }) => {
     }
     await own.synchronize();
     expect(fresh.memory()).toMatchObject({ live, finalized: 0 });
+  });
+
+  it('leaves no memory behind when the counts that it waits for never come', async () => {
+    const prompt = randomPrompt(new Random(53), sizes);
+    const fresh = open();
+    const broken = fresh.createStream();
+    const store = openStore(fresh, prompt);
+    const call = cachePrompt(broken, store, 0, prompt, 256);
+    await broken.synchronize();
+    const { live } = fresh.memory();
+    {
+      using table = fresh.tensor('f32', ['row', 'feature'], [1, 1], Float32Array.of(0));
+      using ids = fresh.tensor('i32', ['token'], [1], Int32Array.of(7));
+      using output = fresh.tensor('f32', ['token', 'feature'], [1, 1]);
+      embedding(broken, { table, ids, output });
+    }
+    const selecting = hbw({ capacity: 100, remainder: 'drop' }).select(broken, call);
+    await expect(selecting).rejects.toThrow('ids[0] is 7');
+    expect(fresh.memory()).toMatchObject({ live, finalized: 0 });
+    call.lastQueries.dispose();
+    store.dispose();
   });
 
   it('selects again from what an earlier selection left, where heads may hold different counts', async () => {
