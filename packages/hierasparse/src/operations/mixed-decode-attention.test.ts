@@ -7,14 +7,11 @@ import {
   checkMixedRefusals,
   mixedCache,
   type MixedSizes,
+  mixtures,
   randomMixedSizes,
   type Share,
 } from '../testing/mixed-attention-checks.js';
 import { mixedDecodeAttention } from './mixed-decode-attention.js';
-
-const shares = (['none', 'some', 'all'] as const).flatMap((keys) =>
-  (['none', 'some', 'all'] as const).map((values) => ({ keys, values })),
-);
 
 function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): MixedSizes {
   return {
@@ -43,7 +40,7 @@ describeOnDevices('mixedDecodeAttention', ({ open }) => {
 
   // On the CPU a product with a value that is left out is one that adds zero: the sums are the same, bit for bit. With
   // sparse keys the lanes of a sum are other dims, so that scores differ by rounding.
-  it.each(shares)(
+  it.each(mixtures)(
     'computes what the cache written out gives (keys $keys, values $values sparse)',
     async (sparse) => {
       const device = open();

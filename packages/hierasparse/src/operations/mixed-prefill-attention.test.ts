@@ -7,14 +7,11 @@ import {
   checkMixedRefusals,
   mixedCache,
   type MixedSizes,
+  mixtures,
   randomMixedSizes,
   type Share,
 } from '../testing/mixed-attention-checks.js';
 import { mixedPrefillAttention } from './mixed-prefill-attention.js';
-
-const shares = (['none', 'some', 'all'] as const).flatMap((keys) =>
-  (['none', 'some', 'all'] as const).map((values) => ({ keys, values })),
-);
 
 function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): MixedSizes {
   return {
@@ -42,7 +39,7 @@ describeOnDevices('mixedPrefillAttention', ({ open }) => {
   });
 
   // On the CPU a product that is left out is one that adds zero: the sums are the same, bit for bit.
-  it.each(shares)(
+  it.each(mixtures)(
     'computes what the cache written out gives (keys $keys, values $values sparse)',
     async (sparse) => {
       const device = open();

@@ -19,6 +19,11 @@ type MixedAttention = (stream: Stream, args: MixedAttentionArguments) => void;
 /** How many of a head's full blocks are sparse. */
 export type Share = 'none' | 'some' | 'all';
 
+const everyShare: readonly Share[] = ['none', 'some', 'all'];
+
+/** Every mixture of sparse keys and values. */
+export const mixtures = everyShare.flatMap((keys) => everyShare.map((values) => ({ keys, values })));
+
 export interface MixedSizes {
   /** Rows of each batch entry. */
   readonly rows: readonly number[];
