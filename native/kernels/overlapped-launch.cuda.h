@@ -11,11 +11,9 @@ namespace kv {
 template <class... Parameters, class... Arguments>
 Status launch_overlapped(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                          cudaStream_t stream, const Arguments&... arguments) {
-  int device = 0;
   int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return cuda_status(error);
+  const Status found = find_compute_capability(major);
+  if (!found.ok()) return found;
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;

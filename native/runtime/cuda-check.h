@@ -19,4 +19,12 @@ inline Status cuda_status(cudaError_t result) {
 // What the launch just made reports; clears it.
 inline Status launch_status() { return cuda_status(cudaGetLastError()); }
 
+// Major compute capability of the calling thread's device: 8 is Ampere and Ada, 9 Hopper.
+inline Status find_compute_capability(int& major) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  return cuda_status(error);
+}
+
 }  // namespace kv

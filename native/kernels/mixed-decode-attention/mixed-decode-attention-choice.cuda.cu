@@ -14,11 +14,9 @@ Status mixed_decode_attention_cuda(const MixedAttentionArguments& given, Executi
                            "decode over sparse blocks on CUDA takes queries, cache and outputs of one 16-bit dtype, "
                            "whose rows begin at multiples of 16 bytes");
   }
-  int device = 0;
   int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return cuda_status(error);
+  const Status found = find_compute_capability(major);
+  if (!found.ok()) return found;
   const bool dense = !given.has_sparse_keys && !given.has_sparse_values;
   MixedDecodeMemory memory{};
   cuda::DecodeAttentionMemory dense_memory{};

@@ -27,11 +27,9 @@ Status attend_densely(const MixedAttentionArguments& given, bool hopper, void* w
 
 Status mixed_prefill_attention_cuda(const MixedAttentionArguments& given, ExecutionContext& context) {
   if (given.batch == 0 || given.query_tokens == 0) return Status::success();
-  int device = 0;
   int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return cuda_status(error);
+  const Status found = find_compute_capability(major);
+  if (!found.ok()) return found;
   const bool hopper = major == 9;
   if (!hopper && major != 8) {
     return Status::failure(StatusCode::capability,

@@ -10,11 +10,9 @@ namespace kv {
 
 Status prefill_attention_cuda(const PagedAttentionArguments& given, ExecutionContext& context) {
   if (given.batch == 0 || given.query_tokens == 0) return Status::success();
-  int device = 0;
   int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return cuda_status(error);
+  const Status found = find_compute_capability(major);
+  if (!found.ok()) return found;
   const size_t tables_bytes = checked_tables_bytes(given);
   auto* memory = static_cast<char*>(context.queue->workspace(tables_bytes + kPrefillAttentionWorkspaceBytes));
   if (memory == nullptr) {

@@ -414,11 +414,9 @@ size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 Status select_tokens_cuda(const SelectTokensArguments& a, ExecutionContext& context) {
   if (a.row_count == 0) return Status::success();
-  int device = 0;
   int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return cuda_status(error);
+  const Status found = find_compute_capability(major);
+  if (!found.ok()) return found;
 
   Launch launch{a, {}, context.faults};
   Memory& memory = launch.memory;
