@@ -1,6 +1,7 @@
 #include "bindings/device-object.h"
 
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "bindings/environment.h"
@@ -24,6 +25,25 @@ Isa isa_argument(const Napi::Value& value) {
                    "instruction set '" + name + "' was asked for; this processor runs up to '" + isa_name(best) + "'");
 }
 
+// The arguments of `new NativeDevice`.
+std::shared_ptr<Device> open_device(const Napi::CallbackInfo& info) {
+  const std::string kind = info[0].As<Napi::String>();
+  const int threads = info[2].As<Napi::Number>().Int32Value();
+  const auto limit = static_cast<size_t>(info[4].As<Napi::Number>().DoubleValue());
+  try {
+    if (kind == "cpu") return create_cpu_device(threads, isa_argument(info[3]), limit);
+    Status status;
+    std::shared_ptr<Device> device =
+        create_cuda_device(info[1].As<Napi::Number>().Int32Value(), threads, limit, status);
+    if (!status.ok()) throw make_error(info.Env(), status);
+    return device;
+  } catch (const std::system_error& error) {
+    throw make_error(info.Env(), "KV_OUT_OF_MEMORY",
+                     std::to_string(threads) + " threads were asked for, and the process can have no more: " +
+                         error.what() + ". Ask for fewer.");
+  }
+}
+
 }  // namespace
 
 Napi::Function DeviceObject::define(Napi::Env env) {
@@ -34,18 +54,8 @@ Napi::Function DeviceObject::define(Napi::Env env) {
        InstanceMethod<&DeviceObject::instruction_set>("instructionSet"), InstanceMethod<&DeviceObject::name>("name")});
 }
 
-DeviceObject::DeviceObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<DeviceObject>(info) {
-  const std::string kind = info[0].As<Napi::String>();
-  const int threads = info[2].As<Napi::Number>().Int32Value();
-  const auto limit = static_cast<size_t>(info[4].As<Napi::Number>().DoubleValue());
-  if (kind == "cpu") {
-    device_ = create_cpu_device(threads, isa_argument(info[3]), limit);
-    return;
-  }
-  Status status;
-  device_ = create_cuda_device(info[1].As<Napi::Number>().Int32Value(), threads, limit, status);
-  if (!status.ok()) throw make_error(info.Env(), status);
-}
+DeviceObject::DeviceObject(const Napi::CallbackInfo& info)
+    : Napi::ObjectWrap<DeviceObject>(info), device_(open_device(info)) {}
 
 // allocate(dtype, shape, strides, 0, bytes, contents: TypedArray or undefined)
 Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {

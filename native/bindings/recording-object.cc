@@ -1,8 +1,8 @@
 #include "bindings/recording-object.h"
 
-#include <thread>
 #include <utility>
 
+#include "bindings/background.h"
 #include "bindings/environment.h"
 #include "bindings/errors.h"
 
@@ -35,7 +35,7 @@ void RecordingObject::let_go() {
   if (!recording_) return;
   const std::shared_ptr<Stream> stream = stream_.lock();
   if (stream) return stream->release(std::move(recording_));
-  std::thread([recording = std::move(recording_)]() mutable { recording.reset(); }).detach();
+  let_go_in_background(std::move(recording_));
 }
 
 }  // namespace kv

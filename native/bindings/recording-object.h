@@ -23,7 +23,8 @@ class RecordingObject : public Napi::ObjectWrap<RecordingObject> {
 
  private:
   Napi::Value release(const Napi::CallbackInfo& info);
-  // On the stream's thread, or one of its own once the stream is closed: a device may still be at a replay, which the JavaScript thread must not wait for.
+  // On the stream's thread, or in the background once the stream is closed: a device may still be at a replay, which the
+  // JavaScript thread must not wait for.
   void let_go();
 
   std::weak_ptr<Stream> stream_;

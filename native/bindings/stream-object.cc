@@ -2,9 +2,9 @@
 
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 
+#include "bindings/background.h"
 #include "bindings/environment.h"
 #include "bindings/errors.h"
 #include "bindings/recording-object.h"
@@ -115,7 +115,7 @@ Napi::Value StreamObject::close(const Napi::CallbackInfo& info) {
 
 // Closing waits for the operation in progress, which the JavaScript thread must not.
 void StreamObject::close_in_background() {
-  if (stream_) std::thread([stream = std::move(stream_)]() mutable { stream.reset(); }).detach();
+  if (stream_) let_go_in_background(std::move(stream_));
 }
 
 }  // namespace kv

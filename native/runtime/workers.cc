@@ -37,17 +37,26 @@ bool spin_until(Ready ready) {
 }  // namespace
 
 Workers::Workers(int threads) : arenas_(static_cast<size_t>(threads) + 1) {
-  for (int worker = 1; worker < threads; ++worker) threads_.emplace_back(&Workers::thread_main, this, worker);
+  try {
+    for (int worker = 1; worker < threads; ++worker) threads_.emplace_back(&Workers::thread_main, this, worker);
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 Workers::~Workers() {
+  stop();
+  for (Arena& arena : arenas_) std::free(arena.data);
+}
+
+void Workers::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
   }
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  for (Arena& arena : arenas_) std::free(arena.data);
 }
 
 void Workers::run(size_t count, Body body, void* context) {

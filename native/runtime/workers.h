@@ -17,6 +17,7 @@ class Workers {
  public:
   using Body = void (*)(void* context, size_t index, int worker);
 
+  // Throws std::system_error when the process can have no more threads.
   explicit Workers(int threads);
   ~Workers();
   Workers(const Workers&) = delete;
@@ -49,6 +50,7 @@ class Workers {
   void run(size_t count, Body body, void* context);
   void work(int worker);
   void thread_main(int worker);
+  void stop();
   void* arena(size_t slot, size_t bytes);
 
   Body body_ = nullptr;

@@ -162,6 +162,7 @@ const maxThreads = 1024;
  * Opens a device.
  * @throws InvalidValueError when an option is out of its domain
  * @throws CapabilityError when this build or machine does not have what was asked for
+ * @throws OutOfMemoryError when the process can have no such number of threads
  */
 export function createDevice(options: DeviceOptions = {}): Device {
   const { kind = 'cpu', index = 0, threads = availableParallelism(), instructionSet, memoryLimit = 0 } = options;
