@@ -5,16 +5,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
 
+#include "bindings/background.h"
 #include "bindings/device-object.h"
 #include "bindings/errors.h"
 #include "bindings/tensor-object.h"
 
 namespace kv {
 namespace {
+
+// Pages that were read take time, some 40 ms a GiB, in which whoever else maps memory waits: let go of few at once.
+void unmap(char* data, size_t bytes) {
+  constexpr size_t kPiece = size_t{16} << 20;
+  for (size_t done = 0; done < bytes; done += kPiece) {
+    madvise(data + done, std::min(kPiece, bytes - done), MADV_DONTNEED);
+  }
+  munmap(data, bytes);
+}
 
 class MapFile : public Napi::AsyncWorker {
  public:
@@ -46,9 +57,10 @@ class MapFile : public Napi::AsyncWorker {
     layout.rank = 1;
     layout.shape[0] = static_cast<int64_t>(bytes_);
     layout.strides[0] = 1;
-    void* data = data_;
-    const size_t bytes = bytes_;
-    auto storage = std::make_shared<Storage>(device_, data, bytes, [data, bytes] { munmap(data, bytes); });
+    std::shared_ptr<void> mapping(data_, [bytes = bytes_](void* data) { unmap(static_cast<char*>(data), bytes); });
+    auto storage = std::make_shared<Storage>(device_, data_, bytes_, [mapping]() mutable {
+      let_go_in_background(std::move(mapping));
+    });
     Napi::Object mapped = Napi::Object::New(Env());
     mapped.Set("tensor", TensorObject::create(Env(), std::move(storage), layout));
     mapped.Set("byteLength", static_cast<double>(bytes_));

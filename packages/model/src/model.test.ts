@@ -1,6 +1,7 @@
-import { open } from 'node:fs/promises';
+import { open, readFile } from 'node:fs/promises';
 import { totalmem } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout } from 'node:timers/promises';
 
 import { createDevice, DisposedError, ModelFormatError } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
@@ -11,6 +12,7 @@ import { needleModel } from './test-support/paths.js';
 import { randomModel } from './test-support/random-model.js';
 import { runBatch } from './test-support/run-model.js';
 import { rawFile, withDirectory } from './test-support/safetensors-writer.js';
+import { describeOnDevices } from './test-support/test-devices.js';
 import { layerShapes, outerShapes } from './weights/weight-shapes.js';
 
 const json = {
@@ -107,6 +109,21 @@ describe('a model', () => {
     const other = { ...files, 'config.json': JSON.stringify({ ...json, num_hidden_layers: 2 }) };
     await withDirectory(other, async (directory) => {
       await expect(Model.open(directory, { device })).rejects.toThrow(/lack tensor 'model.layers.1/);
+    });
+  });
+});
+
+describeOnDevices('a model', (kind) => {
+  it.skipIf(process.platform !== 'linux')('unmaps its files, once they are copied to a device or it is disposed', async () => {
+    const isMapped = async (directory: string) => (await readFile('/proc/self/maps', 'utf8')).includes(directory);
+    await withDirectory(randomModel(json, 2).files, async (directory) => {
+      const model = await Model.open(directory, { device: createDevice({ kind, threads: 1 }) });
+      if (kind === 'cpu') {
+        expect(await isMapped(directory)).toBe(true);
+        model.dispose();
+      }
+      while (await isMapped(directory)) await setTimeout(10);
+      model.dispose();
     });
   });
 });

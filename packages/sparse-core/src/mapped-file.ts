@@ -55,7 +55,7 @@ export class MappedFile {
     return copy;
   }
 
-  /** Unmaps the file once enqueued work is done. Tensors over it become unusable. */
+  /** Unmaps the file once enqueued work is done. Tensors over it become unusable, copies of its parts do not. */
   dispose(): void {
     this.#bytes.dispose();
   }

@@ -30,7 +30,10 @@ export interface LayerWeights {
   readonly down: LinearWeights;
 }
 
-/** A model's weights, mapped from its files: they take memory only as far as they are used. */
+/**
+ * A model's weights. On the CPU they are mapped from its files and take memory only as far as they are used; a device
+ * with memory of its own gets copies, and the files are unmapped once these are made.
+ */
 export class ModelWeights implements Disposable {
   readonly embedding: Matrix;
   readonly layers: readonly LayerWeights[];
@@ -57,14 +60,16 @@ export class ModelWeights implements Disposable {
     const tensors = new WeightTensors(device, stored);
     try {
       await tensors.mapFiles();
-      return new ModelWeights(config, tensors);
+      const weights = new ModelWeights(config, tensors);
+      if (device.kind !== 'cpu') tensors.unmapFiles();
+      return weights;
     } catch (error) {
       tensors.dispose();
       throw error;
     }
   }
 
-  /** Unmaps the files once the work that is already enqueued is done. */
+  /** Gives the weights' memory back, and unmaps files, once the work that is already enqueued is done. */
   dispose(): void {
     this.#tensors.dispose();
   }
@@ -90,6 +95,11 @@ class WeightTensors {
     for (const path of new Set([...this.#stored.values()].map(({ file }) => file))) {
       this.#files.set(path, this.#own(await this.#device.mapFile(path)));
     }
+  }
+
+  /** Once the copies that are enqueued are done. */
+  unmapFiles(): void {
+    for (const file of this.#files.values()) file.dispose();
   }
 
   dispose(): void {
