@@ -19,6 +19,16 @@ describe('tensors', () => {
     );
   });
 
+  it('views strided elements under other axes where none has to move', () => {
+    using rows = device.tensor('f32', ['token', 'feature'], [5, 24]);
+    const part = rows.slice('feature', 6, 18).slice('token', 1, 4);
+    expect(part.view(['token', 'head', 'dim'], [3, 2, 6]).strides).toEqual([24, 6, 1]);
+    expect(part.view(['row', 'one', 'feature'], [3, 1, 12]).strides).toEqual([24, 12, 1]);
+    expect(rows.slice('feature', 0, 1).view(['pair', 'member'], [1, 5]).strides).toEqual([120, 24]);
+    expect(part.slice('token', 0, 0).view(['head', 'dim'], [0, 7]).shape).toEqual([0, 7]);
+    expect(() => part.view(['head', 'token', 'dim'], [2, 3, 6])).toThrow(ShapeError);
+  });
+
   it('names its axes in the type', () => {
     using tensor = device.tensor('f32', ['token', 'head'], [2, 3]);
     const wanted = (handle: TensorHandle<'f32', readonly ['head', 'token']>) => handle.shape;
@@ -65,7 +75,9 @@ describe('tensors', () => {
     using tensor = device.tensor('f32', ['token', 'dim'], [4, 2]);
     expect(() => tensor.slice('token', 3, 5)).toThrow(/3\.\.5.*token=4/);
     expect(() => tensor.slice('head' as 'token', 0, 1)).toThrow(ShapeError);
-    expect(() => tensor.slice('dim', 0, 1).view(['all'], [4])).toThrow(ShapeError);
+    using wide = device.tensor('f32', ['token', 'dim'], [4, 3]);
+    expect(() => wide.slice('dim', 0, 2).view(['all'], [8])).toThrow(/joins only axes/);
+    expect(() => wide.view(['all'], [11])).toThrow(ShapeError);
   });
 
   it('refuses what does not fit, and allocates nothing', () => {

@@ -5,6 +5,7 @@ import { DisposedError, ShapeError } from './errors.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import type { Stream } from './stream.js';
+import { viewStrides } from './view-strides.js';
 
 /** Names of a tensor's axes, outermost first. */
 export type Axes = readonly string[];
@@ -34,7 +35,10 @@ export interface TensorHandle<D extends DType = DType, A extends Axes = Axes> {
   read(stream?: Stream): Promise<ElementArray<D>>;
   /** The part `start <= index < end` of one axis, without a copy. @throws ShapeError when out of range */
   slice(axis: A[number], start: number, end: number): TensorHandle<D, A>;
-  /** The same contiguous elements under other axes. @throws ShapeError when the counts differ */
+  /**
+   * The same elements under other axes, without a copy: axes whose elements follow each other evenly may be split and
+   * joined, any axis renamed. @throws ShapeError when the counts differ, or elements would have to move
+   */
   view<const B extends Axes>(axes: B, shape: Extents<B>): TensorHandle<D, B>;
   /** Returns the memory once the work that is already enqueued is done. Views of it become unusable. */
   dispose(): void;
@@ -122,14 +126,16 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   }
 
   view<const B extends Axes>(axes: B, shape: Extents<B>): Tensor<D, B> {
-    if (!this.contiguous || elementCount(shape) !== elementCount(this.shape) || axes.length !== shape.length) {
+    const alike = elementCount(shape) === elementCount(this.shape) && axes.length === shape.length;
+    const strides = alike ? viewStrides(this.shape, this.strides, shape) : undefined;
+    if (strides === undefined) {
       throw new ShapeError(
         `view: ${describe(this)} was given and [${axes.join(', ')}] of [${shape.join(', ')}] was asked for; ` +
-          'a view needs a contiguous tensor with as many elements.',
-        { subject: 'view', given: this.shape, wanted: shape },
+          'a view has as many elements, and joins only axes whose elements follow each other.',
+        { subject: 'view', given: { shape: this.shape, strides: this.strides }, wanted: shape },
       );
     }
-    return this.derive(this.dtype, axes, shape, rowMajorStrides(shape), this.#byteOffset);
+    return this.derive(this.dtype, axes, shape, strides as unknown as Extents<B>, this.#byteOffset);
   }
 
   /** A view of the same memory under another type; the caller has checked the bounds. */

@@ -154,31 +154,39 @@ describeOnDevices('observationScores', ({ open }) => {
     }
   });
 
-  it('gives an entry the same bits whatever its neighbours and the thread count', async () => {
-    const random = new Random(23);
-    const sizes = { rows: [32, 7, 1], keyCounts: [[900], [40], [513]], kvHeads: 1, group: 2, dim: 64 };
-    const problem = randomProblem(device, random, sizes);
-    const together = await run(device, stream, problem);
-    const single = open(1);
-    const aloneStream = single.createStream();
-    for (const [entry, rows] of sizes.rows.entries()) {
-      const first = problem.cache.queryStart[entry] ?? NaN;
-      const elements = sizes.group * sizes.dim;
-      const queries = problem.queries.slice(first * elements, (first + rows) * elements);
-      // The same cache on the other device, of which only this entry is asked for.
-      const cache = randomCacheOf(single, problem.cache, problem.sizes, entry);
-      const one = {
-        ...problem,
-        sizes: { ...problem.sizes, rows: [rows], keyCounts: [sizes.keyCounts[entry] ?? []] },
-        cache,
-        queries,
+  it.each(['f32', 'f16'] as const)(
+    'gives an entry the same bits whatever its neighbours and the thread count, %s',
+    async (dtype) => {
+      const random = new Random(23);
+      const keyCounts = [[900], [40], [513]];
+      const sizes = { rows: [32, 7, 1], keyCounts, kvHeads: 1, group: 2, dim: 64, blockTokens: 64, cacheDType: dtype };
+      const problem = {
+        ...randomProblem(device, random, sizes),
+        queryDType: dtype,
+        queries: random.elements(dtype, 40 * sizes.group * sizes.dim),
       };
-      const alone = await run(single, aloneStream, one);
-      const prefix = (sizes.keyCounts[entry]?.[0] ?? NaN) - rows;
-      expect(alone.subarray(0, prefix)).toEqual(together.subarray(entry * 900, entry * 900 + prefix));
-    }
-    problem.cache.dispose();
-  });
+      const together = await run(device, stream, problem);
+      const single = open(1);
+      const aloneStream = single.createStream();
+      for (const [entry, rows] of sizes.rows.entries()) {
+        const first = problem.cache.queryStart[entry] ?? NaN;
+        const elements = sizes.group * sizes.dim;
+        const queries = problem.queries.slice(first * elements, (first + rows) * elements);
+        // The same cache on the other device, of which only this entry is asked for.
+        const cache = randomCacheOf(single, problem.cache, problem.sizes, entry);
+        const one = {
+          ...problem,
+          sizes: { ...problem.sizes, rows: [rows], keyCounts: [sizes.keyCounts[entry] ?? []] },
+          cache,
+          queries,
+        };
+        const alone = await run(single, aloneStream, one);
+        const prefix = (sizes.keyCounts[entry]?.[0] ?? NaN) - rows;
+        expect(alone.subarray(0, prefix)).toEqual(together.subarray(entry * 900, entry * 900 + prefix));
+      }
+      problem.cache.dispose();
+    },
+  );
 
   it('refuses what does not fit', async () => {
     const random = new Random(24);
@@ -219,15 +227,18 @@ describeOnDevices('observationScores', ({ open }) => {
 
 /** One entry of a cache, copied to another device as a cache of its own. */
 function randomCacheOf(device: Device, cache: RandomCache, sizes: AttentionSizes, entry: number): RandomCache {
-  const { dim, cacheDType, keyCounts } = sizes;
+  const { dim, cacheDType, keyCounts, blockTokens } = sizes;
   const [count = NaN] = keyCounts[entry] ?? [];
-  const numbers = Array.from({ length: count }, (_, key) => [...cache.key(entry, 0, key)]).flat();
+  const blockCount = Math.ceil(count / blockTokens);
+  const numbers = new Float64Array(blockCount * blockTokens * dim);
+  for (let key = 0; key < count; key++) numbers.set(cache.key(entry, 0, key), key * dim);
   const elements = encode(cacheDType, numbers);
-  const shape = [1, count, dim] as const;
+  const shape = [blockCount, blockTokens, dim] as const;
+  const table = Int32Array.from({ length: blockCount }, (_, block) => block);
   const blocks = {
     keys: device.tensor(cacheDType, ['block', 'blockToken', 'dim'], shape, elements),
     values: device.tensor(cacheDType, ['block', 'blockToken', 'dim'], shape, elements),
-    blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [1, 1, 1], Int32Array.of(0)),
+    blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [1, 1, blockCount], table),
     keyCounts: device.tensor('i32', ['slot', 'kvHead'], [1, 1], Int32Array.of(count)),
   };
   const rows = sizes.rows[entry] ?? NaN;

@@ -246,7 +246,7 @@ export async function attend<Cache>(
   const shape = [tokens, kvHeads * group, headDim] as const;
   const axes = ['token', 'queryHead', 'dim'] as const;
   const query = device.tensor(dtype, axes, shape, seed.elements(dtype, tokens * kvHeads * group * headDim));
-  const output = device.tensor('f32', axes, shape);
+  const output = device.tensor(device.kind === 'cuda' ? dtype : 'f32', axes, shape);
   attention(device.createStream(), { ...cache, query, output, scale: headDim ** -0.5 });
   return output.read();
 }

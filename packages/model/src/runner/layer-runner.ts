@@ -96,7 +96,7 @@ export class LayerRunner implements Disposable {
   #append({ rows, hidden }: HiddenRows, scratch: LayerScratch): void {
     const { stream, config, weights, inverseFrequencies } = this.#parts;
     const { convention, attentionScale } = this.#parts.rope;
-    const { normed, query, key } = scratch;
+    const { normed, turning, query, key } = scratch;
     const epsilon = config.rmsNormEpsilon;
     rmsNorm(stream, { input: hidden, weight: weights.inputNorm, output: normed, epsilon });
     linear(stream, {
@@ -111,8 +111,7 @@ export class LayerRunner implements Disposable {
     if (queryNorm) rmsNorm(stream, { input: query, weight: queryNorm, output: query, epsilon });
     if (keyNorm) rmsNorm(stream, { input: key, weight: keyNorm, output: key, epsilon });
     const turn = { positions: rows.positions, inverseFrequencies, convention, attentionScale };
-    rope(stream, { ...turn, input: query, output: query });
-    rope(stream, { ...turn, input: key, output: key });
+    rope(stream, { ...turn, input: turning, output: turning });
     this.store.append(stream, { batch: rows, keys: key, values: scratch.value });
   }
 

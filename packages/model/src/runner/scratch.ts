@@ -13,6 +13,8 @@ export interface LayerScratch {
   readonly keyRows: Rows<'feature'>;
   readonly valueRows: Rows<'feature'>;
   readonly attendedRows: Rows<'feature'>;
+  /** The heads of queries, and behind them those of keys: what turns with its position. */
+  readonly turning: HeadRows<'head'>;
   /** The same memory by head. */
   readonly query: HeadRows<'queryHead'>;
   readonly key: HeadRows<'kvHead'>;
@@ -27,9 +29,7 @@ export class Scratch implements Disposable {
   readonly #config: ModelConfig;
   readonly #owned: TensorHandle[] = [];
   readonly #normed: Rows<'hidden'>;
-  readonly #query: Rows<'feature'>;
-  readonly #key: Rows<'feature'>;
-  readonly #value: Rows<'feature'>;
+  readonly #projected: Rows<'feature'>;
   readonly #attended: Rows<'feature'>;
   readonly #gate: Rows<'feature'>;
   readonly #up: Rows<'feature'>;
@@ -44,9 +44,7 @@ export class Scratch implements Disposable {
     };
     try {
       this.#normed = allocate('hidden', hiddenSize);
-      this.#query = allocate('feature', queryHeads * headDim);
-      this.#key = allocate('feature', kvHeads * headDim);
-      this.#value = allocate('feature', kvHeads * headDim);
+      this.#projected = allocate('feature', (queryHeads + 2 * kvHeads) * headDim);
       this.#attended = allocate('feature', queryHeads * headDim);
       this.#gate = allocate('feature', intermediateSize);
       this.#up = allocate('feature', intermediateSize);
@@ -58,9 +56,13 @@ export class Scratch implements Disposable {
 
   forRows(rows: number): LayerScratch {
     const { queryHeads, kvHeads, headDim } = this.#config;
-    const queryRows = this.#query.slice('token', 0, rows);
-    const keyRows = this.#key.slice('token', 0, rows);
-    const valueRows = this.#value.slice('token', 0, rows);
+    const projected = this.#projected.slice('token', 0, rows);
+    const firstKey = queryHeads * headDim;
+    const firstValue = firstKey + kvHeads * headDim;
+    const queryRows = projected.slice('feature', 0, firstKey);
+    const keyRows = projected.slice('feature', firstKey, firstValue);
+    const valueRows = projected.slice('feature', firstValue, firstValue + kvHeads * headDim);
+    const turning = projected.slice('feature', 0, firstValue);
     const attendedRows = this.#attended.slice('token', 0, rows);
     return {
       normed: this.#normed.slice('token', 0, rows),
@@ -68,6 +70,7 @@ export class Scratch implements Disposable {
       keyRows,
       valueRows,
       attendedRows,
+      turning: turning.view(['token', 'head', 'dim'], [rows, queryHeads + kvHeads, headDim]),
       query: queryRows.view(['token', 'queryHead', 'dim'], [rows, queryHeads, headDim]),
       key: keyRows.view(['token', 'kvHead', 'dim'], [rows, kvHeads, headDim]),
       value: valueRows.view(['token', 'kvHead', 'dim'], [rows, kvHeads, headDim]),
