@@ -11,7 +11,6 @@ constexpr int kCheckThreads = 512;
 
 struct TableCheck {
   PagedBatch batch;
-  bool appending;
   CheckedTables tables;
   FaultSink faults;
 };
@@ -50,22 +49,18 @@ __global__ void __launch_bounds__(kCheckThreads)
   if (ascends && known) {
     const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
     count = b.key_counts[cache_head];
-    const int64_t rows = c.appending ? b.query_start[entry + 1] - b.query_start[entry] : 0;
-    const bool fits = count >= 0 && count + rows <= int64_t{b.table_width} * b.block_tokens;
+    const bool fits = count >= 0 && count <= int64_t{b.table_width} * b.block_tokens;
     bool inside = true;
     if (fits) {
-      // Rows go from the block of the next key on; what the table names before it may be of another pool.
-      const int64_t first = c.appending ? count / b.block_tokens : 0;
-      const int64_t keys = count + rows;
-      for (int64_t i = first + thread; i * b.block_tokens < keys; i += kCheckThreads) {
-        const bool whole = (i + 1) * b.block_tokens <= keys;
+      for (int64_t i = thread; i * b.block_tokens < count; i += kCheckThreads) {
+        const bool whole = (i + 1) * b.block_tokens <= count;
         if (!blocks.check(cache_head * b.table_width + i, whole, c.faults)) inside = false;
       }
     } else if (thread == 0) {
       report_fault(c.faults, FaultCode::cache_overflow, b.slots[entry]);
     }
     inside = __syncthreads_and(inside);
-    if (!fits || !inside) count = c.appending ? -1 : 0;
+    if (!fits || !inside) count = 0;
   }
   if (thread != 0) return;
   if (!ascends) {

@@ -19,13 +19,6 @@ struct PagedTable {
   }
 };
 
-Status launch(const PagedBatch& b, bool appending, const CheckedTables& tables, ExecutionContext& context) {
-  const dim3 blocks(static_cast<unsigned>(b.batch), static_cast<unsigned>(b.kv_heads));
-  const PagedTable table{b.block_table, b.block_count};
-  const TableCheck check{b, appending, tables, context.faults};
-  return launch_overlapped(check_tables<PagedTable>, blocks, kCheckThreads, 0, stream_of(context), check, table);
-}
-
 size_t counts_of(const PagedBatch& b) { return static_cast<size_t>(b.slot_count) * static_cast<size_t>(b.kv_heads); }
 
 }  // namespace
@@ -40,12 +33,11 @@ size_t checked_tables_bytes(const PagedBatch& batch) {
   return (bytes + 255) / 256 * 256;
 }
 
-Status check_tables_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context) {
-  return launch(batch, false, tables, context);
-}
-
-Status check_tables_to_append_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context) {
-  return launch(batch, true, tables, context);
+Status check_tables_cuda(const PagedBatch& b, const CheckedTables& tables, ExecutionContext& context) {
+  const dim3 blocks(static_cast<unsigned>(b.batch), static_cast<unsigned>(b.kv_heads));
+  const PagedTable table{b.block_table, b.block_count};
+  const TableCheck check{b, tables, context.faults};
+  return launch_overlapped(check_tables<PagedTable>, blocks, kCheckThreads, 0, stream_of(context), check, table);
 }
 
 }  // namespace kv

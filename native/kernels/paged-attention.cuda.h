@@ -26,9 +26,6 @@ size_t checked_tables_bytes(const PagedBatch& batch);
 // Fills `tables` from the batch's own, and reports a fault of the stream when these lead outside.
 Status check_tables_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context);
 
-// The same for rows that are about to be appended. The count of a head that has no room for them is -1.
-Status check_tables_to_append_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context);
-
 // The batch with its tables replaced.
 template <class Arguments>
 Arguments with_tables(Arguments arguments, const CheckedTables& tables) {

@@ -1,62 +1,104 @@
 #include "kernels/append-kv/append-kv.h"
 #include "kernels/cuda-elements.h"
 #include "kernels/overlapped-launch.cuda.h"
-#include "kernels/paged-attention.cuda.h"
 #include "runtime/device.h"
 
 namespace kv {
 namespace {
 
-// Which batch entry row `token` belongs to.
-__device__ int32_t entry_of(const AppendKvArguments& a, int32_t token) {
-  int32_t low = 0;
-  int32_t high = a.batch;
-  while (high - low > 1) {
-    const int32_t middle = (low + high) / 2;
-    (a.query_start[middle] <= token ? low : high) = middle;
-  }
-  return low;
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kBlockRows = 16;
+
+__device__ bool rows_ascend(const AppendKvArguments& a, int entry) {
+  const int32_t first = a.query_start[entry];
+  const int32_t end = a.query_start[entry + 1];
+  return first >= 0 && end >= first && end <= a.query_tokens;
 }
 
-// One block appends one token's key and value of one kv head, behind the `count` that are there. The counts that all
-// blocks read are copies; the block of an entry's last row writes the new one.
-template <class From, class To>
-__global__ void append_rows(AppendKvArguments a, int32_t* new_counts) {
-  ptx::follow_previous_kernel();
-  const int32_t token = static_cast<int32_t>(blockIdx.x);
-  const int32_t head = static_cast<int32_t>(blockIdx.y);
-  if (token >= a.query_start[a.batch]) return;
-  const int32_t entry = entry_of(a, token);
-  const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
-  const int32_t count = a.key_counts[cache_head];
-  if (count < 0) return;
-  const int32_t place = count + token - a.query_start[entry];
-  if (token == a.query_start[entry + 1] - 1 && threadIdx.x == 0) new_counts[cache_head] = place + 1;
-  const int32_t block = a.block_table[cache_head * a.table_width + place / a.block_tokens];
-  const int64_t from = token * a.row_token_stride + head * a.row_head_stride;
-  const int64_t to = block * a.block_stride + place % a.block_tokens * a.token_stride;
-  for (int dim = static_cast<int>(threadIdx.x); dim < a.head_dim; dim += static_cast<int>(blockDim.x)) {
-    static_cast<To*>(a.key_pool)[to + dim] = from_float<To>(to_float(static_cast<const From*>(a.keys)[from + dim]));
-    static_cast<To*>(a.value_pool)[to + dim] = from_float<To>(to_float(static_cast<const From*>(a.values)[from + dim]));
+__device__ bool slot_exists(const AppendKvArguments& a, int entry) {
+  return a.slots[entry] >= 0 && a.slots[entry] < a.slot_count;
+}
+
+// This thread's share of looking whether the batch is sound and the rows of one entry have room; says why not.
+__device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache_head, FaultSink faults) {
+  for (int i = static_cast<int>(threadIdx.x); i < a.batch; i += kThreads) {
+    if (!rows_ascend(a, i)) {
+      report_fault(faults, FaultCode::rows_not_ascending, 0, 0, a.query_tokens);
+      return false;
+    }
+    if (!slot_exists(a, i)) {
+      report_fault(faults, FaultCode::slot_out_of_range, a.slots[i], 0, a.slot_count);
+      return false;
+    }
   }
+  if (!rows_ascend(a, entry) || !slot_exists(a, entry)) return false;
+  const int32_t count = a.key_counts[cache_head];
+  const int64_t end = int64_t{count} + a.query_start[entry + 1] - a.query_start[entry];
+  if (count < 0 || end > int64_t{a.table_width} * a.block_tokens) {
+    report_fault(faults, FaultCode::cache_overflow, a.slots[entry]);
+    return false;
+  }
+  // What the table names before the block of the first row may be of another pool.
+  const int32_t* table = a.block_table + cache_head * a.table_width;
+  for (int64_t i = count / a.block_tokens + threadIdx.x; i * a.block_tokens < end; i += kThreads) {
+    if (table[i] >= 0 && table[i] < a.block_count) continue;
+    report_fault(faults, FaultCode::block_out_of_range, table[i]);
+    return false;
+  }
+  return true;
+}
+
+// One thread block appends some rows of one batch entry and kv head. Each looks whether the whole entry has room, and
+// the last that comes counts its rows. arrivals: [batch, kv_head], 0 before and after.
+template <class From, class To>
+__global__ void __launch_bounds__(kThreads)
+    append_rows(const __grid_constant__ AppendKvArguments a, unsigned* arrivals, FaultSink faults) {
+  ptx::follow_previous_kernel();
+  const int head = static_cast<int>(blockIdx.y);
+  const int entry = static_cast<int>(blockIdx.z);
+  const int32_t first = a.query_start[entry];
+  const int32_t rows = a.query_start[entry + 1] - first;
+  const int32_t begin = static_cast<int32_t>(blockIdx.x) * kBlockRows;
+  if (begin > 0 && begin >= rows) return;  // the entry's other rows may be counted already
+  const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
+  if (!__syncthreads_and(looks_sound(a, entry, cache_head, faults))) return;
+  const int32_t count = a.key_counts[cache_head];
+  const int32_t end = min(begin + kBlockRows, rows);
+  for (int32_t row = begin + static_cast<int>(threadIdx.x) / kWarp; row < end; row += kWarps) {
+    const int32_t place = count + row;
+    const int64_t block = a.block_table[cache_head * a.table_width + place / a.block_tokens];
+    const int64_t from = (first + row) * a.row_token_stride + head * a.row_head_stride;
+    const int64_t to = block * a.block_stride + place % a.block_tokens * a.token_stride;
+    for (int dim = static_cast<int>(threadIdx.x) % kWarp; dim < a.head_dim; dim += kWarp) {
+      static_cast<To*>(a.key_pool)[to + dim] = from_float<To>(to_float(static_cast<const From*>(a.keys)[from + dim]));
+      static_cast<To*>(a.value_pool)[to + dim] =
+          from_float<To>(to_float(static_cast<const From*>(a.values)[from + dim]));
+    }
+  }
+  __syncthreads();  // all threads have read the count
+  if (threadIdx.x != 0) return;
+  unsigned& arrived = arrivals[entry * a.kv_heads + head];
+  if (atomicAdd(&arrived, 1u) + 1 < static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows)) return;
+  arrived = 0;
+  a.key_counts[cache_head] = count + rows;
 }
 
 }  // namespace
 
-Status append_kv_cuda(const AppendKvArguments& given, ExecutionContext& context) {
-  if (given.batch == 0 || given.query_tokens == 0) return Status::success();
-  void* memory = context.queue->workspace(checked_tables_bytes(given));
-  if (memory == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its working memory");
-  const CheckedTables tables(given, memory);
-  Status status = check_tables_to_append_cuda(given, tables, context);
-  if (!status.ok()) return status;
-  const AppendKvArguments a = with_tables(given, tables);
-  const dim3 rows(static_cast<unsigned>(a.query_tokens), static_cast<unsigned>(a.kv_heads));
-  const unsigned threads = a.head_dim > 64 ? 128 : 64;
+Status append_kv_cuda(const AppendKvArguments& a, ExecutionContext& context) {
+  if (a.batch == 0 || a.query_tokens == 0) return Status::success();
+  const size_t entries = static_cast<size_t>(a.batch) * static_cast<size_t>(a.kv_heads);
+  auto* arrivals = static_cast<unsigned*>(context.queue->zeroed_workspace(entries * sizeof(unsigned)));
+  if (arrivals == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its counters");
+  // How the rows are shared among the entries is known to the device only.
+  const dim3 blocks(static_cast<unsigned>((a.query_tokens + kBlockRows - 1) / kBlockRows),
+                    static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.batch));
+  Status status;
   with_cuda_float_type(a.row_dtype, [&](auto row) {
     with_cuda_float_type(a.cache_dtype, [&](auto cached) {
       const auto kernel = append_rows<decltype(row), decltype(cached)>;
-      status = launch_overlapped(kernel, rows, threads, 0, stream_of(context), a, given.key_counts);
+      status = launch_overlapped(kernel, blocks, kThreads, 0, stream_of(context), a, arrivals, context.faults);
     });
   });
   return status;
