@@ -49,6 +49,7 @@ describeOnDevices('a recording', ({ open }) => {
     using stream = device.createStream();
     using kept = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
     await rowsOf(stream, [0, 0, 0]);
+    await stream.synchronize(); // what was disposed is given back by now
     const before = device.memory().live;
     const ids = device.tensor('i32', ['token'], [rows], new Int32Array([4, 5, 6]));
     const output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
@@ -62,6 +63,7 @@ describeOnDevices('a recording', ({ open }) => {
     expect(device.memory().live).toBeGreaterThan(before);
     recording.dispose();
     expect(await kept.read(stream)).toEqual(await rowsOf(stream, [4, 5, 6]));
+    await stream.synchronize();
     expect(device.memory().live).toBe(before);
     expect(() => {
       stream.replay(recording);
