@@ -32,7 +32,7 @@ function createCase(text) {
   const runner = model.createRunner({ policy, contextTokens: promptTokens + answerTokens, maxBatchRows });
   const ids = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
   const kept = capacity === undefined ? '' : `, ${capacity} kept`;
-  return { runner, ids, name: `${promptTokens} tokens of prompt${kept}`, answers: [] };
+  return { runner, ids, name: `${promptTokens} tokens of prompt, ${runner.activations}${kept}`, answers: [] };
 }
 
 /** Processor time in ms: of the JavaScript thread, and of all others of the process. */
