@@ -80,6 +80,8 @@ class Row {
   }
 
   __device__ void choose() {
+    // Of a row that fails: what is enqueued behind it runs before the host knows.
+    if (thread_ == 0) a_.output[row_] = 0;
     if (settings_.repetition_penalty != 1 && !penalise()) return;
     const Peak peak = find_peak();
     if (!(peak.score < INFINITY) || peak.score == -INFINITY) {
