@@ -105,7 +105,8 @@ describeOnDevices('a recording', ({ open }) => {
   it.each([0, 1, 2])('names the operation that fails, in replay %i', async (round) => {
     using stream = device.createStream();
     using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
-    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    const poison = new Float32Array(rows * hidden).fill(NaN);
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden], poison);
     using recording = stream.record(() => {
       work(stream, ids, output);
     });

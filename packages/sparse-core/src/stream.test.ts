@@ -92,7 +92,7 @@ describeOnDevices('streams', ({ open }) => {
 
   it('settle every pending wait when disposed', async () => {
     const stream = device.createStream();
-    using tensor = device.tensor('u8', ['byte'], [1 << 24]);
+    using tensor = device.tensor('u8', ['byte'], [1 << 24], new Uint8Array(1 << 24));
     using target = device.tensor('u8', ['byte'], [1 << 24]);
     for (let i = 0; i < 50; i++) stream.copy(tensor, target);
     const settled = Promise.allSettled([stream.synchronize(), tensor.read(stream)]);
