@@ -1,4 +1,4 @@
-// Single instructions of the special-function and conversion units.
+// Single instructions of the special-function and conversion units, and of pairs of 16-bit numbers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,6 +25,13 @@ __device__ inline uint32_t pack(float low, float high) {
   } else {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   }
+  return result;
+}
+
+// 0xffff in each half of x whose highest bit is set, else 0.
+__device__ inline uint32_t halves_with_sign(uint32_t x) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(result) : "r"(x));
   return result;
 }
 

@@ -235,8 +235,10 @@ int run_compression(const CompressionCase& test, Random& random) {
   arguments.ids = ids_buffer.get();
   arguments.id_count = kSparseBlocks;
   arguments.element_mask = test.masked ? mask_buffer.get() : nullptr;
+  DeviceBuffer<unsigned char> counters(kv::pruning_counter_bytes(arguments), 0);
   DeviceBuffer<unsigned char> workspace(kv::pruning_plan_bytes(arguments), 0x5a);
-  check(kv::enqueue_compress_24(arguments, workspace.get(), {fault_buffer.get(), "compress-24"}, nullptr));
+  check(kv::enqueue_compress_24(arguments, counters.get(), workspace.get(), {fault_buffer.get(), "compress-24"},
+                                nullptr));
   check(cudaDeviceSynchronize(), test.name.c_str());
 
   const auto differences = [](const auto& a, const auto& b) {
@@ -244,7 +246,8 @@ int run_compression(const CompressionCase& test, Random& random) {
     for (size_t i = 0; i < a.size(); ++i) count += a[i] != b[i];
     return count;
   };
-  const int faults = fault_buffer.host()[0].claimed;
+  int faults = fault_buffer.host()[0].claimed;
+  for (const unsigned char left : counters.host()) faults += left;
   const int counts[] = {differences(non_zeros_buffer.host(), expected_non_zeros),
                         differences(metadata_buffer.host(), expected_metadata),
                         differences(dense_buffer.host(), expected_dense),
@@ -284,7 +287,7 @@ std::vector<CompressionCase> compression_cases(bool small_only) {
 
 // For torch-hierasparse.py, contiguous tensors; returns 0, or prints why not.
 // `sizes`: 1 for values, head dim, bf16, dense blocks, sparse blocks, table width, kv heads, slots, prunings, most
-// blocks of one, ids. `pointers`: dense, non-zeros, metadata, map, prunings, ids, workspace, fault.
+// blocks of one, ids. `pointers`: dense, non-zeros, metadata, map, prunings, ids, workspace, counters, fault.
 extern "C" int kv_compress(const int64_t* sizes, void* const* pointers, void* stream) {
   kv::Compress24Arguments arguments;
   arguments.operand = sizes[0] != 0 ? kv::KvOperand::values : kv::KvOperand::keys;
@@ -304,9 +307,9 @@ extern "C" int kv_compress(const int64_t* sizes, void* const* pointers, void* st
   arguments.table = static_cast<int32_t*>(pointers[3]);
   arguments.prunings = static_cast<const kv::Pruning*>(pointers[4]);
   arguments.ids = static_cast<const int32_t*>(pointers[5]);
-  const kv::FaultSink faults{static_cast<kv::Fault*>(pointers[7]), "compress-24"};
+  const kv::FaultSink faults{static_cast<kv::Fault*>(pointers[8]), "compress-24"};
   const kv::Status status =
-      kv::enqueue_compress_24(arguments, pointers[6], faults, static_cast<cudaStream_t>(stream));
+      kv::enqueue_compress_24(arguments, pointers[7], pointers[6], faults, static_cast<cudaStream_t>(stream));
   if (!status.ok()) std::printf("%s\n", status.message.c_str());
   return status.ok() ? 0 : 1;
 }

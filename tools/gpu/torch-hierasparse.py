@@ -49,7 +49,8 @@ class Cache:
         self.ids = torch.randperm(sparse_blocks, device='cuda').to(torch.int32)
         freed = blocks_by_place.sort(dim=1).values[:, width - count].tolist() if count else [0] * heads
         self.prunings = int32([[row, 0, width, count, row * count, freed[row]] for row in range(heads)])
-        self.workspace = torch.zeros((4 * width + 2) * heads, device='cuda', dtype=torch.int32)
+        self.workspace = torch.zeros(6 * width * heads, device='cuda', dtype=torch.int32)
+        self.counters = torch.zeros(heads, device='cuda', dtype=torch.int32)
         self.fault = torch.zeros(64, device='cuda', dtype=torch.uint8)
         self.sizes = (ctypes.c_int64 * 11)(values, head_dim, dense.dtype == torch.bfloat16, dense.shape[0],
                                            sparse_blocks, width, heads, 1, heads, width, sparse_blocks)
@@ -60,7 +61,7 @@ class Cache:
 
     def compress(self, table):
         tensors = [self.dense, self.non_zeros, self.metadata, self.tables[table], self.prunings, self.ids,
-                   self.workspace, self.fault]
+                   self.workspace, self.counters, self.fault]
         status = self.library.kv_compress(self.sizes, attention.pointers_of(tensors),
                                           ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
         assert status == 0

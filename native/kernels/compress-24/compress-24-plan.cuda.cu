@@ -1,14 +1,21 @@
-// Which blocks become sparse and where they go: one thread block decides a pruning.
+// Which blocks become sparse and where they go. The thread blocks of a pruning share the losses; where losses decide,
+// the last one to be done with its share plans, otherwise the first one does at once.
+#include <algorithm>
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
+#include "kernels/compress-24/compress-24-group.h"
 #include "kernels/compress-24/compress-24.cuda.h"
 #include "kernels/cuda-elements.h"
+#include "kernels/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kLaunchedBlocks = 512;  // about as many as run at once
+constexpr int kMostShares = 64;        // of a pruning
+
 using Reduce = cub::BlockReduce<int, kThreads>;
 using Scan = cub::BlockScan<int, kThreads>;
 
@@ -29,6 +36,7 @@ class PruningOfBlock {
     int histogram[256];
     uint32_t threshold;
     int equal;  // how many blocks of the threshold's loss become sparse
+    bool last;
   };
 
   __device__ PruningOfBlock(const Parameters& parameters, Shared& shared)
@@ -36,88 +44,75 @@ class PruningOfBlock {
         plan_(parameters.plan),
         faults_(parameters.faults),
         shared_(shared),
-        pruning_(parameters.arguments.prunings[blockIdx.x]),
+        pruning_(parameters.arguments.prunings[blockIdx.y]),
         places_(parameters.arguments.table + int64_t{pruning_.table_row} * parameters.arguments.table_width +
                 pruning_.first_block),
-        row_(int64_t{blockIdx.x} * parameters.arguments.most_blocks),
+        row_(int64_t{blockIdx.y} * parameters.arguments.most_blocks),
         blocks_(pruning_.end_block - pruning_.first_block) {}
 
-  // When every dense block becomes sparse, or none.
-  __device__ void plan_whole() {
-    int32_t ranks = 0;
-    bool moves = false;
-    int dense = 0;
-    const bool valid = is_valid(dense);
-    if (!valid || pruning_.count == 0) {
-      stay_from(0);
-    } else if (pruning_.count == dense) {
-      moves = decide([](int) { return 1; });
-    } else {
-      ranks = 1;
+  template <typename Element>
+  __device__ void plan() {
+    // Entries turn negative only when every dense block becomes sparse or all losses are there: what another thread
+    // block counts meanwhile cannot make it compute losses.
+    const int dense = has_range() ? count_dense() : 0;
+    if (pruning_.count > 0 && pruning_.count < dense) {
+      compute_losses<Element>();
+      if (!arrives_last()) return;
+    } else if (blockIdx.x != 0) {
+      return;
     }
-    if (valid) stay_from(blocks_);
-    if (threadIdx.x != 0) return;
-    plan_.ranks[blockIdx.x] = ranks;
-    plan_.moves[blockIdx.x] = moves;
-  }
-
-  // When the losses say which.
-  __device__ void plan_ranked() {
-    if (plan_.ranks[blockIdx.x] == 0) return;
-    find_threshold();
-    const uint32_t threshold = shared_.threshold;
-    const int equal = shared_.equal;
-    int equal_before = 0;
-    const bool moves = decide([&](int block) {
-      const uint32_t loss = is_dense(block) ? plan_.losses[row_ + block] : ~0u;
-      int before = 0;
-      int sum = 0;
-      Scan(shared_.scan).ExclusiveSum(loss == threshold, before, sum);
-      __syncthreads();
-      before += equal_before;
-      equal_before += sum;
-      return loss < threshold || (loss == threshold && before < equal) ? 1 : 0;
-    });
-    if (threadIdx.x == 0) plan_.moves[blockIdx.x] = moves;
+    if (!is_valid(dense) || pruning_.count == 0) return stay_from(0);
+    if (pruning_.count == dense) {
+      decide([](int) { return true; });
+    } else {
+      decide_by_losses();
+    }
+    stay_from(blocks_);
   }
 
  private:
-  __device__ void stay_from(int first) {
-    for (int block = first + threadIdx.x; block < arguments_.most_blocks; block += kThreads) {
-      plan_.blocks[row_ + block].to = 0;
-    }
-  }
+  // ---- What is asked. ----
 
   __device__ bool is_dense(int block) const { return block < blocks_ && places_[block] > 0; }
 
-  // Whether nothing of the pruning leads outside; counts the dense blocks of its range.
-  __device__ bool is_valid(int& dense) {
+  __device__ bool has_row() const {
+    return pruning_.table_row >= 0 && pruning_.table_row < arguments_.slot_count * arguments_.kv_heads;
+  }
+  __device__ bool has_range() const {
+    return has_row() && pruning_.first_block >= 0 && blocks_ >= 0 && pruning_.end_block <= arguments_.table_width &&
+           blocks_ <= arguments_.most_blocks;
+  }
+
+  __device__ int count_dense() {
+    int dense = 0;
+    for (int block = threadIdx.x; block < blocks_; block += kThreads) dense += places_[block] > 0;
+    return sum_of(dense);
+  }
+
+  // Whether nothing of the pruning leads outside.
+  __device__ bool is_valid(int dense) {
     const Pruning& p = pruning_;
-    const int rows = arguments_.slot_count * arguments_.kv_heads;
-    if (p.table_row < 0 || p.table_row >= rows) return report(FaultCode::slot_out_of_range, p.table_row, rows);
-    if (p.first_block < 0 || p.end_block < p.first_block || p.end_block > arguments_.table_width ||
-        blocks_ > arguments_.most_blocks || p.count < 0) {
+    if (!has_row()) {
+      return report(FaultCode::slot_out_of_range, p.table_row, arguments_.slot_count * arguments_.kv_heads);
+    }
+    if (!has_range() || p.count < 0) {
       return report(FaultCode::pruning_out_of_range, p.table_row, arguments_.table_width);
     }
     if (p.first_id < 0 || p.first_id > arguments_.id_count - p.count) {
       return report(FaultCode::pruning_out_of_range, p.table_row, arguments_.id_count);
     }
-    int found = 0;
     int freed = 0;
-    int outside = 0;
+    bool outside = false;
     for (int block = threadIdx.x; block < blocks_; block += kThreads) {
       const int place = places_[block];
-      found += place > 0;
       freed += place > p.freed_from;
-      if (place > 0) outside += is_outside(place - 1, arguments_.dense_block_count);
+      outside |= place > 0 && is_outside(place - 1, arguments_.dense_block_count);
     }
     for (int i = threadIdx.x; i < p.count; i += kThreads) {
-      outside += is_outside(arguments_.ids[p.first_id + i], arguments_.sparse_block_count);
+      outside |= is_outside(arguments_.ids[p.first_id + i], arguments_.sparse_block_count);
     }
-    dense = sum_of(found);
-    freed = sum_of(freed);
-    if (sum_of(outside) > 0) return false;
-    return (freed == p.count && p.count <= dense) || report(FaultCode::pruning_out_of_range, p.count, dense);
+    if (__syncthreads_or(outside)) return false;
+    return (sum_of(freed) == p.count && p.count <= dense) || report(FaultCode::pruning_out_of_range, p.count, dense);
   }
 
   __device__ bool is_outside(int block, int blocks) {
@@ -127,7 +122,7 @@ class PruningOfBlock {
   }
 
   __device__ bool report(FaultCode code, int64_t value, int64_t limit) {
-    if (threadIdx.x == 0) report_fault(faults_, code, value, blockIdx.x, limit);
+    if (threadIdx.x == 0) report_fault(faults_, code, value, blockIdx.y, limit);
     return false;
   }
 
@@ -141,6 +136,59 @@ class PruningOfBlock {
     return result;
   }
 
+  // ---- Losses. ----
+
+  // Of this thread block's share of the range.
+  template <typename Element>
+  __device__ void compute_losses() {
+    const uint8_t* mask = arguments_.element_mask != nullptr ? mask_of(arguments_, pruning_) : nullptr;
+    for (int block = blockIdx.x; block < blocks_; block += gridDim.x) {
+      const int place = places_[block];
+      if (place <= 0 || place > arguments_.dense_block_count) continue;
+      const float loss = block_sum(loss_of<Element>(dense_block(arguments_, place), mask));
+      if (threadIdx.x == 0) plan_.losses[row_ + block] = __float_as_uint(loss) & 0x7fffffffu;
+    }
+  }
+
+  // A thread's share of a block's loss: some of its pieces of four tokens and eight dims.
+  template <typename Element>
+  __device__ float loss_of(const uint16_t* dense, const uint8_t* mask) const {
+    const bool keys = arguments_.operand == KvOperand::keys;
+    const int chunks = arguments_.head_dim / 8;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < kMixedBlockTokens / 4 * chunks; i += kThreads) {
+      const int at = i / chunks * 4 * arguments_.head_dim + i % chunks * 8;
+      uint4 rows[4];
+      uint2 masks[4];
+#pragma unroll
+      for (int row = 0; row < 4; ++row) {
+        rows[row] = *reinterpret_cast<const uint4*>(dense + at + row * arguments_.head_dim);
+        if (mask != nullptr) masks[row] = *reinterpret_cast<const uint2*>(mask + at + row * arguments_.head_dim);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const GroupPair pair = keys ? key_pair(rows[j]) : value_pair(rows, j);
+        const PairMasks kept = mask == nullptr ? largest_two(pair) : keys ? key_mask(masks[j]) : value_mask(masks, j);
+        sum += lost<Element>(pair, kept);
+      }
+    }
+    return sum;
+  }
+
+  // Whether the losses of all shares are there.
+  __device__ bool arrives_last() {
+    if (threadIdx.x == 0) {
+      __threadfence();
+      shared_.last = atomicAdd(&plan_.arrivals[blockIdx.y], 1u) + 1 == gridDim.x;
+      if (shared_.last) plan_.arrivals[blockIdx.y] = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return shared_.last;
+  }
+
+  __device__ uint32_t loss_at(int block) const { return __ldcg(plan_.losses + row_ + block); }
+
   // Finds the loss of the block of rank `count`, a byte at a time from the highest.
   __device__ void find_threshold() {
     uint32_t prefix = 0;
@@ -150,7 +198,7 @@ class PruningOfBlock {
       __syncthreads();
       for (int block = threadIdx.x; block < blocks_; block += kThreads) {
         if (!is_dense(block)) continue;
-        const uint32_t loss = plan_.losses[row_ + block];
+        const uint32_t loss = loss_at(block);
         if (shift == 24 || loss >> (shift + 8) == prefix) atomicAdd(&shared_.histogram[loss >> shift & 255u], 1);
       }
       __syncthreads();
@@ -167,46 +215,78 @@ class PruningOfBlock {
     }
   }
 
-  // Plans all blocks; chosen_block(block) says whether a dense block becomes sparse. All threads call it, for blocks in
-  // ascending order. Returns whether blocks move.
-  template <typename ChosenBlock>
-  __device__ bool decide(const ChosenBlock& chosen_block) {
-    const int freed_from = pruning_.freed_from;
-    int chosen_before = 0;
+  // ---- What becomes of the blocks. ----
+
+  __device__ void stay_from(int first) {
+    for (int block = first + threadIdx.x; block < arguments_.most_blocks; block += kThreads) {
+      plan_.blocks[row_ + block] = BlockPlan{};
+    }
+  }
+
+  __device__ void decide_by_losses() {
+    find_threshold();
+    const uint32_t threshold = shared_.threshold;
+    const int equal = shared_.equal;
+    int equal_before = 0;
+    decide([&](int block) {
+      const uint32_t loss = is_dense(block) ? loss_at(block) : ~0u;
+      int before = 0;
+      int sum = 0;
+      Scan(shared_.scan).ExclusiveSum(loss == threshold, before, sum);
+      __syncthreads();
+      before += equal_before;
+      equal_before += sum;
+      return loss < threshold || (loss == threshold && before < equal);
+    });
+  }
+
+  // Plans all blocks; becomes_sparse(block) says which dense ones do. All threads call it, for blocks in ascending
+  // order.
+  template <typename BecomesSparse>
+  __device__ void decide(const BecomesSparse& becomes_sparse) {
+    int sparse_before = 0;
     int vacated_before = 0;
     for (int first = 0; first < blocks_; first += kThreads) {
       const int block = first + threadIdx.x;
-      const int chosen = chosen_block(block) != 0 && is_dense(block) ? 1 : 0;
-      const int place = is_dense(block) ? places_[block] : 0;
-      const int order = order_among(chosen, chosen_before);
-      const int sparse = chosen ? -(arguments_.ids[pruning_.first_id + order] + 1) : 0;
-      if (block < blocks_) plan_.blocks[row_ + block] = {place, sparse};
-      if (chosen) places_[block] = sparse;
-      const int vacates = chosen && place <= freed_from ? 1 : 0;
-      const int vacated_order = order_among(vacates, vacated_before);
-      if (vacates) plan_.vacated[row_ + vacated_order] = place;
+      const bool becomes = becomes_sparse(block) && is_dense(block);
+      const int place = becomes ? places_[block] : 0;
+      const bool vacates = becomes && place <= pruning_.freed_from;
+      // Both orders at once: a step has few blocks.
+      int before = 0;
+      int sum = 0;
+      Scan(shared_.scan).ExclusiveSum(static_cast<int>(becomes) | static_cast<int>(vacates) << 16, before, sum);
+      __syncthreads();
+      BlockPlan plan;
+      if (becomes) {
+        plan = {place, -(arguments_.ids[pruning_.first_id + sparse_before + (before & 0xffff)] + 1), 0};
+        places_[block] = plan.sparse;
+      }
+      if (block < blocks_) plan_.blocks[row_ + block] = plan;
+      if (vacates) plan_.vacated[row_ + vacated_before + (before >> 16)] = block;
+      sparse_before += sum & 0xffff;
+      vacated_before += sum >> 16;
     }
-    if (vacated_before == 0) return false;
+    if (vacated_before > 0) fill_vacated();
+  }
+
+  // The n-th block that stays dense at or above freed_from goes where the n-th below it was.
+  __device__ void fill_vacated() {
     __syncthreads();
     int moved_before = 0;
     for (int first = 0; first < blocks_; first += kThreads) {
       const int block = first + threadIdx.x;
-      const int moves = is_dense(block) && places_[block] > freed_from ? 1 : 0;
-      const int order = order_among(moves, moved_before);
-      if (moves) places_[block] = plan_.blocks[row_ + block].to = plan_.vacated[row_ + order];
+      const bool moves = is_dense(block) && places_[block] > pruning_.freed_from;
+      int before = 0;
+      int sum = 0;
+      Scan(shared_.scan).ExclusiveSum(static_cast<int>(moves), before, sum);
+      __syncthreads();
+      if (moves) {
+        BlockPlan& vacated = plan_.blocks[row_ + plan_.vacated[row_ + moved_before + before]];
+        vacated.refill = places_[block];
+        places_[block] = vacated.dense;
+      }
+      moved_before += sum;
     }
-    return true;
-  }
-
-  // How many threads before this one, in this step or in steps before, are marked.
-  __device__ int order_among(int marked, int& marked_before) {
-    int before = 0;
-    int sum = 0;
-    Scan(shared_.scan).ExclusiveSum(marked, before, sum);
-    __syncthreads();
-    before += marked_before;
-    marked_before += sum;
-    return before;
   }
 
   const Compress24Arguments& arguments_;
@@ -219,14 +299,11 @@ class PruningOfBlock {
   const int blocks_;
 };
 
-__global__ void __launch_bounds__(kThreads) plan_whole_kernel(const __grid_constant__ Parameters parameters) {
+template <typename Element>
+__global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ Parameters parameters) {
   __shared__ PruningOfBlock::Shared shared;
-  PruningOfBlock(parameters, shared).plan_whole();
-}
-
-__global__ void __launch_bounds__(kThreads) plan_ranked_kernel(const __grid_constant__ Parameters parameters) {
-  __shared__ PruningOfBlock::Shared shared;
-  PruningOfBlock(parameters, shared).plan_ranked();
+  ptx::follow_previous_kernel();
+  PruningOfBlock(parameters, shared).plan<Element>();
 }
 
 int64_t planned_blocks(const Compress24Arguments& arguments) {
@@ -235,29 +312,30 @@ int64_t planned_blocks(const Compress24Arguments& arguments) {
 
 }  // namespace
 
-size_t pruning_plan_bytes(const Compress24Arguments& arguments) {
-  return static_cast<size_t>(4 * planned_blocks(arguments) + 2 * int64_t{arguments.pruning_count}) * sizeof(int32_t);
+size_t pruning_counter_bytes(const Compress24Arguments& arguments) {
+  return static_cast<size_t>(arguments.pruning_count) * sizeof(unsigned);
 }
 
-PruningPlan pruning_plan(const Compress24Arguments& arguments, void* memory) {
+size_t pruning_plan_bytes(const Compress24Arguments& arguments) {
+  return static_cast<size_t>(planned_blocks(arguments)) * (sizeof(BlockPlan) + sizeof(int32_t) + sizeof(uint32_t));
+}
+
+PruningPlan pruning_plan(const Compress24Arguments& arguments, void* counters, void* workspace) {
   PruningPlan plan;
-  plan.blocks = static_cast<BlockMove*>(memory);
+  plan.blocks = static_cast<BlockPlan*>(workspace);
   plan.vacated = reinterpret_cast<int32_t*>(plan.blocks + planned_blocks(arguments));
   plan.losses = reinterpret_cast<uint32_t*>(plan.vacated + planned_blocks(arguments));
-  plan.ranks = reinterpret_cast<int32_t*>(plan.losses + planned_blocks(arguments));
-  plan.moves = plan.ranks + arguments.pruning_count;
+  plan.arrivals = static_cast<unsigned*>(counters);
   return plan;
 }
 
-Status plan_whole_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, FaultSink faults,
-                           cudaStream_t stream) {
-  plan_whole_kernel<<<static_cast<unsigned>(arguments.pruning_count), kThreads, 0, stream>>>({arguments, plan, faults});
-  return launch_status();
-}
-
-Status plan_ranked_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream) {
-  plan_ranked_kernel<<<static_cast<unsigned>(arguments.pruning_count), kThreads, 0, stream>>>({arguments, plan, {}});
-  return launch_status();
+Status plan_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, FaultSink faults,
+                     cudaStream_t stream) {
+  const int most_shares = std::min(kMostShares, arguments.most_blocks);
+  const int shares = std::clamp(kLaunchedBlocks / arguments.pruning_count, 1, most_shares);
+  const auto kernel = arguments.dtype == DType::f16 ? plan_kernel<__half> : plan_kernel<__nv_bfloat16>;
+  return launch_overlapped(kernel, dim3(shares, arguments.pruning_count), kThreads, 0, stream,
+                           Parameters{arguments, plan, faults});
 }
 
 }  // namespace kv

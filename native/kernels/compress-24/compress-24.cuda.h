@@ -1,44 +1,47 @@
-// The steps of compress-24 on a CUDA device, in the order in which they are enqueued.
+// The two launches of compress-24 on a CUDA device.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include "kernels/compress-24/compress-24.h"
 
 namespace kv {
 
-// Where a block was and where it goes, as entries of the map: dense block place - 1 is compressed into sparse block
-// -(to + 1), or moved to dense block to - 1; with 0 it stays.
-struct BlockMove {
-  int32_t place;
-  int32_t to;
+// What becomes of a block, in entries of the map: dense block dense - 1 is compressed into sparse block -(sparse + 1),
+// and then its place is filled with dense block refill - 1 unless `refill` is 0. With `sparse` 0 it stays.
+struct alignas(16) BlockPlan {
+  int32_t dense = 0;
+  int32_t sparse = 0;
+  int32_t refill = 0;
 };
 
-// What is done to each block of each pruning's range; in device memory, between the steps of one call.
+// Of each pruning's range; in device memory, between the launches of one call.
 struct PruningPlan {
-  BlockMove* blocks = nullptr;  // [pruning, most_blocks]
-  int32_t* vacated = nullptr;  // [pruning, most_blocks]: dense blocks that blocks which stay dense move to
-  uint32_t* losses = nullptr;  // [pruning, most_blocks]: bits of f32, of dense blocks
-  int32_t* ranks = nullptr;    // [pruning]: 1 where losses decide
-  int32_t* moves = nullptr;    // [pruning]: 1 where blocks move
+  BlockPlan* blocks = nullptr;   // [pruning, most_blocks]
+  int32_t* vacated = nullptr;    // [pruning, most_blocks]: blocks of the range whose places are filled
+  uint32_t* losses = nullptr;    // [pruning, most_blocks]: bits of f32, of dense blocks
+  unsigned* arrivals = nullptr;  // [pruning]: thread blocks that are done with their losses; 0 before and after
 };
 
-// All steps; `workspace` has pruning_plan_bytes(arguments).
-Status enqueue_compress_24(const Compress24Arguments& arguments, void* workspace, FaultSink faults,
+// `counters` has pruning_counter_bytes(arguments), all zero, which it leaves so; `workspace` pruning_plan_bytes.
+Status enqueue_compress_24(const Compress24Arguments& arguments, void* counters, void* workspace, FaultSink faults,
                            cudaStream_t stream);
 
+size_t pruning_counter_bytes(const Compress24Arguments& arguments);
 size_t pruning_plan_bytes(const Compress24Arguments& arguments);
-PruningPlan pruning_plan(const Compress24Arguments& arguments, void* memory);
+PruningPlan pruning_plan(const Compress24Arguments& arguments, void* counters, void* workspace);
 
-// Plans the prunings of which every dense block becomes sparse, and those that have nothing to do, and writes the map;
-// says which others need losses. Reports prunings that lead outside, which then do nothing.
-Status plan_whole_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, FaultSink faults,
-                           cudaStream_t stream);
-Status compute_pruning_losses(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream);
-// The same for the prunings that losses decide.
-Status plan_ranked_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream);
-// Carry out the plan.
-Status compress_blocks(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream);
-Status move_blocks(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream);
+__device__ inline uint16_t* dense_block(const Compress24Arguments& arguments, int32_t entry) {
+  return static_cast<uint16_t*>(arguments.dense) + int64_t{entry - 1} * kMixedBlockTokens * arguments.head_dim;
+}
+
+__device__ inline const uint8_t* mask_of(const Compress24Arguments& arguments, const Pruning& pruning) {
+  const int kv_head = pruning.table_row % arguments.kv_heads;
+  return arguments.element_mask + int64_t{kv_head} * kMixedBlockTokens * arguments.head_dim;
+}
+
+// Decides what becomes of each block, and writes the map. Reports prunings that lead outside, which then do nothing.
+Status plan_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, FaultSink faults,
+                     cudaStream_t stream);
 
 }  // namespace kv
