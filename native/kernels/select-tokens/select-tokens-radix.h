@@ -13,7 +13,6 @@ constexpr int kSelectThreads = 512;
 constexpr int kSelectWarps = kSelectThreads / 32;
 constexpr int kRadixGroups = 16;  // at once: one for each warp to pick in
 constexpr int kRadixBuckets = 256;
-constexpr int kSkimmed = 32768;  // candidates that are worth another look at
 
 // Of candidates that are no more than `size`, greater is better and all are different: of equal orders the lower
 // index is better.
@@ -50,7 +49,6 @@ struct RadixGroups {
 
 struct RadixGroup {
   uint64_t threshold;  // the last candidate that is taken, as far as it is known; better ones are too
-  uint32_t floor;      // lower orders are not taken
   int left;            // to take among those that begin like the threshold
   int taken;
   bool done;
@@ -66,6 +64,7 @@ struct RadixShared {
 struct Candidates {
   const uint32_t* orders;
   const uint32_t* taken;  // or null
+  const uint32_t* best;   // or null: the greatest order of each word of 32
 };
 
 // Neither orders nor bits are read through the first-level cache: other blocks of the team write them.
@@ -125,120 +124,71 @@ class RadixShare {
   int step_ = 1;
 };
 
-class RadixSelect {
+// Thresholds of groups, a digit at a time. A block's counts are where its team can read them.
+class RadixDigits {
  public:
-  __device__ RadixSelect(const Team& team, const RadixShare& share, const Candidates& from, RadixShared& shared)
+  __device__ RadixDigits(const Team& team, int groups, int size, uint32_t (*buckets)[kRadixBuckets],
+                         RadixGroup* states)
       : team_(team),
-        share_(share),
-        from_(from),
-        shared_(shared),
-        groups_(share.groups().count),
+        groups_(groups),
+        size_(size),
+        buckets_(buckets),
+        states_(states),
         thread_(threadIdx.x),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32) {}
 
-  // Finds the threshold of each group, from which on the best `wanted` are, or all if there are no more.
-  __device__ void find_thresholds(int wanted) {
-    if (thread_ < groups_) shared_.groups[thread_] = {0, 0, wanted, 0, false};
-    if (share_.groups().size > kSkimmed) {
-      clear();
-      skim();
+  __device__ const RadixGroup& state(int group) const { return states_[group]; }
+
+  // Finds the threshold of each group, from which on the best `wanted` are, or all if there are no more. count(shift)
+  // adds the digits there of what begins like its group's threshold.
+  template <class Count>
+  __device__ void find_thresholds(int wanted, Count count) {
+    if (thread_ < groups_) states_[thread_] = {0, wanted, 0, false};
+#pragma unroll 1
+    for (int shift = 56; shift >= 0; shift = next_digit(shift)) {
+      count_digits([&] { count(shift); });
+      if (warp_ < groups_ && !states_[warp_].done) pick(shift);
       team_.sync();
-      if (warp_ < groups_) pick_floor();
-      team_.sync();
-    }
-    for (int shift = 56; shift >= 0; shift = next_digit(shift, share_.groups().size)) {
-      clear();
-      count(shift);
-      team_.sync();
-      if (warp_ < groups_ && !shared_.groups[warp_].done) pick(shift);
-      team_.sync();
-      const bool done = lane_ >= groups_ || shared_.groups[lane_].done;
+      const bool done = lane_ >= groups_ || states_[lane_].done;
       if (__all_sync(0xffffffffu, done)) return;
     }
   }
 
-  __device__ int taken() const {
-    return __reduce_add_sync(0xffffffffu, lane_ < groups_ ? shared_.groups[lane_].taken : 0);
-  }
-
-  __device__ void mark(uint32_t* bits) const {
-    const uint64_t threshold = shared_.groups[share_.group() % kRadixGroups].threshold;
-    share_.for_each(from_, [&](int word, uint32_t order) {
-      const uint64_t own = candidate(order, RadixShare::index_of(word), share_.groups().size);
-      const unsigned takes = __ballot_sync(0xffffffffu, order != 0 && own >= threshold);
-      if (takes != 0 && lane_ == 0) atomicOr(bits + word, takes);
-    });
+  // Clears the counts, calls count(), and waits for what the team counts.
+  template <class Count>
+  __device__ void count_digits(Count count) {
+    for (int i = thread_; i < groups_ * kRadixBuckets; i += kSelectThreads) {
+      buckets_[i / kRadixBuckets][i % kRadixBuckets] = 0;
+    }
+    __syncthreads();
+    count();
     team_.sync();
   }
 
- private:
-  // The lower half has no more digits than the indices need.
-  static __device__ int next_digit(int shift, int size) {
-    if (shift != 32) return shift - 8;
-    const int bits = 32 - __clz(size - 1);
-    return (bits + 7) / 8 * 8 - 8;
+  static __device__ bool begins_like(uint64_t own, const RadixGroup& group, int shift) {
+    return (own ^ group.threshold) >> shift >> 8 == 0;
   }
 
-  __device__ void clear() {
-    for (int i = thread_; i < groups_ * kRadixBuckets; i += kSelectThreads) {
-      shared_.buckets[i / kRadixBuckets][i % kRadixBuckets] = 0;
-    }
-    __syncthreads();
-  }
-
-  // Counts the best of every word by their first digit: where as many as are wanted begin at least so, no
-  // candidate that begins lower is taken. Counting those alone is quick.
-  __device__ void skim() {
-    uint32_t* buckets = shared_.buckets[share_.group() % kRadixGroups];
-    share_.for_each(from_, [&](int, uint32_t order) {
-      const uint32_t best = __reduce_max_sync(0xffffffffu, order);
-      if (lane_ == 0 && best != 0) atomicAdd(&buckets[best >> 24], 1u);
-    });
-  }
-
-  __device__ void count(int shift) {
-    if (share_.group() >= groups_ || shared_.groups[share_.group()].done) return;
-    const RadixGroup group = shared_.groups[share_.group()];
-    uint32_t* buckets = shared_.buckets[share_.group()];
-    share_.for_each(from_, [&](int word, uint32_t order) {
-      const uint64_t own = candidate(order, RadixShare::index_of(word), share_.groups().size);
-      const bool counts = order >= group.floor && order != 0 && (own ^ group.threshold) >> shift >> 8 == 0;
-      const unsigned all = __ballot_sync(0xffffffffu, counts);
-      if (all == 0) return;
-      // Scores are alike: the lanes that have the first one's bucket add together.
-      const uint32_t bucket = static_cast<uint32_t>(own >> shift) % kRadixBuckets;
-      const int first = __ffs(static_cast<int>(all)) - 1;
-      const uint32_t of_first = __shfl_sync(0xffffffffu, bucket, first);
-      const bool as_first = counts && bucket == of_first;
-      const unsigned together = __ballot_sync(0xffffffffu, as_first);
-      if (lane_ == first) {
-        atomicAdd(&buckets[bucket], __popc(together));
-      } else if (counts && !as_first) {
-        atomicAdd(&buckets[bucket], 1u);
-      }
-    });
-  }
-
-  // The team's counts of this lane's eight buckets of this warp's group.
-  static constexpr int kOwn = kRadixBuckets / 32;
-  __device__ void add_counts(int (&own)[kOwn]) const {
-    for (int& count : own) count = 0;
-    for (int rank = 0; rank < team_.ranks; ++rank) {
-#pragma unroll
-      for (int i = 0; i < kOwn; i += 4) {
-        const uint32_t* from = &shared_.buckets[warp_][lane_ * kOwn + i];
-        const uint4 counts = team_.load(from, rank);
-        own[i] += static_cast<int>(counts.x);
-        own[i + 1] += static_cast<int>(counts.y);
-        own[i + 2] += static_cast<int>(counts.z);
-        own[i + 3] += static_cast<int>(counts.w);
-      }
+  // Scores are alike: the lanes that have the first one's digit add together. All lanes have one group.
+  __device__ void add(int group, bool counts, uint32_t digit) {
+    const unsigned all = __ballot_sync(0xffffffffu, counts);
+    if (all == 0) return;
+    uint32_t* buckets = buckets_[group];
+    const uint32_t bucket = digit % kRadixBuckets;
+    const int first = __ffs(static_cast<int>(all)) - 1;
+    const uint32_t of_first = __shfl_sync(0xffffffffu, bucket, first);
+    const bool as_first = counts && bucket == of_first;
+    const unsigned together = __ballot_sync(0xffffffffu, as_first);
+    if (lane_ == first) {
+      atomicAdd(&buckets[bucket], __popc(together));
+    } else if (counts && !as_first) {
+      atomicAdd(&buckets[bucket], 1u);
     }
   }
 
-  // Calls found(bucket, above, here) in the lane that has the bucket up to which, from the highest on, there are
-  // `left` or more. Returns how many there are in all.
+  // Calls found(bucket, above, here) in the lane that has the bucket of this warp's group up to which, from the highest
+  // on, there are `left` or more. Returns how many there are in all.
   template <class Found>
   __device__ int find_bucket(int left, Found found) const {
     int own[kOwn];
@@ -260,14 +210,33 @@ class RadixSelect {
     return __shfl_sync(0xffffffffu, from_here, 0);
   }
 
-  __device__ void pick_floor() {
-    RadixGroup& group = shared_.groups[warp_];
-    find_bucket(group.left, [&](int bucket, int, int) { group.floor = static_cast<uint32_t>(bucket) << 24; });
+ private:
+  // The lower half has no more digits than the indices need.
+  __device__ int next_digit(int shift) const {
+    if (shift != 32) return shift - 8;
+    const int bits = 32 - __clz(size_ - 1);
+    return (bits + 7) / 8 * 8 - 8;
+  }
+
+  // The team's counts of this lane's eight buckets of this warp's group.
+  static constexpr int kOwn = kRadixBuckets / 32;
+  __device__ void add_counts(int (&own)[kOwn]) const {
+    for (int& count : own) count = 0;
+    for (int rank = 0; rank < team_.ranks; ++rank) {
+#pragma unroll
+      for (int i = 0; i < kOwn; i += 4) {
+        const uint4 counts = team_.load(&buckets_[warp_][lane_ * kOwn + i], rank);
+        own[i] += static_cast<int>(counts.x);
+        own[i + 1] += static_cast<int>(counts.y);
+        own[i + 2] += static_cast<int>(counts.z);
+        own[i + 3] += static_cast<int>(counts.w);
+      }
+    }
   }
 
   // This warp finds the digit of its group's threshold.
   __device__ void pick(int shift) {
-    RadixGroup& shared = shared_.groups[warp_];
+    RadixGroup& shared = states_[warp_];
     RadixGroup group = shared;
     __syncwarp();
     const int all = find_bucket(group.left, [&](int bucket, int above, int here) {
@@ -279,14 +248,14 @@ class RadixSelect {
       shared = group;
     });
     // There are fewer than are wanted: all are taken.
-    if (all < group.left && lane_ == 0) shared = {0, 0, 0, all, true};
+    if (all < group.left && lane_ == 0) shared = {0, 0, all, true};
   }
 
   const Team team_;
-  const RadixShare share_;
-  const Candidates from_;
-  RadixShared& shared_;
   const int groups_;
+  const int size_;
+  uint32_t (*const buckets_)[kRadixBuckets];
+  RadixGroup* const states_;
   const int thread_;
   const int lane_;
   const int warp_;
@@ -294,12 +263,31 @@ class RadixSelect {
 
 // Sets the bits of the best `wanted` (at least one) of each group, or of all if there are no more. Returns how many.
 // One copy for all calls: the code is long, and few blocks run it.
-__device__ __noinline__ int take_best(Team team, RadixGroups groups, int wanted, Candidates from, uint32_t* bits) {
-  __shared__ RadixShared shared;
-  RadixSelect select(team, RadixShare(team, groups), from, shared);
-  select.find_thresholds(wanted);
-  const int taken = select.taken();
-  select.mark(bits);
+__device__ __noinline__ int take_best_of_all(Team team, RadixGroups groups, int wanted, Candidates from,
+                                             uint32_t* bits) {
+  __shared__ alignas(16) uint32_t buckets[kRadixGroups][kRadixBuckets];
+  __shared__ RadixGroup states[kRadixGroups];
+  RadixDigits digits(team, groups.count, groups.size, buckets, states);
+  const RadixShare share(team, groups);
+  const int own_group = share.group();
+  digits.find_thresholds(wanted, [&](int shift) {
+    if (own_group >= groups.count || digits.state(own_group).done) return;
+    const RadixGroup group = digits.state(own_group);
+    share.for_each(from, [&](int word, uint32_t order) {
+      const uint64_t own = candidate(order, RadixShare::index_of(word), groups.size);
+      digits.add(own_group, order != 0 && RadixDigits::begins_like(own, group, shift),
+                 static_cast<uint32_t>(own >> shift));
+    });
+  });
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int taken = __reduce_add_sync(0xffffffffu, lane < groups.count ? states[lane].taken : 0);
+  const uint64_t threshold = states[own_group % kRadixGroups].threshold;
+  share.for_each(from, [&](int word, uint32_t order) {
+    const uint64_t own = candidate(order, RadixShare::index_of(word), groups.size);
+    const unsigned takes = __ballot_sync(0xffffffffu, order != 0 && own >= threshold);
+    if (takes != 0 && lane == 0) atomicOr(bits + word, takes);
+  });
+  team.sync();
   return taken;
 }
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda-elements.h"
-#include "kernels/select-tokens/select-tokens-radix.h"
+#include "kernels/select-tokens/select-tokens-list.h"
 #include "kernels/select-tokens/select-tokens.h"
 #include "runtime/device.h"
 
@@ -22,6 +22,7 @@ constexpr int kAlone = 16384;  // candidates for which one block is faster than 
 // Working memory, each [row, …].
 struct Memory {
   uint32_t* orders;        // [score_tokens]: of blocks, in the order of their scores
+  uint32_t* word_best;     // [words]: of single tokens, the greatest order of each 32
   uint32_t* kept_blocks;   // [words]: a bit for each block
   uint32_t* round_blocks;  // [words]: those of the current round
   uint32_t* kept_tokens;   // [words]: single ones
@@ -56,6 +57,7 @@ struct Row {
     const SelectTokensRow& asked = arguments.rows[row];
     scores = arguments.scores + int64_t{row} * arguments.score_tokens;
     memory.orders += int64_t{row} * arguments.score_tokens;
+    memory.word_best += int64_t{row} * memory.words;
     memory.kept_blocks += int64_t{row} * memory.words;
     memory.round_blocks += int64_t{row} * memory.words;
     memory.kept_tokens += int64_t{row} * memory.words;
@@ -92,9 +94,6 @@ struct Row {
     for (int i = first; i <= last; ++i) pooled = average ? pooled + scores[i] : fmaxf(pooled, scores[i]);
     return pooled;
   }
-  __device__ float score_of(int token) const {
-    return arguments.pooling == ScorePooling::none ? score_of<false>(token) : score_of<true>(token);
-  }
 };
 
 // Unsigned integers in the order of the scores, never 0; both zeros are one, NaN is minus infinity.
@@ -107,23 +106,48 @@ __device__ bool is_set(const uint32_t* bits, int index) {
   return (read_word(bits, index / 32) >> index % 32 & 1) != 0;
 }
 
-// ---- The scores of blocks ----
+// ---- The scores of candidates ----
+
+// Single tokens, 0 for those that is_free denies. `warps` warps share them.
+template <class IsFree>
+__device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free) {
+  constexpr int kBatch = 4;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const bool maximum = row.arguments.pooling == ScorePooling::maximum;
+  const int reach = row.arguments.pooling == ScorePooling::none ? 0 : row.arguments.pool_tokens / 2;
+  const float outside = maximum ? -INFINITY : 0.0f;
+  for (int first = warp; first * kWarp < row.tokens; first += warps * kBatch) {
+    float pooled[kBatch];
+#pragma unroll
+    for (float& score : pooled) score = outside;
+    for (int distance = -reach; distance <= reach; ++distance) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int from = (first + j * warps) * kWarp + lane + row.sinks + distance;
+        const float score = from >= 0 && from < row.prefix ? row.scores[from] : outside;
+        pooled[j] = maximum ? fmaxf(pooled[j], score) : pooled[j] + score;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int word = first + j * warps;
+      if (word * kWarp >= row.tokens) break;
+      const int token = word * kWarp + lane;
+      const uint32_t order = token < row.tokens && is_free(token) ? order_of(pooled[j]) : 0;
+      if (token < row.tokens) row.memory.orders[token] = order;
+      const uint32_t best = __reduce_max_sync(0xffffffffu, order);
+      if (lane == 0) row.memory.word_best[word] = best;
+    }
+  }
+}
 
 template <bool kPooled>
-__global__ void __launch_bounds__(kScoreThreads) score_blocks(const __grid_constant__ Launch launch) {
-  const Row row(launch, static_cast<int>(blockIdx.y));
-  if (!row.chooses()) return;
-  const int thread = static_cast<int>(blockIdx.x * kScoreThreads + threadIdx.x);
-  const int threads = static_cast<int>(gridDim.x) * kScoreThreads;
-  for (int word = thread; word * 32 < row.tokens; word += threads) {
-    row.memory.kept_blocks[word] = 0;
-    row.memory.kept_tokens[word] = 0;
-  }
+__device__ void order_blocks(const Row& row, int thread, int threads) {
   // Neighbouring lanes share a block, as far as it has tokens for them, and each has several blocks.
   constexpr int kBatch = 4;
   int lanes = kWarp;
   while (lanes > 1 && lanes * kTokensOfLane > row.block_tokens) lanes /= 2;
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int lane = thread % lanes;
   const int step = threads / lanes;
   for (int first = thread / lanes; first - first % (kWarp / lanes) < row.blocks; first += step * kBatch) {
     double sums[kBatch] = {};
@@ -144,10 +168,25 @@ __global__ void __launch_bounds__(kScoreThreads) score_blocks(const __grid_const
     for (int j = 0; j < kBatch; ++j) {
       const int block = first + j * step;
       if (lane != 0 || block >= row.blocks) continue;
-      const float mean = row.block_tokens == 1 ? static_cast<float>(sums[j])
-                                               : static_cast<float>(sums[j] / row.tokens_of(block));
-      row.memory.orders[block] = order_of(mean);
+      row.memory.orders[block] = order_of(static_cast<float>(sums[j] / row.tokens_of(block)));
     }
+  }
+}
+
+template <bool kPooled>
+__global__ void __launch_bounds__(kScoreThreads) order_candidates(const __grid_constant__ Launch launch) {
+  const Row row(launch, static_cast<int>(blockIdx.y));
+  if (!row.chooses()) return;
+  const int thread = static_cast<int>(blockIdx.x * kScoreThreads + threadIdx.x);
+  const int threads = static_cast<int>(gridDim.x) * kScoreThreads;
+  for (int word = thread; word * 32 < row.tokens; word += threads) {
+    row.memory.kept_blocks[word] = 0;
+    row.memory.kept_tokens[word] = 0;
+  }
+  if (row.block_tokens == 1) {
+    order_tokens(row, thread / kWarp, threads / kWarp, [](int) { return true; });
+  } else {
+    order_blocks<kPooled>(row, thread, threads);
   }
 }
 
@@ -177,17 +216,18 @@ class Choice {
 
   // The best single tokens, until there are enough. Their orders take the place of those of blocks.
   __device__ void fill(int missing) {
-    for (int token = team_.thread(); token < row_.tokens; token += team_.threads()) {
-      const bool kept = is_set(row_.memory.kept_blocks, token / row_.block_tokens);
-      row_.memory.orders[token] = kept ? 0 : order_of(row_.score_of(token));
-    }
+    order_tokens(row_, team_.thread() / kWarp, team_.threads() / kWarp,
+                 [&](int token) { return !is_set(row_.memory.kept_blocks, token / row_.block_tokens); });
     team_.sync();
-    take_best(team_, {0, 1, 1, row_.tokens}, missing, {row_.memory.orders, nullptr}, row_.memory.kept_tokens);
+    const Candidates tokens = {row_.memory.orders, nullptr, row_.memory.word_best};
+    take_best(team_, {0, 1, 1, row_.tokens}, missing, tokens, row_.memory.kept_tokens);
   }
 
  private:
   // Those that this round has not chosen, and earlier ones neither if it must not repeat theirs.
-  __device__ Candidates blocks() const { return {row_.memory.orders, round_}; }
+  __device__ Candidates blocks() const {
+    return {row_.memory.orders, round_, row_.block_tokens == 1 ? row_.memory.word_best : nullptr};
+  }
 
   // Returns how many find no place.
   __device__ int choose_in_groups(int groups, int wanted) {
@@ -229,7 +269,7 @@ class Choice {
     }
     team_.sync();
     // Groups are in the order of their blocks, so that ties are as among these.
-    const int taken = take_best(team_, {0, 1, 1, groups}, wanted, {row_.memory.best_orders, nullptr}, chosen);
+    const int taken = take_best(team_, {0, 1, 1, groups}, wanted, {row_.memory.best_orders, nullptr, nullptr}, chosen);
     for (int group = team_.thread(); group < groups; group += team_.threads()) {
       if (!is_set(chosen, group)) continue;
       const int index = index_of_candidate(__ldcg(best + group), row_.blocks);
@@ -295,7 +335,9 @@ __global__ void __launch_bounds__(kSelectThreads) choose(const __grid_constant__
     }
   }
   row.memory.kept_blocks = kept_blocks;
-  if (!row.arguments.fill || rank >= for_tokens.ranks) return;
+  // Single tokens leave nothing over, where no round repeats another's.
+  if (!row.arguments.fill || (row.block_tokens == 1 && !row.arguments.overlapping_rounds)) return;
+  if (rank >= for_tokens.ranks) return;
   for_tokens.sync();
   const int missing = row.wanted - tokens_of_blocks(row);
   if (missing > 0) Choice(row, for_tokens).fill(missing);
@@ -427,19 +469,20 @@ Status select_tokens_cuda(const SelectTokensArguments& a, ExecutionContext& cont
   const size_t bits_bytes = rounded_up(rows * static_cast<size_t>(memory.words) * sizeof(uint32_t));
   const size_t groups = rows * static_cast<size_t>(memory.groups);
   const size_t best_bytes = groups * (sizeof(uint64_t) + 2 * sizeof(uint32_t));
-  auto* bytes = static_cast<char*>(context.queue->workspace(orders_bytes + 3 * bits_bytes + best_bytes));
+  auto* bytes = static_cast<char*>(context.queue->workspace(orders_bytes + 4 * bits_bytes + best_bytes));
   if (bytes == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the scores of blocks");
   memory.orders = reinterpret_cast<uint32_t*>(bytes);
   memory.kept_blocks = reinterpret_cast<uint32_t*>(bytes + orders_bytes);
   memory.round_blocks = reinterpret_cast<uint32_t*>(bytes + orders_bytes + bits_bytes);
   memory.kept_tokens = reinterpret_cast<uint32_t*>(bytes + orders_bytes + 2 * bits_bytes);
-  memory.best = reinterpret_cast<uint64_t*>(bytes + orders_bytes + 3 * bits_bytes);
+  memory.word_best = reinterpret_cast<uint32_t*>(bytes + orders_bytes + 3 * bits_bytes);
+  memory.best = reinterpret_cast<uint64_t*>(bytes + orders_bytes + 4 * bits_bytes);
   memory.best_orders = reinterpret_cast<uint32_t*>(memory.best + groups);
   memory.chosen_groups = memory.best_orders + groups;
 
   const int shares = std::max(1, (a.score_tokens + kTokensOfScoreBlock - 1) / kTokensOfScoreBlock);
   const dim3 score_grid(static_cast<unsigned>(shares), static_cast<unsigned>(a.row_count));
-  const auto score = a.pooling == ScorePooling::none ? score_blocks<false> : score_blocks<true>;
+  const auto score = a.pooling == ScorePooling::none ? order_candidates<false> : order_candidates<true>;
   score<<<score_grid, kScoreThreads, 0, stream_of(context)>>>(launch);
   Status status = launch_status();
   const unsigned team = major >= 9 && a.score_tokens > kAlone ? kTeam : 1;
