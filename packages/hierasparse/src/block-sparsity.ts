@@ -10,8 +10,11 @@ export interface BlockSparsity {
   readonly values?: LayerSparsity;
 }
 
+/** S_K and S_V of one layer. */
+export type Shares = Readonly<Record<KvOperand, number>>;
+
 /** The shares of one layer. @throws InvalidValueError when one is not between 0 and 1 */
-export function sharesOf(sparsity: BlockSparsity, layer: number): Record<KvOperand, number> {
+export function sharesOf(sparsity: BlockSparsity, layer: number): Shares {
   const share = (operand: KvOperand) => {
     const given = sparsity[operand] ?? 0;
     const value = typeof given === 'number' ? given : given(layer);
@@ -24,6 +27,10 @@ export function sharesOf(sparsity: BlockSparsity, layer: number): Record<KvOpera
     return value;
   };
   return { keys: share('keys'), values: share('values') };
+}
+
+export function anySparse({ keys, values }: Shares): boolean {
+  return keys > 0 || values > 0;
 }
 
 /** Such as `hierasparse S_K=0.5 S_V=1`; what is dense is not named. */

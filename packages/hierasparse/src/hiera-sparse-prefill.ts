@@ -1,4 +1,4 @@
-import { CapabilityError, type PrefillAttention } from '@kv/sparse-core';
+import { CapabilityError, type PrefillAttention, type PrefillCall, type PrefillReport, type Stream } from '@kv/sparse-core';
 import { type BlockSparsity, nameOf, sharesOf } from './block-sparsity.js';
 import { HieraSparseStore } from './store/hiera-sparse-store.js';
 
@@ -10,22 +10,28 @@ import { HieraSparseStore } from './store/hiera-sparse-store.js';
  */
 export function hieraSparsePrefill(sparsity: BlockSparsity): PrefillAttention {
   sharesOf(sparsity, 0);
-  const name = nameOf(sparsity);
-  return {
-    name,
-    attend(stream, call) {
-      const { store } = call;
-      if (!(store instanceof HieraSparseStore)) {
-        throw new CapabilityError(
-          `The prefill attention '${name}' makes blocks of its store sparse, which the store '${store.name}' cannot. ` +
-            'Give kvPolicy() a hieraSparseStore() with it.',
-          { subject: 'prefill', given: store.name, wanted: 'hieraSparseStore' },
-        );
-      }
-      const slots = call.batch.entries.map(({ slot }) => slot);
-      store.prune(stream, slots, sharesOf(sparsity, store.layer.index));
-      store.attend(stream, call);
-      return { density: 1 };
-    },
-  };
+  return new HieraSparsePrefill(sparsity);
+}
+
+export class HieraSparsePrefill implements PrefillAttention {
+  readonly name: string;
+  readonly sparsity: BlockSparsity;
+
+  constructor(sparsity: BlockSparsity) {
+    this.name = nameOf(sparsity);
+    this.sparsity = sparsity;
+  }
+
+  attend(stream: Stream, call: PrefillCall): PrefillReport {
+    const { store } = call;
+    if (!(store instanceof HieraSparseStore)) {
+      throw new CapabilityError(
+        `The prefill attention '${this.name}' makes blocks of its store sparse, which the store '${store.name}' cannot. ` +
+          'Give kvPolicy() a hieraSparseStore() with it.',
+        { subject: 'prefill', given: store.name, wanted: 'hieraSparseStore' },
+      );
+    }
+    store.attend(stream, call, sharesOf(this.sparsity, store.layer.index));
+    return { density: 1 };
+  }
 }

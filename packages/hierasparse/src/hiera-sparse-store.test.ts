@@ -2,6 +2,7 @@ import { CapabilityError, densePagedStore, densePrefill, type KvLayer, type KvSt
 import { InvalidValueError, OutOfMemoryError, ShapeError } from '@kv/sparse-core';
 import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
+import type { Shares } from './block-sparsity.js';
 import { hieraSparsePrefill } from './hiera-sparse-prefill.js';
 import { hieraSparseStore, type HieraSparseOptions } from './hiera-sparse-store.js';
 import type { HeadOracle } from './testing/store-oracle.js';
@@ -18,7 +19,8 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
   function run(options: HieraSparseOptions, prefill = densePrefill(), seed = 1, tokens = slots * tokensPerSlot) {
     const device = open();
     const factory = hieraSparseStore({ sinkTokens, localWindow, dtype: 'f16', ...options });
-    const [store] = factory.create([layer], { device, slots, tokensPerSlot, tokens }) as [KvStore];
+    const capacity = { device, slots, tokensPerSlot, tokens, batchRows: 700, prefill };
+    const [store] = factory.create([layer], capacity) as [KvStore];
     return new StoreRun(store, prefill, { device, random: new Random(seed), dtype: 'f16', slots, group });
   }
   const pruneTo = (keys: number, values: number) => (head: HeadOracle) => {
@@ -39,9 +41,10 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     await steps.check(chunk(2, 0, 70), 'prefill', pruneChunk);
     await steps.check([...chunk(0, 300, 270), ...chunk(2, 70, 410)], 'prefill', pruneChunk);
     for (const slot of [0, 2]) steps.finishPrefill(slot, pruneTo(decode.keys, decode.values));
-    // Answers cross the end of a block.
+    // Answers cross the end of a block, behind which another leaves the local window.
+    const pruneStep = pruneTo(decode.keys, decode.values);
     for (const step of range(8)) {
-      await steps.check([...chunk(2, 480 + step, 1), ...chunk(0, 570 + step, 1)], 'decode');
+      await steps.check([...chunk(2, 480 + step, 1), ...chunk(0, 570 + step, 1)], 'decode', pruneStep);
     }
     const bytes = steps.heads.flat().reduce((sum, head) => sum + head.bytes(), 0);
     expect(steps.store.bytes()).toEqual({ device: bytes, host: 0 });
@@ -139,7 +142,6 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(steps.store.denseBlocks([1])).toBeUndefined();
     expect(steps.store.denseBlocks([0, 2])).toBeDefined();
     expect(() => steps.store.keep(steps.stream, 1, { indices: selection, counts: [1, 1] })).toThrow(CapabilityError);
-    expect(() => steps.copy(1, 2)).toThrow(CapabilityError);
     await expect(steps.step(chunk(1, 603, 10), 'prefill')).rejects.toThrow(CapabilityError);
   });
 
@@ -155,6 +157,41 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(() => steps.copy(0, 2)).toThrow(InvalidValueError);
   });
 
+  it.each([
+    { prefill: { values: 1 }, decode: { values: 1 } },
+    { prefill: { values: 1 }, decode: { keys: 1, values: 1 } },
+    { prefill: {}, decode: { values: 1 } },
+    { prefill: {}, decode: { keys: 1, values: 1 } },
+  ] satisfies Record<string, Partial<Shares>>[])('copies a sparse prompt, which then goes its own way: $prefill in prompts, $decode after', async (sparsity) => {
+    const steps = run(sparsity.decode, hieraSparsePrefill(sparsity.prefill));
+    const prune = ({ keys = 0, values = 0 }: Partial<Shares>) => pruneTo(keys, values);
+    const [pruneChunk, pruneStep] = [prune(sparsity.prefill), prune(sparsity.decode)];
+    await steps.check(chunk(0, 0, 400), 'prefill', pruneChunk);
+    steps.copy(0, 1);
+    await steps.check([...chunk(0, 400, 40), ...chunk(1, 400, 90)], 'prefill', pruneChunk);
+    for (const slot of [0, 1]) steps.finishPrefill(slot, pruneStep);
+    const once = steps.store.bytes().device;
+    steps.copy(1, 2);
+    expect(steps.store.bytes().device - once).toBe(
+      steps.heads[1]?.reduce((sum, head) => sum + head.bytes(), 0),
+    );
+    steps.release(1);
+    await steps.check(chunk(1, 0, 200), 'prefill', pruneChunk);
+    for (const step of range(3)) {
+      await steps.check([...chunk(2, 490 + step, 1), ...chunk(0, 440 + step, 1)], 'decode', pruneStep);
+    }
+    for (const slot of [0, 1, 2]) steps.release(slot);
+    expect(steps.store.bytes().device).toBe(0);
+  });
+
+  it('refuses to copy what the device alone knows the order of', async () => {
+    const steps = run({ keys: 0.5, values: 0.5 });
+    await steps.step(chunk(0, 0, 600), 'prefill');
+    steps.finishPrefill(0);
+    expect(() => steps.copy(0, 1)).toThrow(CapabilityError);
+    expect(steps.store.lengths(1)).toEqual([0, 0]);
+  });
+
   it('refuses by name what it cannot do', async () => {
     const device = open();
     const capacity = { device, slots, tokensPerSlot, tokens: 1024 };
@@ -166,7 +203,10 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     const prefill = hieraSparsePrefill({ keys: 1 });
     const other = new StoreRun(dense, prefill, { device, random: new Random(1), dtype: 'f16', slots, group });
     await expect(other.step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
-    await expect(run({ keys: 0.5 }, prefill).step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
+    expect(() => run({ keys: 0.5 }, prefill)).toThrow(CapabilityError);
+    const [unaware] = hieraSparseStore({ keys: 1 }).create([layer], capacity) as [KvStore];
+    const steps = new StoreRun(unaware, prefill, { device, random: new Random(1), dtype: 'f16', slots, group });
+    await expect(steps.step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
     await expect(run({}).step(chunk(0, 0, 2000), 'prefill')).rejects.toThrow(InvalidValueError);
   });
 

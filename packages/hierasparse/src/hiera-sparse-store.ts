@@ -1,10 +1,12 @@
-import { InvalidValueError, type KvLayer, type KvStoreFactory, ShapeError } from '@kv/sparse-core';
-import { type BlockSparsity, nameOf, sharesOf } from './block-sparsity.js';
+import { CapabilityError, InvalidValueError, type KvLayer, type KvStoreFactory, ShapeError } from '@kv/sparse-core';
+import { type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
-import { blockTokens, type KvOperand, type SparseDType } from './mixed-blocks.js';
+import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
+import { blockTokens, type KvOperand, operands, type SparseDType } from './mixed-blocks.js';
 import { expectHeadDim } from './operations/block-arguments.js';
 import { HieraSparseStore } from './store/hiera-sparse-store.js';
 import { MixedBlockPools } from './store/mixed-block-pools.js';
+import { poolSizes } from './store/pool-sizes.js';
 
 export interface HieraSparseOptions extends BlockSparsity {
   /** First tokens that stay dense, rounded up to whole blocks. Default: 64. */
@@ -20,10 +22,14 @@ export interface HieraSparseOptions extends BlockSparsity {
   readonly elementMask?: (layer: KvLayer, operand: KvOperand) => Uint8Array | undefined;
 }
 
+const dense: Shares = { keys: 0, values: 0 };
+
 /**
  * Keys and values in dense and 2:4 sparse blocks of one set of pools that all layers share (HieraSparse, section
  * III-B). When a prompt is complete, the blocks that lose the least become sparse, up to these shares of those
- * between sinks and local window, of keys and values and in every kv head by itself. Answers are appended dense.
+ * between sinks and local window, of keys and values and in every kv head by itself. Of the answer those that leave the
+ * local window are candidates too. Pools are of the sizes that the cache may come to need: with a `hieraSparsePrefill`
+ * in the capacity, little more than the compressed bytes.
  * @throws InvalidValueError when a share is not between 0 and 1, or a count of tokens is negative
  */
 export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFactory {
@@ -43,24 +49,19 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
       const [first] = layers;
       if (first === undefined) return [];
       expectOneHeadDim(layers);
-      const { device, slots, tokens, rowDType } = capacity;
-      // Every sequence may leave one block of each head partly filled.
-      const runs = Math.ceil(tokens / blockTokens) + slots;
-      const shares = layers.map(({ index }) => sharesOf(options, index));
-      // Every sequence may round half a block of each head up.
-      const mostSparse = (share: number) =>
-        share === 0 ? 0 : Math.min(runs, Math.ceil(share * runs + slots / 2));
-      const sparseBlocks = (operand: KvOperand) =>
-        layers.reduce(
-          (sum, { kvHeads }, index) => sum + kvHeads * mostSparse(shares[index]?.[operand] ?? 0),
-          0,
-        );
+      const { device, rowDType, prefill } = capacity;
+      const promptSparsity = prefill instanceof HieraSparsePrefill ? prefill.sparsity : {};
+      const rules = layers.map(({ index, kvHeads }) => {
+        const [prompt, after] = [sharesOf(promptSparsity, index), sharesOf(options, index)];
+        expectMoreAfter(index, prompt, after);
+        return { kvHeads, prompt, after };
+      });
+      const sinkBlocks = Math.ceil(sinkTokens / blockTokens);
       const pools = new MixedBlockPools({
         device,
         dtype: dtype ?? (rowDType === 'bf16' ? 'bf16' : 'f16'),
         headDim: first.headDim,
-        denseBlocks: runs * layers.reduce((sum, { kvHeads }) => sum + kvHeads, 0),
-        sparseBlocks: { keys: sparseBlocks('keys'), values: sparseBlocks('values') },
+        sizes: poolSizes(rules, capacity, { sinkBlocks, localWindow }),
       });
       let open = layers.length;
       const close = () => {
@@ -82,8 +83,9 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
             layer,
             capacity,
             pools,
-            shares: shares[index] ?? { keys: 0, values: 0 },
-            sinkBlocks: Math.ceil(sinkTokens / blockTokens),
+            prompt: rules[index]?.prompt ?? dense,
+            after: rules[index]?.after ?? dense,
+            sinkBlocks,
             localWindow,
             masks: { ...mask('keys'), ...mask('values') },
             close,
@@ -97,6 +99,18 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
       }
     },
   };
+}
+
+/** @throws CapabilityError when more of a prompt would be sparse than after it */
+function expectMoreAfter(layer: number, prompt: Shares, after: Shares): void {
+  for (const operand of operands) {
+    if (prompt[operand] <= after[operand]) continue;
+    throw new CapabilityError(
+      `${prompt[operand]} of the ${operand} would be sparse in the prompt and ${after[operand]} after it in layer ${layer}; ` +
+        'blocks do not become dense again. Give the store at least the sparsity of the prefill attention.',
+      { subject: operand, given: prompt[operand], wanted: after[operand] },
+    );
+  }
 }
 
 /** @throws CapabilityError, ShapeError */

@@ -11,6 +11,7 @@ export type SparseDType = 'f16' | 'bf16';
 
 /** Which of the two a pool of blocks holds. */
 export type KvOperand = 'keys' | 'values';
+export const operands = ['keys', 'values'] as const satisfies readonly KvOperand[];
 
 /** 2:4 sparse blocks, as `native/kernels/mixed-blocks.h` lays them out. */
 export interface SparseBlocks {

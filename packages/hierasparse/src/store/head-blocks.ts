@@ -1,5 +1,6 @@
-import type { KvOperand } from '../mixed-blocks.js';
-import type { MixedBlockPools } from './mixed-block-pools.js';
+import { anySparse, type Shares } from '../block-sparsity.js';
+import { type KvOperand, operands } from '../mixed-blocks.js';
+import type { BlockNeeds, MixedBlockPools } from './mixed-block-pools.js';
 
 /** What becomes sparse of one head, as `compress24` takes it. */
 export interface HeadPruning {
@@ -9,27 +10,43 @@ export interface HeadPruning {
   readonly freedFrom: number;
 }
 
+/** What holds for all heads of a layer. */
+export interface HeadRules {
+  readonly pools: MixedBlockPools;
+  readonly sinkBlocks: number;
+  /** What is sparse of a prompt while it is read, and what is when it is complete. */
+  readonly prompt: Shares;
+  readonly after: Shares;
+}
+
+/** Which blocks are copied onto which: of the dense pool, and of the sparse ones of keys and of values. */
+export type BlockCopies = Readonly<Record<'dense' | KvOperand, { readonly from: number[]; readonly to: number[] }>>;
+
+type Blocks = Record<KvOperand, number[]>;
+
+/** What an index map says of a place in the dense pool. */
+export const denseEntry = (place: number): number => place + 1;
+
 /** Blocks of the pools that one kv head of one slot holds: which ones the host knows, though not always of what. */
 export class HeadBlocks {
-  readonly #pools: MixedBlockPools;
-  readonly #sinkBlocks: number;
-  readonly #shares: Readonly<Record<KvOperand, number>>;
+  readonly #rules: HeadRules;
+  #finished = false;
   /** Pairs of blocks that no pruning has had in its range, in the order of the sequence. */
-  #paired: number[] = [];
+  #pairs: number[] = [];
   /** How many blocks, behind the sinks, prunings have had in their range; what of them is where, the device knows. */
   #candidates = 0;
-  #dense: Record<KvOperand, number[]> = { keys: [], values: [] };
-  #sparse: Record<KvOperand, number[]> = { keys: [], values: [] };
+  /** Places in the dense pool, and sparse blocks, of the candidates. */
+  #dense: Blocks = { keys: [], values: [] };
+  #sparse: Blocks = { keys: [], values: [] };
+  /** Whether the candidates are first `#sparse`, then `#dense`, in the order of the sequence. */
+  #ordered = true;
 
-  /** @param shares the most that becomes sparse */
-  constructor(pools: MixedBlockPools, sinkBlocks: number, shares: Readonly<Record<KvOperand, number>>) {
-    this.#pools = pools;
-    this.#sinkBlocks = sinkBlocks;
-    this.#shares = shares;
+  constructor(rules: HeadRules) {
+    this.#rules = rules;
   }
 
   get count(): number {
-    return this.#paired.length + this.#candidates;
+    return this.#pairs.length + this.#candidates;
   }
 
   /** Whether a block may be sparse. */
@@ -37,79 +54,171 @@ export class HeadBlocks {
     return this.#candidates > 0;
   }
 
-  /** The blocks of a head that is not pruned. */
-  get pairs(): readonly number[] {
-    return this.#paired;
+  /** Whether the host knows where each block is, since no pruning chose among blocks. */
+  get ordered(): boolean {
+    return this.#ordered;
   }
 
-  /** How many sparse blocks more the head may need with so many blocks more, or less. */
-  becomeSparse(operand: KvOperand, more: number): number {
-    const most = (count: number) => Math.round(this.#shares[operand] * Math.max(0, count - this.#sinkBlocks));
-    return most(this.count + more) - most(this.count);
+  /** The end of the range that prunings have had. */
+  get endBlock(): number {
+    return this.#rules.sinkBlocks + this.#candidates;
+  }
+
+  get #shares(): Shares {
+    return this.#finished ? this.#rules.after : this.#rules.prompt;
+  }
+
+  /** Whether a block that leaves its pair now needs a single. */
+  needsSingle(operand: KvOperand): boolean {
+    return anySparse(this.#rules.prompt) && this.#shares[operand] < 1;
+  }
+
+  /** What the head may come to need, beside pairs, with so many blocks more, or less. */
+  needs(more: number): BlockNeeds {
+    const [now, then] = [this.#mayNeed(this.count), this.#mayNeed(this.count + more)];
+    return {
+      keys: then.keys - now.keys,
+      values: then.values - now.values,
+      singles: then.singles - now.singles,
+    };
   }
 
   add(pairs: readonly number[]): void {
-    this.#promise(pairs.length);
-    this.#paired.push(...pairs);
+    this.#rules.pools.promise(this.needs(pairs.length));
+    this.#pairs.push(...pairs);
   }
 
   /** Returns the blocks from `count` on, of a head that is not pruned. */
   truncate(count: number): void {
-    this.#promise(Math.min(0, count - this.count));
-    this.#pools.freePairs(this.#paired.splice(count));
+    const { pools } = this.#rules;
+    pools.promise(this.needs(Math.min(0, count - this.count)));
+    pools.pairIds.free(this.#pairs.splice(count));
   }
 
-  /** Puts the blocks below `endBlock`, but for the sinks, in the range of a pruning. */
-  extendRange(endBlock: number): void {
-    const fresh = this.#paired.splice(
-      this.#sinkBlocks,
-      Math.max(0, endBlock - this.#sinkBlocks - this.#candidates),
-    );
-    this.#candidates += fresh.length;
-    for (const operand of ['keys', 'values'] as const) this.#dense[operand].push(...fresh);
+  /** The prompt is complete. */
+  finish(): void {
+    this.#finished = true;
   }
 
-  /** Brings the sparse share of the range up to `share`; undefined when it is that already. */
-  prune(operand: KvOperand, share: number): HeadPruning | undefined {
+  /** Whether the range reaches `endBlock` and nothing of it is to become sparse. */
+  settled(endBlock: number): boolean {
+    if (!anySparse(this.#shares)) return true;
+    return endBlock <= this.endBlock && operands.every((operand) => this.#missing(operand) <= 0);
+  }
+
+  /** Puts the blocks below `endBlock`, but for the sinks, in the range of prunings; returns the pairs of the new ones. */
+  extendRange(endBlock: number): readonly number[] {
+    const pairs = this.#pairs.splice(this.#rules.sinkBlocks, Math.max(0, endBlock - this.endBlock));
+    this.#candidates += pairs.length;
+    return pairs;
+  }
+
+  /** Where the blocks are in the dense pool that the range was extended by. */
+  place(operand: KvOperand, places: readonly number[]): void {
+    this.#dense[operand].push(...places);
+  }
+
+  /** Brings the sparse share of the range up to what it is to be; undefined when it is that already. */
+  prune(operand: KvOperand): HeadPruning | undefined {
+    const { pools, sinkBlocks } = this.#rules;
     const sparse = this.#sparse[operand];
-    const count = Math.round(share * this.#candidates) - sparse.length;
+    const count = this.#missing(operand);
     if (count <= 0) return undefined;
     const dense = this.#dense[operand].sort((a, b) => a - b);
-    const sparseIds = this.#pools.sparse[operand].ids.allocate(count);
+    const sparseIds = pools.sparse[operand].ids.allocate(count);
     const freed = dense.splice(dense.length - count);
     sparse.push(...sparseIds);
-    this.#pools.freeHalves(freed);
-    const endBlock = this.#sinkBlocks + this.#candidates;
-    return { firstBlock: this.#sinkBlocks, endBlock, sparseIds, freedFrom: freed[0] ?? 0 };
+    if (dense.length > 0) this.#ordered = false;
+    pools.freeDense(freed);
+    return { firstBlock: sinkBlocks, endBlock: this.endBlock, sparseIds, freedFrom: freed[0] ?? 0 };
+  }
+
+  /** How many pairs a copy of the first `count` blocks takes. */
+  pairsToCopy(count: number): number {
+    return count - this.#candidates + this.#pairsOfCandidates().length;
+  }
+
+  /** Makes an empty head hold the first `count` blocks of another, in blocks of its own; which, `copies` then says. */
+  copy(from: HeadBlocks, count: number, pairs: readonly number[], copies: BlockCopies): void {
+    const { pools } = this.#rules;
+    pools.promise(this.needs(count));
+    const kept = count - from.#candidates;
+    const renamed = new Map(from.#pairsOfCandidates().map((pair, index) => [pair, pairs[kept + index] ?? 0]));
+    this.#pairs = pairs.slice(0, kept);
+    this.#candidates = from.#candidates;
+    this.#finished = from.#finished;
+    for (const operand of operands) {
+      const placesOf = (some: readonly number[]) => pools.placesOf(operand, some);
+      const [dense, sparse] = [from.#dense[operand], from.#sparse[operand]];
+      this.#dense[operand] = dense.flatMap((place) => {
+        const pair = renamed.get(pools.pairAt(place) ?? -1);
+        return pair === undefined ? pools.allocateSingles(1) : placesOf([pair]);
+      });
+      this.#sparse[operand] = pools.sparse[operand].ids.allocate(sparse.length);
+      copies.dense.from.push(...placesOf(from.#pairs.slice(0, kept)), ...dense);
+      copies.dense.to.push(...placesOf(this.#pairs), ...this.#dense[operand]);
+      copies[operand].from.push(...sparse);
+      copies[operand].to.push(...this.#sparse[operand]);
+      // Of a pair of which the other half alone is copied.
+      const held = new Set(this.#dense[operand]);
+      pools.freeDense(placesOf([...renamed.values()]).filter((place) => !held.has(place)));
+    }
+  }
+
+  /** What an index map says of a head that is ordered. */
+  entries(operand: KvOperand): number[] {
+    const { pools, sinkBlocks } = this.#rules;
+    const paired = pools.placesOf(operand, this.#pairs).map(denseEntry);
+    const candidates = [
+      ...this.#sparse[operand].map((id) => -(id + 1)),
+      ...this.#dense[operand].map(denseEntry),
+    ];
+    return [...paired.slice(0, sinkBlocks), ...candidates, ...paired.slice(sinkBlocks)];
   }
 
   /** Bytes of the blocks, and of the two entries of the index maps for each (equations 5a to 5d). */
   bytes(): number {
-    const { denseBytes, sparseBytes } = this.#pools;
-    const both = (blocks: Record<KvOperand, readonly number[]>) => blocks.keys.length + blocks.values.length;
-    const dense = 2 * this.#paired.length + both(this.#dense);
+    const { denseBytes, sparseBytes } = this.#rules.pools;
+    const both = (blocks: Blocks) => blocks.keys.length + blocks.values.length;
+    const dense = 2 * this.#pairs.length + both(this.#dense);
     return (
       dense * denseBytes + both(this.#sparse) * sparseBytes + 2 * this.count * Int32Array.BYTES_PER_ELEMENT
     );
   }
 
   release(): void {
-    this.#promise(-this.count);
-    this.#pools.freePairs(this.#paired);
-    for (const operand of ['keys', 'values'] as const) {
-      this.#pools.freeHalves(this.#dense[operand]);
-      this.#pools.sparse[operand].ids.free(this.#sparse[operand]);
+    const { pools } = this.#rules;
+    pools.promise(this.needs(-this.count));
+    pools.pairIds.free(this.#pairs);
+    for (const operand of operands) {
+      pools.freeDense(this.#dense[operand]);
+      pools.sparse[operand].ids.free(this.#sparse[operand]);
     }
-    this.#paired = [];
+    this.#finished = false;
+    this.#ordered = true;
+    this.#pairs = [];
     this.#candidates = 0;
     this.#dense = { keys: [], values: [] };
     this.#sparse = { keys: [], values: [] };
   }
 
-  /** Before so many blocks come, or go. */
-  #promise(more: number): void {
-    for (const operand of ['keys', 'values'] as const) {
-      this.#pools.sparse[operand].promised += this.becomeSparse(operand, more);
-    }
+  /** How many sparse blocks the range lacks. */
+  #missing(operand: KvOperand): number {
+    return Math.round(this.#shares[operand] * this.#candidates) - this.#sparse[operand].length;
+  }
+
+  /** The pairs of which candidates hold a half, or both. */
+  #pairsOfCandidates(): number[] {
+    const { pools } = this.#rules;
+    const pairs = operands.flatMap((operand) => this.#dense[operand].map((place) => pools.pairAt(place)));
+    return [...new Set(pairs.filter((pair) => pair !== undefined))];
+  }
+
+  #mayNeed(count: number): BlockNeeds {
+    const { sinkBlocks, prompt, after } = this.#rules;
+    const most = Math.max(0, count - sinkBlocks);
+    const ofShare = (share: number) => Math.round(share * most);
+    const singles = anySparse(prompt) ? 2 * most - ofShare(prompt.keys) - ofShare(prompt.values) : 0;
+    return { keys: ofShare(after.keys), values: ofShare(after.values), singles };
   }
 }

@@ -20,24 +20,35 @@ import {
   type Tensor,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { ElementMask } from '../element-mask.js';
-import { blockTokens, type KvOperand, type MixedBlocks } from '../mixed-blocks.js';
+import { anySparse, type Shares } from '../block-sparsity.js';
+import type { ElementMask } from '../element-mask.js';
+import { blockTokens, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
 import { compress24 } from '../operations/compress-24.js';
 import { mixedDecodeAttention } from '../operations/mixed-decode-attention.js';
 import { mixedPrefillAttention } from '../operations/mixed-prefill-attention.js';
-import { HeadBlocks } from './head-blocks.js';
-import type { MixedBlockPools } from './mixed-block-pools.js';
+import { type BlockCopies, denseEntry, HeadBlocks } from './head-blocks.js';
+import { type MixedBlockPools, sumOfNeeds } from './mixed-block-pools.js';
 
-type Shares = Readonly<Record<KvOperand, number>>;
 type IndexMap = Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
-
-const operands = ['keys', 'values'] as const;
 
 /** Blocks that a kv head of a slot needs more. */
 interface Growth {
   readonly slot: number;
-  readonly head: number;
+  readonly kvHead: number;
   readonly blocks: number;
+}
+
+/** A block of a kv head of a slot. */
+interface Place {
+  readonly slot: number;
+  readonly kvHead: number;
+  readonly firstBlock: number;
+}
+
+/** New candidates of a kv head of a slot, from that block on. */
+interface Extension extends Place {
+  readonly blocks: HeadBlocks;
+  readonly pairs: readonly number[];
 }
 
 export interface StoreParts {
@@ -45,8 +56,9 @@ export interface StoreParts {
   readonly layer: KvLayer;
   readonly capacity: KvCapacity;
   readonly pools: MixedBlockPools;
-  /** What of the layer is sparse after the prompt. */
-  readonly shares: Shares;
+  /** What of the layer is sparse while a prompt is read, and after it. */
+  readonly prompt: Shares;
+  readonly after: Shares;
   readonly sinkBlocks: number;
   /** Tokens. */
   readonly localWindow: number;
@@ -67,7 +79,7 @@ export class HieraSparseStore implements KvStore {
   readonly #counts: number[][];
 
   constructor(parts: StoreParts) {
-    const { layer, capacity, pools, sinkBlocks, shares } = parts;
+    const { layer, capacity } = parts;
     const { device, slots, tokensPerSlot } = capacity;
     this.name = parts.name;
     this.layer = layer;
@@ -80,18 +92,21 @@ export class HieraSparseStore implements KvStore {
     const counts = new Int32Array(slots * layer.kvHeads);
     this.#keyCounts = device.tensor('i32', ['slot', 'kvHead'], [slots, layer.kvHeads], counts);
     const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
-    this.#heads = Array.from({ length: slots }, () =>
-      perHead(() => new HeadBlocks(pools, sinkBlocks, shares)),
-    );
+    this.#heads = Array.from({ length: slots }, () => perHead(() => new HeadBlocks(parts)));
     this.#counts = Array.from({ length: slots }, () => perHead(() => 0));
   }
 
+  /** Blocks that have left the local window since, of answers too, become candidates first. */
   prepare(stream: Stream, batch: RowBatch): void {
+    this.#prune(
+      stream,
+      batch.entries.map(({ slot }) => slot),
+    );
     const missing: Growth[] = [];
     for (const { slot, rows } of batch.entries) {
-      this.lengths(slot).forEach((count, head) => {
-        const blocks = this.#blocksFor(slot, count + rows) - (this.#heads[slot]?.[head]?.count ?? 0);
-        if (blocks > 0) missing.push({ slot, head, blocks });
+      this.#headsOf(slot).forEach((head, kvHead) => {
+        const blocks = this.#blocksFor(slot, (this.lengths(slot)[kvHead] ?? 0) + rows) - head.count;
+        if (blocks > 0) missing.push({ slot, kvHead, blocks });
       });
     }
     this.#grow(stream, missing);
@@ -110,44 +125,22 @@ export class HieraSparseStore implements KvStore {
   }
 
   /**
-   * Makes full blocks of these slots sparse, up to `shares` of those between sinks and local window.
-   * @throws CapabilityError when a share is more than the store's own
+   * Attention of the rows of prompts over all that their slots hold, of which this share is sparse first.
+   * @throws CapabilityError unless the store was made for prompts of this sparsity
    */
-  prune(stream: Stream, slots: readonly number[], shares: Shares): void {
-    for (const operand of operands) this.#expectShare(operand, shares[operand]);
-    if (shares.keys === 0 && shares.values === 0) return;
-    const { localWindow, masks } = this.#parts;
-    const heads = slots.flatMap((slot) =>
-      this.lengths(slot).map((count, kvHead) => ({
-        slot,
-        kvHead,
-        count,
-        blocks: this.#heads[slot]?.[kvHead],
-      })),
-    );
-    for (const { count, blocks } of heads)
-      blocks?.extendRange(Math.floor((count - localWindow) / blockTokens));
-    for (const operand of operands) {
-      const prunings = heads.flatMap(({ slot, kvHead, blocks }) => {
-        const pruning = blocks?.prune(operand, shares[operand]);
-        return pruning === undefined ? [] : [{ slot, kvHead, ...pruning }];
-      });
-      const elementMask = masks[operand];
-      compress24(stream, {
-        operand,
-        blocks: this.#mixed(operand),
-        prunings,
-        ...(elementMask && { elementMask }),
-      });
-    }
-  }
-
-  /** Attention of the rows of prompts over all that their slots hold. */
-  attend(stream: Stream, { batch, query, output, scale }: PrefillCall): void {
+  attend(stream: Stream, { batch, query, output, scale }: PrefillCall, sparsity: Shares): void {
+    this.#expectPrompts(sparsity);
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale, causal: true };
-    if (this.#alwaysDense) prefillAttention(stream, { ...rows, blocks: this.#asDense() });
-    else mixedPrefillAttention(stream, { ...rows, ...this.#mixedCache() });
+    if (this.#alwaysDense) {
+      prefillAttention(stream, { ...rows, blocks: this.#asDense() });
+      return;
+    }
+    this.#prune(
+      stream,
+      batch.entries.map(({ slot }) => slot),
+    );
+    mixedPrefillAttention(stream, { ...rows, ...this.#mixedCache() });
   }
 
   startDecode(stream: Stream, { batch, query, output, scale }: DecodeCall): FinishDecode {
@@ -167,38 +160,48 @@ export class HieraSparseStore implements KvStore {
   }
 
   finishPrefill(stream: Stream, slot: number): void {
-    this.prune(stream, [slot], this.#parts.shares);
+    for (const head of this.#heads[slot] ?? []) head.finish();
+    this.#prune(stream, [slot]);
   }
 
-  /** @throws CapabilityError when blocks of the slot are sparse */
+  /** @throws CapabilityError when the device alone knows which blocks of the slot are sparse */
   copy(stream: Stream, fromSlot: number, toSlot: number): void {
-    this.#expectDense('copy', fromSlot);
+    const [from, to] = [this.#headsOf(fromSlot), this.#headsOf(toSlot)];
     if (this.lengths(toSlot).some((count) => count > 0)) {
       throw new InvalidValueError(
         `Slot ${toSlot} holds tokens; copy into an empty one, or release it first.`,
-        {
-          subject: 'toSlot',
-          given: toSlot,
-        },
+        { subject: 'toSlot', given: toSlot },
       );
     }
+    this.#expectKnownOrder(fromSlot);
     const { pools } = this.#parts;
-    const needed = this.lengths(fromSlot).map((count) => Math.ceil(count / blockTokens));
-    const from = needed.flatMap(
-      (blocks, head) => this.#heads[fromSlot]?.[head]?.pairs.slice(0, blocks) ?? [],
-    );
-    const to = this.#grow(
-      stream,
-      needed.map((blocks, head) => ({ slot: toSlot, head, blocks })),
-    );
+    const copies = from.map((head, kvHead) => {
+      const blocks = Math.ceil((this.lengths(fromSlot)[kvHead] ?? 0) / blockTokens);
+      return { head, kvHead, target: to[kvHead], blocks, pairs: head.pairsToCopy(blocks) };
+    });
+    pools.expectUnpromised(sumOfNeeds(copies.map(({ target, blocks }) => target?.needs(blocks))));
+    const pairs = pools.pairIds.allocate(copies.reduce((sum, copy) => sum + copy.pairs, 0));
+    const moves: BlockCopies = { dense: { from: [], to: [] }, keys: { from: [], to: [] }, values: { from: [], to: [] } };
+    for (const { head, target, blocks, ...copy } of copies) {
+      target?.copy(head, blocks, pairs.splice(0, copy.pairs), moves);
+    }
     try {
-      for (const operand of operands) copyBlocks(stream, { pool: pools.dense[operand], from, to });
+      copyBlocks(stream, { pool: pools.dense, ...moves.dense });
+      for (const operand of operands) {
+        const { nonZeros, metadata } = pools.sparse[operand];
+        for (const tensor of [nonZeros, metadata]) {
+          copyBlocks(stream, { pool: tensor.view(['block', 'element'], tensor.shape), ...moves[operand] });
+        }
+        to.forEach((head, kvHead) => {
+          this.#map(stream, operand, { slot: toSlot, kvHead, firstBlock: 0 }, head.entries(operand));
+        });
+      }
+      const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
+      stream.copy(countsOf(fromSlot), countsOf(toSlot));
     } catch (error) {
       this.release(stream, toSlot);
       throw error;
     }
-    const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
-    stream.copy(countsOf(fromSlot), countsOf(toSlot));
     this.#counts[toSlot] = [...this.lengths(fromSlot)];
   }
 
@@ -236,61 +239,114 @@ export class HieraSparseStore implements KvStore {
   }
 
   get #alwaysDense(): boolean {
-    const { keys, values } = this.#parts.shares;
-    return keys === 0 && values === 0;
+    return !anySparse(this.#parts.after);
   }
 
   /** The cache under one table, right wherever nothing is sparse. */
   #asDense(): PagedBlocks {
-    const { keys, values } = this.#parts.pools.padded;
+    const { keys, values } = this.#parts.pools.paired;
     return { keys, values, blockTable: this.#maps.keys, keyCounts: this.#keyCounts };
   }
 
   #mixed(operand: KvOperand): MixedBlocks {
     const { dense, sparse } = this.#parts.pools;
-    return { dense: dense[operand], sparse: sparse[operand], table: this.#maps[operand] };
+    return { dense, sparse: sparse[operand], table: this.#maps[operand] };
   }
 
   #mixedCache() {
-    const { shares } = this.#parts;
+    const { after } = this.#parts;
     return {
       keys: this.#mixed('keys'),
       values: this.#mixed('values'),
       keyCounts: this.#keyCounts,
-      sparseKeys: shares.keys > 0,
-      sparseValues: shares.values > 0,
+      sparseKeys: after.keys > 0,
+      sparseValues: after.values > 0,
     };
   }
 
-  /**
-   * Puts new pairs of blocks behind those of heads, and gives their numbers.
-   * @throws OutOfMemoryError when there is no room for them, dense now or sparse later; nothing changes then
-   */
-  #grow(stream: Stream, growth: readonly Growth[]): readonly number[] {
-    const sum = (part: (one: Growth) => number) => growth.reduce((total, one) => total + part(one), 0);
-    const becomeSparse = (operand: KvOperand) =>
-      sum(({ slot, head, blocks }) => this.#heads[slot]?.[head]?.becomeSparse(operand, blocks) ?? 0);
-    const sparse = { keys: becomeSparse('keys'), values: becomeSparse('values') };
-    const fresh = this.#parts.pools.allocatePairs(
-      sum(({ blocks }) => blocks),
-      sparse,
-    );
-    let first = 0;
-    for (const { slot, head, blocks } of growth)
-      this.#add(stream, slot, head, fresh.slice(first, (first += blocks)));
-    return fresh;
+  /** Brings the full blocks of slots, between sinks and local window, to their sparsity. */
+  #prune(stream: Stream, slots: readonly number[]): void {
+    const { localWindow, masks } = this.#parts;
+    const extensions: Extension[] = [];
+    for (const slot of slots) {
+      for (const [kvHead, blocks] of this.#headsOf(slot).entries()) {
+        const endBlock = Math.floor(((this.#counts[slot]?.[kvHead] ?? 0) - localWindow) / blockTokens);
+        if (blocks.settled(endBlock)) continue;
+        const firstBlock = blocks.endBlock;
+        extensions.push({ slot, kvHead, blocks, firstBlock, pairs: blocks.extendRange(endBlock) });
+      }
+    }
+    for (const operand of operands) {
+      this.#place(stream, operand, extensions);
+      const prunings = extensions.flatMap(({ slot, kvHead, blocks }) => {
+        const pruning = blocks.prune(operand);
+        return pruning === undefined ? [] : [{ slot, kvHead, ...pruning }];
+      });
+      if (prunings.length === 0) continue;
+      const elementMask = masks[operand];
+      compress24(stream, {
+        operand,
+        blocks: this.#mixed(operand),
+        prunings,
+        ...(elementMask && { elementMask }),
+      });
+    }
   }
 
-  /** Puts pairs of blocks behind those of a head. */
-  #add(stream: Stream, slot: number, kvHead: number, pairs: readonly number[]): void {
-    const head = this.#heads[slot]?.[kvHead];
-    const first = head?.count ?? 0;
-    const entries = Int32Array.from(pairs, (id) => id + 1);
-    for (const map of Object.values(this.#maps)) {
-      const row = map.slice('slot', slot, slot + 1).slice('kvHead', kvHead, kvHead + 1);
-      stream.write(row.slice('block', first, first + pairs.length), entries);
+  /** Lets the new candidates leave their pairs, those that may stay dense for singles. */
+  #place(stream: Stream, operand: KvOperand, extensions: readonly Extension[]): void {
+    const { pools } = this.#parts;
+    const from: number[][] = [];
+    const to: number[][] = [];
+    for (const { slot, kvHead, blocks, firstBlock, pairs } of extensions) {
+      if (pairs.length === 0) continue;
+      const places = pools.placesOf(operand, pairs);
+      if (!blocks.needsSingle(operand)) {
+        blocks.place(operand, places);
+        continue;
+      }
+      const singles = pools.allocateSingles(pairs.length);
+      blocks.place(operand, singles);
+      this.#map(stream, operand, { slot, kvHead, firstBlock }, singles.map(denseEntry));
+      from.push(places);
+      to.push(singles);
     }
-    head?.add(pairs);
+    if (from.length === 0) return;
+    copyBlocks(stream, { pool: pools.dense, from: from.flat(), to: to.flat() });
+    pools.freeDense(from.flat());
+  }
+
+  /**
+   * Puts new pairs of blocks behind those of heads.
+   * @throws OutOfMemoryError when there is no room for them, dense now or sparse later; nothing changes then
+   */
+  #grow(stream: Stream, growth: readonly Growth[]): void {
+    if (growth.length === 0) return;
+    const { pools } = this.#parts;
+    const headOf = ({ slot, kvHead }: Growth) => this.#headsOf(slot)[kvHead];
+    pools.expectUnpromised(sumOfNeeds(growth.map((one) => headOf(one)?.needs(one.blocks))));
+    const fresh = pools.pairIds.allocate(growth.reduce((total, { blocks }) => total + blocks, 0));
+    for (const one of growth) {
+      const pairs = fresh.splice(0, one.blocks);
+      const head = headOf(one);
+      const place = { ...one, firstBlock: head?.count ?? 0 };
+      for (const operand of operands) {
+        this.#map(stream, operand, place, pools.placesOf(operand, pairs).map(denseEntry));
+      }
+      head?.add(pairs);
+    }
+  }
+
+  /** Writes entries of an index map, from a block of a sequence on. */
+  #map(stream: Stream, operand: KvOperand, { slot, kvHead, firstBlock }: Place, entries: readonly number[]): void {
+    if (entries.length === 0) return;
+    const row = this.#maps[operand].slice('slot', slot, slot + 1).slice('kvHead', kvHead, kvHead + 1);
+    stream.write(row.slice('block', firstBlock, firstBlock + entries.length), Int32Array.from(entries));
+  }
+
+  #headsOf(slot: number): readonly HeadBlocks[] {
+    this.lengths(slot);
+    return this.#heads[slot] ?? [];
   }
 
   #blocksFor(slot: number, tokens: number): number {
@@ -308,13 +364,22 @@ export class HieraSparseStore implements KvStore {
     return this.#heads[slot]?.some((head) => head.pruned) ?? false;
   }
 
-  #expectShare(operand: KvOperand, share: number): void {
-    const own = this.#parts.shares[operand];
-    if (share <= own) return;
+  #expectPrompts(sparsity: Shares): void {
+    const { prompt } = this.#parts;
+    if (operands.every((operand) => prompt[operand] === sparsity[operand])) return;
     throw new CapabilityError(
-      `${share} of the ${operand} would be sparse in the prompt and ${own} after it in layer ${this.layer.index}; ` +
-        'blocks do not become dense again. Give the store at least the sparsity of the prefill attention.',
-      { subject: operand, given: share, wanted: own },
+      `Layer ${this.layer.index} has room for prompts of S_K = ${prompt.keys}, S_V = ${prompt.values}, and these have ` +
+        `S_K = ${sparsity.keys}, S_V = ${sparsity.values}. Make the store with this prefill attention in its capacity.`,
+      { subject: 'prefill', given: sparsity, wanted: prompt },
+    );
+  }
+
+  #expectKnownOrder(slot: number): void {
+    if (this.#headsOf(slot).every((head) => head.ordered)) return;
+    throw new CapabilityError(
+      `${this.name}: cannot copy slot ${slot}, of whose blocks a part is sparse, chosen on the device. ` +
+        'Make none or all of them sparse, or copy the slot before, while it is dense.',
+      { subject: 'copy', given: 'a part of the blocks', wanted: 'none or all' },
     );
   }
 

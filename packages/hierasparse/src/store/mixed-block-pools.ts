@@ -6,7 +6,8 @@ import {
   sparseBlockWords,
   type SparseDType,
 } from '../mixed-blocks.js';
-import { BlockIds, expectAvailable } from './block-ids.js';
+import { BlockIds } from './block-ids.js';
+import type { PoolSizes } from './pool-sizes.js';
 
 type DensePool = Tensor<SparseDType, readonly ['block', 'blockToken', 'dim']>;
 
@@ -14,89 +15,115 @@ export interface PoolOptions {
   readonly device: Device;
   readonly dtype: SparseDType;
   readonly headDim: number;
-  readonly denseBlocks: number;
-  readonly sparseBlocks: { readonly keys: number; readonly values: number };
+  readonly sizes: PoolSizes;
+}
+
+/** Blocks that a head may come to need: sparse ones of keys and of values, and single dense ones. */
+export type BlockNeeds = Readonly<Record<KvOperand | 'singles', number>>;
+
+export function sumOfNeeds(needs: readonly (BlockNeeds | undefined)[]): BlockNeeds {
+  const sum = (kind: keyof BlockNeeds) => needs.reduce((total, each) => total + (each?.[kind] ?? 0), 0);
+  return { keys: sum('keys'), values: sum('values'), singles: sum('singles') };
 }
 
 /**
- * The blocks that all layers of a cache share: dense ones of keys and of values, and sparse ones of each.
+ * The blocks that all layers of a cache share.
  *
- * A new token block takes a dense block of keys and one of values under the same number. They are returned one by one,
- * and a number is given out again when both are back: as long as nothing of a slot is sparse, one table names both.
+ * Dense ones of keys and of values are of one pool. New tokens go into pairs, a block of keys and one of values at the
+ * same place of their parts of the pool, so that one table names both; a pair is given out again when both are back.
+ * Behind the pairs are single blocks of either, for those that leave their pair and stay dense.
  */
 export class MixedBlockPools {
+  /** `[block, blockToken, dim]`: pair n has its keys at n and its values at `pairs + n`; singles follow. */
+  readonly dense: DensePool;
   /**
-   * `[1 + block, blockToken, dim]`. The first block is never used: an index map, which counts blocks from 1, is so the
-   * block table of this pool wherever it has no sparse entries.
+   * `[1 + pair, blockToken, dim]`: the parts of the pairs, each behind a block that is not theirs. An index map, which
+   * counts from 1, is so the block table of both wherever it names pairs.
    */
-  readonly padded: { readonly keys: DensePool; readonly values: DensePool };
-  /** `[block, blockToken, dim]` */
-  readonly dense: { readonly keys: DensePool; readonly values: DensePool };
+  readonly paired: { readonly keys: DensePool; readonly values: DensePool };
   readonly sparse: { readonly keys: SparsePool; readonly values: SparsePool };
+  readonly pairIds: BlockIds;
+  readonly singleIds: BlockIds;
   /** Bytes of a dense block of keys or of values, and of a sparse one. */
   readonly denseBytes: number;
   readonly sparseBytes: number;
-  readonly #pairs: BlockIds;
-  /** Numbers of which one of the two is back. */
+  readonly #padded: DensePool;
+  readonly #pairs: number;
+  /** Pairs of which one of the two is back. */
   readonly #halves = new Set<number>();
 
-  constructor({ device, dtype, headDim, denseBlocks, sparseBlocks }: PoolOptions) {
+  constructor({ device, dtype, headDim, sizes }: PoolOptions) {
     const made: Disposable[] = [];
     const keep = <T extends Disposable>(tensor: T): T => {
       made.push(tensor);
       return tensor;
     };
-    const shape = [denseBlocks + 1, blockTokens, headDim] as const;
-    const dense = () => keep(device.tensor(dtype, ['block', 'blockToken', 'dim'], shape));
-    const sparse = (count: number) => keep(new SparsePool(device, dtype, headDim, count));
+    const { pairs, singles, spareSingles } = sizes;
+    const shape = [1 + 2 * pairs + singles + spareSingles, blockTokens, headDim] as const;
+    const sparse = (operand: KvOperand) => keep(new SparsePool(device, dtype, headDim, sizes.sparse[operand]));
     try {
-      this.padded = { keys: dense(), values: dense() };
-      this.sparse = { keys: sparse(sparseBlocks.keys), values: sparse(sparseBlocks.values) };
+      this.#padded = keep(device.tensor(dtype, ['block', 'blockToken', 'dim'], shape));
+      this.sparse = { keys: sparse('keys'), values: sparse('values') };
     } catch (error) {
       for (const each of made) each[Symbol.dispose]();
       throw error;
     }
-    const behindFirst = (pool: DensePool) => pool.slice('block', 1, denseBlocks + 1);
-    this.dense = { keys: behindFirst(this.padded.keys), values: behindFirst(this.padded.values) };
+    const part = (first: number, end: number) => this.#padded.slice('block', first, end);
+    this.dense = part(1, shape[0]);
+    this.paired = { keys: part(0, 1 + pairs), values: part(pairs, 1 + 2 * pairs) };
     this.denseBytes = blockTokens * headDim * byteSize(dtype);
     this.sparseBytes =
       sparseBlockElements(headDim) * byteSize(dtype) + sparseBlockWords(headDim) * byteSize('u32');
-    this.#pairs = new BlockIds('dense blocks', denseBlocks);
+    this.#pairs = pairs;
+    this.pairIds = new BlockIds('dense blocks', pairs);
+    this.singleIds = new BlockIds('blocks that stay dense', singles + spareSingles, spareSingles);
   }
 
-  /**
-   * @param becomeSparse how many more sparse blocks the heads that take them may need
-   * @throws OutOfMemoryError when fewer are available; none is taken then
-   */
-  allocatePairs(count: number, becomeSparse: Readonly<Record<KvOperand, number>>): number[] {
-    this.sparse.keys.expectUnpromised(becomeSparse.keys);
-    this.sparse.values.expectUnpromised(becomeSparse.values);
-    return this.#pairs.allocate(count);
+  /** Where the block of the keys, or that of the values, of pairs is in the dense pool. */
+  placesOf(operand: KvOperand, pairs: readonly number[]): number[] {
+    return operand === 'keys' ? [...pairs] : pairs.map((pair) => this.#pairs + pair);
   }
 
-  freePairs(ids: Iterable<number>): void {
-    this.#pairs.free(ids);
+  /** The pair that has a block at this place; undefined for a single. */
+  pairAt(place: number): number | undefined {
+    return place < 2 * this.#pairs ? place % this.#pairs : undefined;
   }
 
-  /** Returns the block of the keys, or that of the values, of each number. */
-  freeHalves(ids: Iterable<number>): void {
-    for (const id of ids) {
-      if (this.#halves.delete(id)) this.#pairs.free([id]);
-      else this.#halves.add(id);
+  /** @throws OutOfMemoryError unless so many blocks are there that nobody was promised */
+  expectUnpromised({ keys, values, singles }: BlockNeeds): void {
+    this.sparse.keys.ids.expectUnpromised(keys);
+    this.sparse.values.ids.expectUnpromised(values);
+    this.singleIds.expectUnpromised(singles);
+  }
+
+  promise({ keys, values, singles }: BlockNeeds): void {
+    this.sparse.keys.ids.promised += keys;
+    this.sparse.values.ids.promised += values;
+    this.singleIds.promised += singles;
+  }
+
+  allocateSingles(count: number): number[] {
+    return this.singleIds.allocate(count).map((id) => 2 * this.#pairs + id);
+  }
+
+  /** Returns dense blocks: singles, or halves of pairs. */
+  freeDense(places: Iterable<number>): void {
+    for (const place of places) {
+      const pair = this.pairAt(place);
+      if (pair === undefined) this.singleIds.free([place - 2 * this.#pairs]);
+      else if (this.#halves.delete(pair)) this.pairIds.free([pair]);
+      else this.#halves.add(pair);
     }
   }
 
   dispose(): void {
-    for (const operand of ['keys', 'values'] as const satisfies readonly KvOperand[]) {
-      this.padded[operand].dispose();
-      this.sparse[operand][Symbol.dispose]();
-    }
+    this.#padded.dispose();
+    this.sparse.keys[Symbol.dispose]();
+    this.sparse.values[Symbol.dispose]();
   }
 }
 
 class SparsePool implements Disposable {
-  /** Blocks that heads have or may need: a prompt that is admitted can become sparse when it ends. */
-  promised = 0;
   readonly nonZeros: Tensor<SparseDType, readonly ['sparseBlock', 'element']>;
   readonly metadata: Tensor<'u32', readonly ['sparseBlock', 'word']>;
   readonly ids: BlockIds;
@@ -110,12 +137,6 @@ class SparsePool implements Disposable {
       throw error;
     }
     this.ids = new BlockIds('sparse blocks', blocks);
-  }
-
-  /** @throws OutOfMemoryError unless `count` blocks are there that nobody was promised */
-  expectUnpromised(count: number): void {
-    const [all] = this.nonZeros.shape;
-    expectAvailable('sparse blocks', count, all - this.promised, all);
   }
 
   [Symbol.dispose](): void {

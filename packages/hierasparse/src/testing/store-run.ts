@@ -54,12 +54,19 @@ export class StoreRun {
     this.heads[slot] = this.heads[slot]?.map(() => new HeadOracle(dtype, this.store.layer.headDim)) ?? [];
   }
 
-  /** Appends random keys and values, and gives the bits of the attention of random queries of the rows. */
-  async step(entries: readonly RowBatchEntry[], phase: 'prefill' | 'decode'): Promise<Float32Array> {
-    return (await this.#step(entries, phase)).bits;
+  /**
+   * Appends random keys and values, and gives the bits of the attention of random queries of the rows. `prune` is what
+   * the store should do before a step, and before a prompt's attention.
+   */
+  async step(
+    entries: readonly RowBatchEntry[],
+    phase: 'prefill' | 'decode',
+    prune?: (head: HeadOracle) => void,
+  ): Promise<Float32Array> {
+    return (await this.#step(entries, phase, prune)).bits;
   }
 
-  /** The same, held to the oracle; `prune` is what the store should do before a prompt's attention. */
+  /** The same, held to the oracle. */
   async check(
     entries: readonly RowBatchEntry[],
     phase: 'prefill' | 'decode',
@@ -108,6 +115,10 @@ export class StoreRun {
       random.elements(dtype, rows * kvHeads * headDim),
       random.elements(dtype, rows * kvHeads * headDim),
     ];
+    const pruneAll = () => {
+      if (prune) for (const { slot } of entries) this.heads[slot]?.forEach(prune);
+    };
+    pruneAll();
     let token = 0;
     for (const { slot, rows: count } of entries) {
       for (let row = 0; row < count; row++, token++) {
@@ -118,7 +129,7 @@ export class StoreRun {
         });
       }
     }
-    if (prune) for (const { slot } of entries) this.heads[slot]?.forEach(prune);
+    if (phase === 'prefill') pruneAll();
 
     const rowTensor = (elements: Uint16Array) =>
       device.tensor(dtype, kvAxes, [rows, kvHeads, headDim], elements);

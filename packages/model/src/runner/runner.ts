@@ -115,7 +115,15 @@ export class Runner implements Disposable {
     // Weights that lie misaligned in their file were copied on the device's own stream.
     this.stream.waitFor(device.defaultStream);
     this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
-    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: cacheTokens, rowDType: activations };
+    const capacity = {
+      device,
+      slots: sequences,
+      tokensPerSlot: contextTokens,
+      tokens: cacheTokens,
+      rowDType: activations,
+      batchRows: maxBatchRows,
+      prefill: policy.prefill,
+    };
     try {
       this.#scratch = this.#own(new Scratch(device, config, activations, maxBatchRows));
       this.#layers = this.#createLayers(capacity, rope);

@@ -3,6 +3,7 @@ import type { FloatDType } from '../dtype.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
+import type { PrefillAttention } from './prefill-attention.js';
 import type { RowBatch } from './row-batch.js';
 import type { TokenSelection } from './kv-selector.js';
 
@@ -26,6 +27,10 @@ export interface KvCapacity {
   readonly tokens: number;
   /** Element type of the keys, values and queries that will come. Default: f32. */
   readonly rowDType?: FloatDType;
+  /** Rows of the largest step. Default: `tokens`. */
+  readonly batchRows?: number;
+  /** How prompts will be computed, for a store that sizes itself by it. Default: dense attention. */
+  readonly prefill?: PrefillAttention;
 }
 
 /** Bytes that a store really holds now. */
