@@ -267,6 +267,7 @@ std::vector<DecodeCase> decode_cases(bool small_only) {
   add("growing maxima", decode_of({1500}), [](DecodeCase& test) { test.growing_scores = true; });
   const std::vector<Sequence> few{{3, 100}, {0, 50}, {1, 2000}, {5, 5}, {2, 1}, {4, 700}};
   add("a few queries each", few, mixed(0.5, 0.5));
+  add("many queries, with small runs", {{48, 12000}, {9, 3000}}, mixed(0.5, 0.5));
   add("a few queries each, all keys", few, [](DecodeCase& test) { test.causal = false; });
   return list;
 }

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/overlapped-launch.cuda.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention-block.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention.cuda.h"
 #include "runtime/cuda-check.h"
@@ -34,8 +35,7 @@ Status launch_mixed_decode(const MixedAttentionArguments& arguments, void* count
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   }
   if (error != cudaSuccess) return cuda_status(error);
-  kernel<<<multiprocessors, 32 * Copies::kWarps, kSharedBytes, stream>>>(parameters);
-  return launch_status();
+  return launch_overlapped(kernel, multiprocessors, 32 * Copies::kWarps, kSharedBytes, stream, parameters);
 }
 
 template <typename Element, int kHeadDim, template <typename, int> class CopiesOf>

@@ -1,7 +1,7 @@
 // What mixed decode attention takes, and the memory that it needs.
 #include "kernels/attention-tensor-cores.h"
 #include "kernels/decode-attention/decode-attention-merge.h"
-#include "kernels/mixed-decode-attention/mixed-decode-attention-chunks.h"
+#include "kernels/mixed-decode-attention/mixed-decode-attention-line.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention.cuda.h"
 #include "runtime/cuda-check.h"
 
@@ -34,8 +34,8 @@ Status mixed_decode_memory(const MixedAttentionArguments& arguments, MixedDecode
   const size_t packs = rows / static_cast<size_t>(mixed_decode_rows(arguments)) + static_cast<size_t>(arguments.batch);
   const size_t entries = static_cast<size_t>(arguments.kv_heads) * packs;
   memory->counter_bytes = sizeof(MixedTickets::Counters) + entries * sizeof(unsigned);
-  const size_t chunks = static_cast<size_t>(multiprocessors) * kMixedChunksPerBlock + entries;
-  memory->workspace_bytes = chunks * sizeof(DecodePartial<16, 128>);
+  const size_t segments = static_cast<size_t>(multiprocessors) * MixedRuns::kMostOfShare + entries;
+  memory->workspace_bytes = segments * sizeof(DecodePartial<16, 128>);
   return cuda_status(error);
 }
 

@@ -1,10 +1,10 @@
-// Streaming of a mixed cache by one warp: every kWarps-th block of chunk after chunk, in pieces that pass through a
+// Streaming of a mixed cache by one warp: every kWarps-th block of segment after segment, in pieces that pass through a
 // ring in shared memory. A piece is a sparse block or half of a dense one, which are about as large. Device code.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/mixed-decode-attention/mixed-decode-attention-chunks.h"
+#include "kernels/mixed-decode-attention/mixed-decode-attention-line.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention-warp.h"
 #include "kernels/stage-ring.h"
 
@@ -18,7 +18,7 @@ union alignas(1024) MixedPiece {
 };
 
 // Copies is how pieces travel: kSlots, and for a slot of the ring start_sparse, start_dense_half, start_nothing, wait
-// and release_writes. Source says which chunk comes next: bool next(MixedChunk&).
+// and release_writes. Source says which segment comes next: bool next(MixedSegment&).
 template <typename Element, int kHeadDim, int kWarps, typename Copies, typename Source>
 class MixedWarpStream {
  public:
@@ -31,24 +31,28 @@ class MixedWarpStream {
   };
 
   template <typename Parameters>
-  __device__ MixedWarpStream(const Parameters& parameters, const Source& source, Ring& ring)
-      : arguments_(parameters.arguments), source_(source), ring_(ring), copies_(parameters, ring.copies) {
-    fill(kSlots - 1);
+  __device__ MixedWarpStream(const Parameters& parameters, const Source& source, Copies& copies, Ring& ring)
+      : arguments_(parameters.arguments), source_(source), ring_(ring), copies_(copies) {}
+
+  // Requests pieces, where there are any, until so many are not yet taken. The piece last taken gives way.
+  __device__ void fill(int pieces) {
+    __syncwarp();
+    while (find_block() && requested_ < pieces) request();
   }
 
-  // Goes on with the next chunk, once all pieces of the one before were taken; its first pieces are on their way.
-  // False when there is none. Until then one piece of the ring is free.
-  __device__ bool next_chunk(MixedChunk& chunk) {
-    fill(kSlots - 1);
-    chunk = chunk_;
+  // Goes on with the next segment, after a fill and once all pieces of the one before were taken. False when there is
+  // none. Whether there is one every warp knows since that fill.
+  __device__ bool next_segment(MixedSegment& segment) {
+    segment = segment_;
     ahead_ = false;
     return found_;
   }
 
-  // Takes the next piece; the one taken before gives way to a new one.
-  __device__ Piece& next() {
-    __syncwarp();
-    fill(kSlots);
+  // Which piece is free after a fill of less than the whole ring.
+  __device__ int free_piece() const { return (taking_.stage + kSlots - 1) % kSlots; }
+
+  // Takes the next piece, after a fill.
+  __device__ Piece& take() {
     for (int missing = requested_; missing < kSlots; ++missing) copies_.start_nothing();
     copies_.wait(taking_);
     Piece& piece = ring_.pieces[taking_.stage];
@@ -61,33 +65,25 @@ class MixedWarpStream {
   // Whether the piece last taken is a sparse block.
   __device__ bool sparse() const { return sparse_; }
 
-  // Which piece is free after next_chunk.
-  __device__ int free_piece() const { return (taking_.stage + kSlots - 1) % kSlots; }
-
   // To be called by lanes that wrote to a piece, before it gives way.
   __device__ void release_writes() { copies_.release_writes(); }
 
  private:
-  // Requests pieces, where there are any, until so many are not yet taken.
-  __device__ void fill(int pieces) {
-    while (requested_ < pieces && find_block()) request();
-  }
-
-  // Whether there is a block to request. Goes on with the next chunk, but not with the one after it.
+  // Whether there is a block to request. Goes on with the next segment, but not with the one after it.
   __device__ bool find_block() {
-    if (block_ < chunk_.end_block) return true;
+    if (block_ < segment_.end_block) return true;
     if (ahead_ || !found_) return false;
     ahead_ = true;
-    found_ = source_.next(chunk_);
-    if (!found_) chunk_.end_block = 0;
-    row_start_ = found_ ? chunk_.table_row * arguments_.table_width : 0;
-    block_ = chunk_.first_block + threadIdx.x / 32;
+    found_ = source_.next(segment_);
+    if (!found_) segment_ = {};
+    row_start_ = found_ ? segment_.table_row * arguments_.table_width : 0;
+    block_ = segment_.first_block + threadIdx.x / 32;
     look_up();
-    return block_ < chunk_.end_block;
+    return block_ < segment_.end_block;
   }
 
   __device__ void look_up() {
-    if (block_ >= chunk_.end_block) return;
+    if (block_ >= segment_.end_block) return;
     key_place_ = arguments_.block_table[row_start_ + block_];
     value_place_ = arguments_.value_table[row_start_ + block_];
   }
@@ -97,13 +93,13 @@ class MixedWarpStream {
     const int place = of_keys ? key_place_ : value_place_;
     const bool sparse = place < 0;
     Piece& piece = ring_.pieces[requesting_.stage];
+    if (threadIdx.x % 32 == 0) ring_.sparse[requesting_.stage] = sparse;
     if (sparse) {
       copies_.start_sparse(of_keys ? arguments_.sparse_keys : arguments_.sparse_values, -place - 1, &piece,
                            requesting_);
     } else {
       copies_.start_dense_half(of_keys, place - 1, part_ % 2, &piece, requesting_);
     }
-    if (threadIdx.x % 32 == 0) ring_.sparse[requesting_.stage] = sparse;
     requesting_.advance();
     ++requested_;
     part_ += sparse ? 2 : 1;
@@ -116,14 +112,14 @@ class MixedWarpStream {
   const MixedAttentionArguments& arguments_;
   Source source_;
   Ring& ring_;
-  Copies copies_;
+  Copies& copies_;
   RingPosition<kSlots> requesting_;
   RingPosition<kSlots> taking_;
   int requested_ = 0;  // pieces that were not yet taken
   bool sparse_ = false;
-  // The chunk that pieces are requested of.
-  MixedChunk chunk_;
-  bool ahead_ = false;  // of the chunk whose pieces are taken
+  // The segment that pieces are requested of.
+  MixedSegment segment_;
+  bool ahead_ = false;  // of the segment whose pieces are taken
   bool found_ = true;
   // What to request next: half part_ % 2 of the keys (0, 1) or values (2, 3) of block_.
   int64_t row_start_ = 0;

@@ -51,9 +51,15 @@ template <int kColumnTiles>
 class ColumnSoftmax {
  public:
   // `scale` is positive; weights are exp(scale * score), up to a factor that is common to a column.
-  __device__ explicit ColumnSoftmax(float scale) : scale_log2_(scale * kLog2E) {
+  __device__ explicit ColumnSoftmax(float scale) : scale_log2_(scale * kLog2E) { clear(); }
+
+  // Forgets all tiles.
+  __device__ void clear() {
 #pragma unroll
-    for (int column = 0; column < kColumns; ++column) reference_[column] = -INFINITY;
+    for (int column = 0; column < kColumns; ++column) {
+      reference_[column] = -INFINITY;
+      sum_[column] = 0.0f;
+    }
   }
 
   // Takes tiles of scores into account: what was accumulated for a column must be multiplied by its correction.
@@ -126,7 +132,7 @@ class ColumnSoftmax {
 
   float scale_log2_;
   float reference_[kColumns];  // in powers of two
-  float sum_[kColumns] = {};
+  float sum_[kColumns];
 };
 
 // A thread holds, of each tile of query rows, the scores and outputs of rows 2 * (lane % 4) and the next.
@@ -135,6 +141,16 @@ template <typename Element, int kHeadDim, int kColumnTiles>
 class MixedWarpAttention {
  public:
   __device__ explicit MixedWarpAttention(float scale) : softmax_(scale), lane_(threadIdx.x % 32) {}
+
+  // Forgets all blocks.
+  __device__ void clear() {
+    softmax_.clear();
+#pragma unroll
+    for (auto& tile : output_) {
+#pragma unroll
+      for (int i = 0; i < 4 * kColumnTiles; ++i) tile[i / 4][i % 4] = 0.0f;
+    }
+  }
 
   // Row lane / 4 of a tile; null is a row of zeros.
   __device__ void set_query(int tile, const Element* query) {

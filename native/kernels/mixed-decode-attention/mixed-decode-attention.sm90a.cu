@@ -45,6 +45,8 @@ class EngineCopies {
     if (leads_) {
       for (uint64_t& landed : shared.landed) ptx::mbarrier_init(&landed, 1);
       ptx::fence_mbarrier_init();
+      ptx::prefetch_tensor_map(&maps_.keys);
+      ptx::prefetch_tensor_map(&maps_.values);
     }
     __syncwarp();
   }
