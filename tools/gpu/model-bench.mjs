@@ -1,16 +1,19 @@
 // Times a model on a GPU: prompts of arbitrary token ids, then answers. Prints rows for docs/benchmarks, one a line. In
 // the test kit:
-//   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024] [--answer-tokens 64] [--rows 8192]
-// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps; prompts take turns.
+//   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024,32768:hierasparse-k1-v1]
+//     [--answer-tokens 64] [--rows 8192]
+// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps or a policy of `kv`; prompts take
+// turns.
 import { readdirSync, readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
+import { createPolicy } from '../../packages/cli/dist/policies.js';
 import { hbw } from '../../packages/hbw-select/dist/index.js';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
 import { createDevice, kvPolicy } from '../../packages/sparse-core/dist/index.js';
 
 const { values, positionals } = parseArgs({
   options: {
-    prompts: { type: 'string', default: '32768,1024,32768:1024' },
+    prompts: { type: 'string', default: '32768,1024,32768:1024,32768:hierasparse-k1-v1' },
     'answer-tokens': { type: 'string', default: '64' },
     rows: { type: 'string', default: '8192' },
   },
@@ -25,14 +28,21 @@ await device.defaultStream.synchronize();
 const openSeconds = (performance.now() - opened) / 1000;
 const { config } = model;
 
+/** What stands behind a prompt's colon: its policy, and how its rows say so. */
+function policyOf(cut) {
+  if (cut === undefined) return { policy: kvPolicy(), suffix: '' };
+  if (/^\d+$/.test(cut)) return { policy: kvPolicy({ select: hbw({ capacity: Number(cut) }) }), suffix: `, ${cut} kept` };
+  return { policy: createPolicy(cut), suffix: `, ${cut}` };
+}
+
 /** A prompt with a runner of its own. */
 function createCase(text) {
-  const [promptTokens, capacity] = text.split(':').map(Number);
-  const policy = capacity === undefined ? kvPolicy() : kvPolicy({ select: hbw({ capacity }) });
+  const [tokens, cut] = text.split(':');
+  const promptTokens = Number(tokens);
+  const { policy, suffix } = policyOf(cut);
   const runner = model.createRunner({ policy, contextTokens: promptTokens + answerTokens, maxBatchRows });
   const ids = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
-  const kept = capacity === undefined ? '' : `, ${capacity} kept`;
-  return { runner, ids, name: `${promptTokens} tokens of prompt, ${runner.activations}${kept}`, answers: [] };
+  return { runner, ids, name: `${promptTokens} tokens of prompt, ${runner.activations}${suffix}`, answers: [] };
 }
 
 /** Processor time in ms: of the JavaScript thread, and of all others of the process. */
