@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { FloatDType } from '../dtype.js';
-import { DeviceError, DTypeError, ShapeError } from '../errors.js';
+import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import { decode, encode, Random, unitRoundoff } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { linear } from './linear.js';
@@ -179,5 +179,30 @@ describeOnDevices('linear', ({ open }) => {
       { weight: narrow, output },
     ];
     expect(() => linear(stream, { input, layers })).toThrow(ShapeError);
+  });
+
+  it('refuses outputs that overlap, and takes columns of one matrix', async () => {
+    const random = new Random(6);
+    const [tokens, inputs] = [3, 8];
+    using input = device.tensor('f32', ['token', 'in'], [tokens, inputs], random.elements('f32', tokens * inputs));
+    using weights = device.tensor('f32', ['out', 'in'], [8, inputs], random.elements('f32', 8 * inputs));
+    using outputs = device.tensor('f32', ['token', 'out'], [tokens, 8]);
+    const layer = (start: number, end: number) => ({
+      weight: weights.slice('out', start, end),
+      output: outputs.slice('out', start, end),
+    });
+    linear(stream, { input, layers: [layer(5, 8), layer(0, 2), layer(2, 5)] });
+    using expected = device.tensor('f32', ['token', 'out'], [tokens, 8]);
+    linear(stream, { input, weight: weights, output: expected });
+    expect(await outputs.read()).toEqual(await expected.read());
+
+    expect(() => linear(stream, { input, layers: [layer(0, 4), layer(3, 8)] })).toThrow(InvalidValueError);
+    expect(() => linear(stream, { input, layers: [layer(3, 8), layer(0, 4)] })).toThrow(InvalidValueError);
+    expect(() => linear(stream, { input, layers: [layer(0, 8), layer(0, 8)] })).toThrow(/another/);
+    expect(() => linear(stream, { input, weight: weights, output: input.slice('in', 0, 8) })).toThrow(/the input/);
+    const shared = new Float32Array(tokens * 8);
+    const wraps = [0, 1].map(() => device.wrap('f32', ['token', 'out'], [tokens, 8], shared));
+    const wrapped = wraps.map((output) => ({ weight: weights, output }));
+    expect(() => linear(stream, { input, layers: wrapped })).toThrow(InvalidValueError);
   });
 });

@@ -1,5 +1,6 @@
 import type { FloatDType } from '../dtype.js';
 import { loadAddon } from '../load-addon.js';
+import { fromNative } from '../native-error.js';
 import type { Stream } from '../stream.js';
 import type { Tensor, TensorHandle } from '../tensor.js';
 import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../validate.js';
@@ -30,7 +31,8 @@ export type LinearArguments<D extends FloatDType, Token extends string> = Linear
  * Products are summed in f32. The sum of a row does not depend on the number of threads; in a batch of few
  * rows its terms are added in another order than in a batch of many (docs/ops/linear.md says where and by how
  * much the results may differ).
- * @throws ShapeError, DTypeError, DeviceError, DisposedError
+ * @throws ShapeError, DTypeError, DeviceError, DisposedError; InvalidValueError when an output shares memory with the
+ * input or another output
  */
 export function linear<D extends FloatDType, Token extends string>(
   stream: Stream,
@@ -43,7 +45,11 @@ export function linear<D extends FloatDType, Token extends string>(
   expectContiguousRows('linear', 'input', input);
   const layers = ('layers' in args ? args.layers : [args]).map((layer) => nativeLayer(stream, input, layer));
   const natives = layers.flatMap(({ weight, bias, output }) => [weight.native, bias?.native, output.native]);
-  loadAddon().linear(stream.native, nativeInput, accumulate, ...natives);
+  try {
+    loadAddon().linear(stream.native, nativeInput, accumulate, ...natives);
+  } catch (error) {
+    throw fromNative(error, { subject: 'linear' });
+  }
   for (const { output } of layers) output.writtenBy(stream);
 }
 
