@@ -12,12 +12,13 @@ namespace kv {
 namespace {
 
 // What is enqueued on `later` from now on runs after what is enqueued on `earlier` so far.
-void wait_for(cudaStream_t later, cudaStream_t earlier) {
+Status wait_for(cudaStream_t later, cudaStream_t earlier) {
   cudaEvent_t reached = nullptr;
-  if (cudaEventCreateWithFlags(&reached, cudaEventDisableTiming) != cudaSuccess) return;
-  cudaEventRecord(reached, earlier);
-  cudaStreamWaitEvent(later, reached, 0);
-  cudaEventDestroy(reached);
+  Status status = cuda_status(cudaEventCreateWithFlags(&reached, cudaEventDisableTiming));
+  if (status.ok()) status = cuda_status(cudaEventRecord(reached, earlier));
+  if (status.ok()) status = cuda_status(cudaStreamWaitEvent(later, reached, 0));
+  if (reached != nullptr) cudaEventDestroy(reached);
+  return status;
 }
 
 class CudaDevice : public Device {
@@ -66,11 +67,11 @@ class CudaDevice : public Device {
     return host_copy(data, memory->data, memory, allocations_);
   }
 
-  void join(Queue& queue, uint64_t stamp) override {
+  Status join(Queue& queue, uint64_t stamp) override {
     auto& joining = static_cast<CudaQueue&>(queue);
-    if (joining.joined_stamp >= stamp) return;
+    if (joining.joined_stamp >= stamp) return Status::success();
     joining.joined_stamp = latest_stamp();
-    wait_for(joining.stream(), allocations_);
+    return wait_for(joining.stream(), allocations_);
   }
 
  protected:
@@ -84,13 +85,17 @@ class CudaDevice : public Device {
     return data;
   }
 
-  // In the order of the streams that used the memory, so that the caller does not wait.
+  // In the order of the streams that used the memory, so that the caller does not wait; where there is no event to
+  // order two of them, it does.
   void release_memory(void* data, const Queues& uses) override {
     bind_thread();
     cudaStream_t last = allocations_;
     for (const std::shared_ptr<Queue>& queue : uses) {
       const cudaStream_t stream = static_cast<CudaQueue&>(*queue).stream();
-      if (last != allocations_) wait_for(stream, last);
+      if (last != allocations_ && !wait_for(stream, last).ok()) {
+        cudaGetLastError();
+        cudaStreamSynchronize(last);
+      }
       last = stream;
     }
     cudaFreeAsync(data, last);

@@ -69,11 +69,12 @@ std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinne
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return nullptr;
   void* fault = nullptr;
-  if (cudaMallocAsync(&fault, sizeof(Fault), stream) != cudaSuccess) {
+  if (cudaMallocAsync(&fault, sizeof(Fault), stream) != cudaSuccess ||
+      cudaMemsetAsync(fault, 0, sizeof(Fault), stream) != cudaSuccess) {
+    cudaGetLastError();
     cudaStreamDestroy(stream);
     return nullptr;
   }
-  cudaMemsetAsync(fault, 0, sizeof(Fault), stream);
   return std::make_shared<CudaQueue>(stream, static_cast<Fault*>(fault), std::move(pinned));
 }
 
@@ -111,7 +112,7 @@ void* CudaQueue::zeroed_workspace(size_t bytes) {
   if (zeroed_ == nullptr || bytes > zeroed_->bytes) {
     zeroed_.reset();
     zeroed_ = allocate(bytes);
-    if (zeroed_ != nullptr) cudaMemsetAsync(zeroed_->data, 0, bytes, stream_);
+    if (zeroed_ != nullptr && cudaMemsetAsync(zeroed_->data, 0, bytes, stream_) != cudaSuccess) zeroed_.reset();
   }
   return zeroed_ == nullptr ? nullptr : zeroed_->data;
 }

@@ -90,7 +90,7 @@ class Device {
   // Allocations and their contents are in order for themselves: `stamp()` counts how far that is, and from
   // `join(queue, stamp)` on the queue's work comes after what was there then.
   uint64_t stamp() { return stamps_.fetch_add(1) + 1; }
-  virtual void join(Queue&, uint64_t) {}
+  virtual Status join(Queue&, uint64_t) { return Status::success(); }
   // `uses` are the queues whose launched work may still use the memory; it is not waited for.
   void release(void* data, size_t bytes, const Queues& uses);
   void count_finalized() { finalized_.fetch_add(1, std::memory_order_relaxed); }

@@ -50,12 +50,12 @@ class Storage {
   // Whether the host reads and writes the memory.
   bool on_host() const { return !owns_memory_ || device_->kind() == DeviceKind::cpu; }
 
-  // Work that uses the memory is about to be launched on `queue`.
-  void used_on(const std::shared_ptr<Queue>& queue) {
+  // Work that uses the memory is about to be launched on `queue`; not if this fails.
+  Status used_on(const std::shared_ptr<Queue>& queue) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (std::find(uses_.begin(), uses_.end(), queue) != uses_.end()) return;
+    if (std::find(uses_.begin(), uses_.end(), queue) != uses_.end()) return Status::success();
     uses_.push_back(queue);
-    if (owns_memory_) device_->join(*queue, stamp_);
+    return owns_memory_ ? device_->join(*queue, stamp_) : Status::success();
   }
 
  private:

@@ -79,11 +79,14 @@ void Stream::push(Entry entry) {
 }
 
 void Stream::run(const Operation& operation) {
+  Status status;
   if (device_->kind() != DeviceKind::cpu) {
     add_once(unconfirmed_, operation.name);
-    for (const std::shared_ptr<Storage>& storage : operation.holds) storage->used_on(launched_);
+    for (const std::shared_ptr<Storage>& storage : operation.holds) {
+      if (status.ok()) status = storage->used_on(launched_);
+    }
   }
-  const Status status = launch(operation);
+  if (status.ok()) status = launch(operation);
   if (!status.ok()) fail(status, operation.name);
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <new>
@@ -143,4 +144,42 @@ TEST("closing a stream drops what has not begun and says so") {
   opener.join();
   CHECK(!ran);
   CHECK(!status.ok());
+}
+
+namespace {
+
+// A device whose memory can be put in no order with a queue.
+class UnorderedDevice : public Device {
+ public:
+  UnorderedDevice() : Device(1, Isa::baseline, 1 << 20) {}
+  DeviceKind kind() const override { return DeviceKind::cuda; }
+  std::string name() const override { return "unordered"; }
+  std::shared_ptr<Queue> create_queue() override { return std::make_shared<Queue>(); }
+  Status upload(void*, const std::shared_ptr<HostMemory>&, Queue&) override { return lost(); }
+  Status download(const std::shared_ptr<HostMemory>&, const void*, Queue&) override { return lost(); }
+  Status copy(void*, const void*, size_t, Queue&) override { return lost(); }
+  Status fill(void*, const void*, size_t) override { return lost(); }
+  Status join(Queue&, uint64_t) override { return lost(); }
+
+ protected:
+  void* allocate_memory(size_t bytes) override { return std::malloc(bytes); }
+  void release_memory(void* data, const Queues&) override { std::free(data); }
+
+ private:
+  static Status lost() { return Status::failure(StatusCode::device_fault, "lost"); }
+};
+
+}  // namespace
+
+TEST("an operation whose memory is in no order with its queue fails and does not run") {
+  auto device = std::make_shared<UnorderedDevice>();
+  Stream stream(device);
+  std::shared_ptr<Storage> storage = Storage::allocate(device, 100);
+  bool ran = false;
+  stream.enqueue({"use", {storage}, [&](ExecutionContext&) {
+    ran = true;
+    return Status::success();
+  }});
+  CHECK(reached(stream).message == "use: lost");
+  CHECK(!ran);
 }
