@@ -92,6 +92,7 @@ Napi::Value DeviceObject::memory(const Napi::CallbackInfo& info) {
   object.Set("live", static_cast<double>(report.live));
   object.Set("peak", static_cast<double>(report.peak));
   object.Set("scratch", static_cast<double>(report.scratch));
+  object.Set("pinned", static_cast<double>(report.pinned));
   object.Set("limit", static_cast<double>(report.limit));
   object.Set("finalized", static_cast<double>(report.finalized));
   return object;

@@ -38,7 +38,7 @@ class CudaDevice : public Device {
 
   std::shared_ptr<Queue> create_queue() override {
     bind_thread();
-    return CudaQueue::create(pinned_);
+    return CudaQueue::create(pinned_, queues_scratch_bytes_);
   }
 
   std::shared_ptr<HostMemory> host_memory(size_t bytes) override {
@@ -59,6 +59,7 @@ class CudaDevice : public Device {
     return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
   }
 
+  // Waits for what finds no pinned memory: the driver copies as fast as the caller could to memory of its own.
   Status fill(void* data, const void* contents, size_t bytes) override {
     bind_thread();
     std::shared_ptr<HostMemory> memory = pinned_->take(bytes);
@@ -75,6 +76,9 @@ class CudaDevice : public Device {
   }
 
  protected:
+  size_t scratch_bytes() const override { return Device::scratch_bytes() + queues_scratch_bytes_->load(); }
+  size_t pinned_bytes() const override { return pinned_->bytes(); }
+
   void* allocate_memory(size_t bytes) override {
     bind_thread();
     void* data = nullptr;
@@ -115,6 +119,7 @@ class CudaDevice : public Device {
   CudaDeviceFacts facts_;
   cudaStream_t allocations_;
   std::shared_ptr<PinnedMemory> pinned_ = std::make_shared<PinnedMemory>();
+  ScratchBytes queues_scratch_bytes_ = std::make_shared<std::atomic<size_t>>(0);
 };
 
 }  // namespace

@@ -65,7 +65,7 @@ class CudaGraph : public Graph {
 
 }  // namespace
 
-std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinned) {
+std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes) {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return nullptr;
   void* fault = nullptr;
@@ -75,11 +75,12 @@ std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinne
     cudaStreamDestroy(stream);
     return nullptr;
   }
-  return std::make_shared<CudaQueue>(stream, static_cast<Fault*>(fault), std::move(pinned));
+  return std::make_shared<CudaQueue>(stream, static_cast<Fault*>(fault), std::move(pinned), std::move(scratch_bytes));
 }
 
-CudaQueue::CudaQueue(cudaStream_t stream, Fault* fault, std::shared_ptr<PinnedMemory> pinned)
-    : stream_(stream), fault_(fault), pinned_(std::move(pinned)) {}
+CudaQueue::CudaQueue(cudaStream_t stream, Fault* fault, std::shared_ptr<PinnedMemory> pinned,
+                     ScratchBytes scratch_bytes)
+    : stream_(stream), fault_(fault), pinned_(std::move(pinned)), scratch_bytes_(std::move(scratch_bytes)) {}
 
 CudaQueue::~CudaQueue() {
   workspace_.reset();
@@ -94,10 +95,13 @@ std::shared_ptr<CudaScratch> CudaQueue::allocate(size_t bytes) {
     cudaGetLastError();
     return nullptr;
   }
-  return std::shared_ptr<CudaScratch>(new CudaScratch{data, bytes}, [stream = stream_](CudaScratch* scratch) {
-    cudaFreeAsync(scratch->data, stream);
-    delete scratch;
-  });
+  scratch_bytes_->fetch_add(bytes);
+  return std::shared_ptr<CudaScratch>(new CudaScratch{data, bytes},
+                                      [stream = stream_, held = scratch_bytes_](CudaScratch* scratch) {
+                                        cudaFreeAsync(scratch->data, stream);
+                                        held->fetch_sub(scratch->bytes);
+                                        delete scratch;
+                                      });
 }
 
 void* CudaQueue::workspace(size_t bytes) {

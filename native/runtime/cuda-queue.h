@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 
@@ -17,11 +18,14 @@ struct CudaScratch {
   size_t bytes = 0;
 };
 
+// Of all the working memory of a device's queues. Recordings may hold some for longer than the device lives.
+using ScratchBytes = std::shared_ptr<std::atomic<size_t>>;
+
 class CudaQueue : public Queue {
  public:
   // Null when the device has no room for it.
-  static std::shared_ptr<CudaQueue> create(std::shared_ptr<PinnedMemory> pinned);
-  CudaQueue(cudaStream_t stream, Fault* fault, std::shared_ptr<PinnedMemory> pinned);
+  static std::shared_ptr<CudaQueue> create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes);
+  CudaQueue(cudaStream_t stream, Fault* fault, std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes);
   ~CudaQueue() override;
 
   // Where its own thread launches. A capture has a stream of its own, for other threads go on freeing memory in the
@@ -45,6 +49,7 @@ class CudaQueue : public Queue {
   cudaStream_t stream_;
   Fault* fault_;  // device memory
   std::shared_ptr<PinnedMemory> pinned_;
+  ScratchBytes scratch_bytes_;
   // Shared with the graphs that were captured on it: one that grows later must not take it from them.
   std::shared_ptr<CudaScratch> workspace_;
   std::shared_ptr<CudaScratch> zeroed_;

@@ -29,7 +29,7 @@ void Device::release(void* data, size_t bytes, const Queues& uses) {
 
 MemoryReport Device::memory() {
   std::lock_guard<std::mutex> lock(accounts_);
-  return {live_, peak_, workers_.scratch_bytes(), limit_, finalized_.load(std::memory_order_relaxed)};
+  return {live_, peak_, scratch_bytes(), pinned_bytes(), limit_, finalized_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace kv

@@ -21,6 +21,7 @@ struct MemoryReport {
   size_t live = 0;         // bytes of tensors allocated now
   size_t peak = 0;         // the most that `live` has been
   size_t scratch = 0;      // working memory of kernels
+  size_t pinned = 0;       // host memory that copies to and from the device go through
   size_t limit = 0;        // allocations past this are refused
   uint64_t finalized = 0;  // tensors that the garbage collector had to release: leaks
 };
@@ -103,6 +104,8 @@ class Device {
   std::mutex& turn() { return turn_; }
 
  protected:
+  virtual size_t scratch_bytes() const { return workers_.scratch_bytes(); }
+  virtual size_t pinned_bytes() const { return 0; }
   virtual void* allocate_memory(size_t bytes) = 0;
   virtual void release_memory(void* data, const Queues& uses) = 0;
 

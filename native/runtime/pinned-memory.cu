@@ -6,9 +6,6 @@
 namespace kv {
 namespace {
 
-constexpr size_t kSlabBytes = size_t{2} << 20;
-constexpr size_t kSlabs = 8;
-
 char* pin(size_t bytes) {
   void* memory = nullptr;
   if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) == cudaSuccess) return static_cast<char*>(memory);

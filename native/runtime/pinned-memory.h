@@ -21,6 +21,8 @@ class PinnedMemory : public std::enable_shared_from_this<PinnedMemory> {
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
 
+  size_t bytes() const { return memory_ == nullptr ? 0 : kSlabs * kSlabBytes; }
+
   // Null when it is larger than a slab, or no slab has room.
   std::shared_ptr<HostMemory> take(size_t bytes);
 
@@ -31,6 +33,9 @@ class PinnedMemory : public std::enable_shared_from_this<PinnedMemory> {
   void drain();
 
  private:
+  static constexpr size_t kSlabBytes = size_t{2} << 20;
+  static constexpr size_t kSlabs = 8;
+
   struct Copy {
     std::shared_ptr<HostMemory> memory;
     cudaEvent_t done;

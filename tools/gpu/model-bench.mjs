@@ -100,5 +100,9 @@ for (const each of cases) {
   for (const measured of rows) console.log(JSON.stringify(measured));
   each.runner.dispose();
 }
-console.error(`opened in ${openSeconds.toFixed(1)} s; ${device.memory().peak} bytes on the device at most`);
+const disposing = performance.now();
 model.dispose();
+const disposed = performance.now() - disposing;
+console.error(
+  `opened in ${openSeconds.toFixed(1)} s, disposed in ${disposed.toFixed(1)} ms; ${device.memory().peak} bytes on the device at most`,
+);

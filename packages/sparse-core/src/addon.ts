@@ -26,8 +26,10 @@ export interface MemoryReport {
   readonly live: number;
   /** The most that `live` has been. */
   readonly peak: number;
-  /** Working memory of kernels. */
+  /** Working memory of kernels, of the device's kind; it stays for the next. Not part of `live`, nor of `limit`. */
   readonly scratch: number;
+  /** Host memory that copies to and from a GPU go through, made with its device; 0 on the CPU. */
+  readonly pinned: number;
   /** Allocations past this are refused. */
   readonly limit: number;
   /** A count, not bytes: tensors that the garbage collector had to release because nobody disposed them. */

@@ -31,9 +31,10 @@ describeOnDevices('streams', ({ open }) => {
 
   it('see the contents that a new tensor was given', async () => {
     using stream = device.createStream();
-    for (const elements of [1, 1000, 1 << 20]) {
-      const contents = new Int32Array(elements).fill(elements);
-      const copies = Array.from({ length: 8 }, () => {
+    // The last is larger than pinned memory.
+    for (const elements of [1, 1000, 1 << 20, 5_000_001]) {
+      const contents = Int32Array.from({ length: elements }, (_, index) => index + 1);
+      const copies = Array.from({ length: 4 }, () => {
         using source = device.tensor('i32', ['value'], [elements], contents);
         const copy = device.tensor('i32', ['value'], [elements]);
         stream.copy(source, copy);
@@ -41,10 +42,14 @@ describeOnDevices('streams', ({ open }) => {
       });
       contents.fill(0);
       for (const copy of copies) {
-        expect((await copy.read(stream)).every((value) => value === elements)).toBe(true);
+        expect((await copy.read(stream)).every((value, index) => value === index + 1)).toBe(true);
         copy.dispose();
       }
     }
+  });
+
+  it('copy through pinned memory, where there is a need, which is counted', () => {
+    expect(device.memory().pinned).toBe(device.kind === 'cuda' ? 1 << 24 : 0);
   });
 
   it('wait for one another', async () => {

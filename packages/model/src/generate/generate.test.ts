@@ -196,6 +196,7 @@ describeOnDevices('generation', (kind) => {
           await abortAfter(5);
           const held = (): object => ({ ...model.device.memory(), peak: undefined });
           const before = held();
+          expect(model.device.memory().scratch).toBeGreaterThan(0);
           for (let abort = 0; abort < aborts; abort += 1) await abortAfter(1 + (abort % 5));
           expect(held()).toEqual(before);
         }),
