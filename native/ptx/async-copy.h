@@ -36,6 +36,11 @@ __device__ inline void prefetch(const void* global, uint32_t bytes) {
 #endif
 }
 
+// Brings the line that holds an address to the first-level cache.
+__device__ inline void prefetch_line(const void* global) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(global) : "memory");
+}
+
 __device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of this thread's latest groups are still under way.

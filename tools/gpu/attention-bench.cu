@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <string>
@@ -16,6 +17,7 @@
 #include "attention-compare.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
+#include "runtime/fault.h"
 
 namespace {
 
@@ -33,6 +35,7 @@ struct Case {
   bool heads_differ = false;    // kv head h keeps 7 * h keys fewer
   bool shift_scores = false;    // by about 1e4
   bool growing_scores = false;  // later keys score higher and higher, so that running maxima keep moving
+  kv::FaultCode outside = kv::FaultCode::none;  // decode with a table that leads outside in this way
 };
 
 template <typename Element>
@@ -92,6 +95,16 @@ int run_case(const Case& test, std::mt19937& random) {
     for (size_t i = 0; i < query.size(); i += test.head_dim) query[i] = Element(338.0f);
   }
 
+  for (const int head : {0, test.kv_heads - 1}) {
+    const int cache_head = slots[0] * test.kv_heads + head;
+    if (test.outside == kv::FaultCode::cache_overflow) counts[cache_head] = head == 0 ? -1 : 1 << 30;
+    if (test.outside == kv::FaultCode::block_out_of_range) {
+      table[size_t(cache_head) * table_width] = head == 0 ? -7 : block_count;
+    }
+  }
+  if (test.outside == kv::FaultCode::slot_out_of_range) slots[batch - 1] = slot_count;
+  if (test.outside == kv::FaultCode::rows_not_ascending) query_start[batch] = 1 << 30;
+
   DeviceBuffer<Element> query_buffer(query), keys_buffer(keys), values_buffer(values);
   DeviceBuffer<int> table_buffer(table), counts_buffer(counts), slots_buffer(slots),
       start_buffer(query_start);
@@ -132,13 +145,40 @@ int run_case(const Case& test, std::mt19937& random) {
   if (test.decode) check(kv::cuda::decode_attention_memory(arguments, &memory));
   DeviceBuffer<unsigned char> counters(memory.counter_bytes);
   DeviceBuffer<unsigned char> workspace(memory.workspace_bytes, 0x5a);
-  // Twice: the second launch finds what the first one left in counters and workspace.
+  DeviceBuffer<kv::Fault> fault(1);
+  std::vector<uint16_t> first_output;
+  std::vector<float> first_lse;
+  // Twice: the second launch finds what the first one left in counters and workspace, and gives the same bits.
   for (int launch = 0; launch < 2; ++launch) {
-    check(test.decode   ? kv::cuda::decode_attention(arguments, arguments.block_table, counters.get(), workspace.get(), nullptr)
+    check(test.decode   ? kv::cuda::decode_attention(arguments, arguments.block_table, counters.get(), workspace.get(),
+                                                     {fault.get()}, nullptr)
           : test.ampere ? kv::sm80::prefill_attention(arguments, arguments.block_table, nullptr)
                         : kv::sm90a::prefill_attention(arguments, arguments.block_table, workspace.get(), nullptr));
+    check(cudaDeviceSynchronize(), test.name.c_str());
+    if (launch > 0) continue;
+    first_output = output_buffer.host();
+    first_lse = lse_buffer.host();
   }
-  check(cudaDeviceSynchronize(), test.name.c_str());
+  const kv::FaultCode found = fault.host()[0].code;
+  if (found != test.outside) {
+    std::printf("FAIL %-58s fault %d\n", test.name.c_str(), static_cast<int>(found));
+    return 1;
+  }
+  const auto counts_left = counters.host();
+  if (std::count(counts_left.begin(), counts_left.end(), 0) != static_cast<long>(counts_left.size())) {
+    std::printf("FAIL %-58s leaves counters\n", test.name.c_str());
+    return 1;
+  }
+  if (test.outside != kv::FaultCode::none) {
+    std::printf("pass %s\n", test.name.c_str());
+    return 0;
+  }
+  const auto second_lse = lse_buffer.host();
+  if (output_buffer.host() != first_output ||
+      std::memcmp(second_lse.data(), first_lse.data(), first_lse.size() * sizeof(float)) != 0) {
+    std::printf("FAIL %-58s two launches differ\n", test.name.c_str());
+    return 1;
+  }
 
   const int most_keys = *std::max_element(counts.begin(), counts.end());
   return compare<Element>(test.name, arguments, most_keys, output_buffer, lse_buffer);
@@ -176,6 +216,16 @@ std::vector<Case> cases(bool small_only) {
     return sequences;
   };
   add("small", decode_of({1, 64, 200}), [](Case& test) { test.decode = true; });
+  for (const auto& [name, code] : std::vector<std::pair<std::string, kv::FaultCode>>{
+           {"counts", kv::FaultCode::cache_overflow},
+           {"blocks", kv::FaultCode::block_out_of_range},
+           {"slots", kv::FaultCode::slot_out_of_range},
+           {"rows", kv::FaultCode::rows_not_ascending}}) {
+    add(name + " that lead outside", decode_of({200, 1, 64}), [code = code](Case& test) {
+      test.decode = true;
+      test.outside = code;
+    });
+  }
   if (small_only) return list;
   add("ragged", ragged, [](Case&) {});
   add("ragged, all keys", ragged, [](Case& test) { test.causal = false; });
@@ -218,6 +268,7 @@ std::vector<Case> cases(bool small_only) {
         test.heads_differ = true;
       }));
   add("one long sequence", decode_of({16000}), decoding([](Case&) {}));
+  add("long sequences", decode_of({9000, 16000, 12345, 64, 8000}), decoding([](Case& test) { test.kv_heads = 8; }));
   add("many short sequences", decode_of(std::vector<int>(300, 70)), decoding([](Case&) {}));
   add("shifted by 1e4", decode_of({900, 5000}), decoding([](Case& test) { test.shift_scores = true; }));
   const std::vector<Sequence> few{{3, 100}, {0, 50}, {1, 2000}, {5, 5}, {2, 1}, {4, 700}};
@@ -247,6 +298,7 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype =
       sizes[9] ? kv::DType::bf16 : kv::DType::f16;
   arguments.block_count = static_cast<int32_t>(sizes[10]);
+  arguments.slot_count = arguments.batch;
   arguments.query_token_stride = arguments.output_token_stride = sizes[3] * sizes[5];
   arguments.query_head_stride = arguments.output_head_stride = sizes[5];
   arguments.token_stride = sizes[5];
@@ -262,26 +314,30 @@ extern "C" int kv_attention(const int64_t* sizes, void* const* pointers, float s
   arguments.query_start = static_cast<const int32_t*>(pointers[8]);
   arguments.scale = scale;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  static const DeviceBuffer<kv::Fault> fault(1);
   const kv::Status status =
-      kernel == 1   ? kv::cuda::decode_attention(arguments, arguments.block_table, pointers[10], pointers[9], cuda_stream)
+      kernel == 1   ? kv::cuda::decode_attention(arguments, arguments.block_table, pointers[10], pointers[9],
+                                                 {fault.get()}, cuda_stream)
       : kernel == 2 ? kv::sm80::prefill_attention(arguments, arguments.block_table, cuda_stream)
                     : kv::sm90a::prefill_attention(arguments, arguments.block_table, pointers[9], cuda_stream);
   if (!status.ok()) std::printf("%s\n", status.message.c_str());
   return status.ok() ? 0 : 1;
 }
 
-// usage: attention-bench [small] [seed]
+// usage: attention-bench [all|small|decode|small-decode] [seed]
 int main(int argc, char** argv) {
-  const bool small_only = argc > 1 && std::string(argv[1]) == "small";
+  const std::string mode = argc > 1 ? argv[1] : "all";
   const unsigned seed = argc > 2 ? std::atoi(argv[2]) : std::random_device{}();
   std::mt19937 random(seed);
+  int passed = 0;
   int failed = 0;
-  const std::vector<Case> list = cases(small_only);
-  for (const Case& test : list) {
-    failed +=
+  for (const Case& test : cases(mode.find("small") != std::string::npos)) {
+    if (mode.find("decode") != std::string::npos && !test.decode) continue;
+    const int result =
         test.dtype == kv::DType::f16 ? run_case<__half>(test, random) : run_case<__nv_bfloat16>(test, random);
+    failed += result;
+    passed += 1 - result;
   }
-  std::printf("tests: %d passed, %d failed, 0 skipped (seed %u)\n", static_cast<int>(list.size()) - failed,
-              failed, seed);
+  std::printf("tests: %d passed, %d failed, 0 skipped (seed %u)\n", passed, failed, seed);
   return failed == 0 ? 0 : 1;
 }

@@ -7,27 +7,32 @@
 #include "runtime/device.h"
 
 namespace kv {
+namespace {
+
+Status no_room() {
+  return Status::failure(StatusCode::out_of_memory, "no room for decode attention's workspace");
+}
+
+Status decode_attention_any(const PagedAttentionArguments& given, ExecutionContext& context) {
+  void* workspace = context.queue->workspace(checked_tables_bytes(given));
+  if (workspace == nullptr) return no_room();
+  const CheckedTables tables(given, workspace);
+  const Status status = check_tables_cuda(given, tables, context);
+  return status.ok() ? attention_any_cuda(with_tables(given, tables), context) : status;
+}
+
+}  // namespace
 
 Status decode_attention_cuda(const PagedAttentionArguments& given, ExecutionContext& context) {
   if (given.batch == 0 || given.query_tokens == 0) return Status::success();
-  const bool fits = fits_tensor_cores(given, kDecodeBlockMultiple);
+  if (!fits_tensor_cores(given, kDecodeBlockMultiple)) return decode_attention_any(given, context);
   cuda::DecodeAttentionMemory memory{};
-  Status status;
-  if (fits) status = cuda::decode_attention_memory(given, &memory);
+  const Status status = cuda::decode_attention_memory(given, &memory);
   if (!status.ok()) return status;
-  void* counters = fits ? context.queue->zeroed_workspace(memory.counter_bytes) : nullptr;
-  const size_t tables_bytes = checked_tables_bytes(given);
-  auto* workspace = static_cast<char*>(context.queue->workspace(tables_bytes + memory.workspace_bytes));
-  if ((fits && counters == nullptr) || workspace == nullptr) {
-    return Status::failure(StatusCode::out_of_memory, "no room for decode attention's workspace");
-  }
-  const CheckedTables tables(given, workspace);
-  status = check_tables_cuda(given, tables, context);
-  if (!status.ok()) return status;
-  const PagedAttentionArguments arguments = with_tables(given, tables);
-  if (!fits) return attention_any_cuda(arguments, context);
-  return cuda::decode_attention(arguments, arguments.block_table, counters, workspace + tables_bytes,
-                                stream_of(context));
+  void* counters = context.queue->zeroed_workspace(memory.counter_bytes);
+  void* workspace = context.queue->workspace(memory.workspace_bytes);
+  if (counters == nullptr || workspace == nullptr) return no_room();
+  return cuda::decode_attention(given, given.block_table, counters, workspace, context.faults, stream_of(context));
 }
 
 }  // namespace kv

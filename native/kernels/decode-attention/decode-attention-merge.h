@@ -22,19 +22,23 @@ struct DecodePartial {
 // Four neighbouring dims of one row.
 class MergedPartial {
  public:
-  template <int kRows, int kHeadDim>
-  __device__ void add(const DecodePartial<kRows, kHeadDim>& partial, int row, int dim) {
-    const float other = partial.reference[row];
-    const float4 output = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
-    const float reference = fmaxf(reference_, other);
+  // Several partials at once, so that none waits for the one before it; a reference of minus infinity adds nothing.
+  template <int kCount>
+  __device__ void add(const float (&references)[kCount], const float (&sums)[kCount], const float4 (&outputs)[kCount]) {
+    float reference = reference_;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) reference = fmaxf(reference, references[i]);
     const float offset = reference == -INFINITY ? 0.0f : reference;
-    const float own_factor = ptx::exp2_approximate(reference_ - offset);
-    const float other_factor = ptx::exp2_approximate(other - offset);
-    sum_ = sum_ * own_factor + partial.sum[row] * other_factor;
-    output_.x = output_.x * own_factor + output.x * other_factor;
-    output_.y = output_.y * own_factor + output.y * other_factor;
-    output_.z = output_.z * own_factor + output.z * other_factor;
-    output_.w = output_.w * own_factor + output.w * other_factor;
+    scale(ptx::exp2_approximate(reference_ - offset));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float factor = ptx::exp2_approximate(references[i] - offset);
+      sum_ += sums[i] * factor;
+      output_.x += outputs[i].x * factor;
+      output_.y += outputs[i].y * factor;
+      output_.z += outputs[i].z * factor;
+      output_.w += outputs[i].w * factor;
+    }
     reference_ = reference;
   }
 
@@ -58,6 +62,11 @@ class MergedPartial {
   __device__ float log_sum_exp() const { return OnlineSoftmax::log_sum_exp(reference_, sum_); }
 
  private:
+  __device__ void scale(float factor) {
+    sum_ *= factor;
+    output_ = {output_.x * factor, output_.y * factor, output_.z * factor, output_.w * factor};
+  }
+
   float reference_ = -INFINITY;
   float sum_ = 0.0f;
   float4 output_ = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -68,19 +77,32 @@ template <int kWarps, int kRows, int kHeadDim>
 __device__ void merge_blocks(const DecodePartial<kRows, kHeadDim>* partials, int count, int rows,
                              DecodePartial<kRows, kHeadDim>& destination) {
   constexpr int kRowsAtOnce = 4;
+  constexpr int kAtOnce = 4;
   const int dim = threadIdx.x % 32 * 4;
   if (dim >= kHeadDim) return;
   for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce) {
     MergedPartial merged[kRowsAtOnce];
-#pragma unroll 4
-    for (int i = threadIdx.x / 32; i < count; i += kWarps) {
+    for (int first = threadIdx.x / 32; first < count; first += kWarps * kAtOnce) {
+      float references[kRowsAtOnce][kAtOnce];
+      float sums[kRowsAtOnce][kAtOnce];
+      float4 outputs[kRowsAtOnce][kAtOnce];
 #pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row)
-        merged[row].add(partials[i], min(first_row + row, rows - 1), dim);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const bool there = first + i * kWarps < count;
+        const auto& partial = partials[there ? first + i * kWarps : first];
+#pragma unroll
+        for (int j = 0; j < kRowsAtOnce; ++j) {
+          const int row = min(first_row + j, rows - 1);
+          references[j][i] = there ? partial.reference[row] : -INFINITY;
+          sums[j][i] = partial.sum[row];
+          outputs[j][i] = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kRowsAtOnce; ++j) merged[j].add(references[j], sums[j], outputs[j]);
     }
 #pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row)
-      merged[row].write(destination, min(first_row + row, rows - 1), dim);
+    for (int j = 0; j < kRowsAtOnce; ++j) merged[j].write(destination, min(first_row + j, rows - 1), dim);
   }
 }
 
@@ -90,9 +112,18 @@ __device__ void merge_warps(int rows, const PartialOf& partial_of, const Use& us
   for (int i = threadIdx.x; i < rows * kHeadDim / 4; i += 32 * kWarps) {
     const int row = i / (kHeadDim / 4);
     const int dim = i % (kHeadDim / 4) * 4;
-    MergedPartial merged;
+    float references[kWarps];
+    float sums[kWarps];
+    float4 outputs[kWarps];
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) merged.add(partial_of(warp), row, dim);
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const auto& partial = partial_of(warp);
+      references[warp] = partial.reference[row];
+      sums[warp] = partial.sum[row];
+      outputs[warp] = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
+    }
+    MergedPartial merged;
+    merged.add(references, sums, outputs);
     use(merged, row, dim);
   }
 }
@@ -133,16 +164,16 @@ class DecodeResults {
     merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
       merged.write(partials_[own], row, dim);
     });
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+      __threadfence();
       const unsigned arrived = atomicAdd(&arrivals_[entry.index], 1u) + 1;
       finishes_ = arrived == static_cast<unsigned>(count);
       if (finishes_) arrivals_[entry.index] = 0;
+      __threadfence();
     }
     __syncthreads();
     if (!finishes_) return;
-    __threadfence();
     merge_blocks<kWarps>(&partials_[first], count, entries_.rows(entry), partial_of_(threadIdx.x / 32));
     __syncthreads();
     write_output(entry);

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/paged-attention.h"
+#include "runtime/fault.h"
 
 namespace kv {
 
@@ -18,7 +19,16 @@ struct DecodeEntry {
   int pack;
 };
 
-template <int kUnitTokens, int kPackRows>
+// What the tables say of a cache head, each number read once.
+struct DecodeHead {
+  int32_t first_token;
+  int32_t end_token;
+  int32_t slot;
+  int32_t keys;
+};
+
+// With kAhead it reads past the first-level cache, what may yet change before the kernel's turn.
+template <int kUnitTokens, int kPackRows, bool kAhead = false>
 class DecodeEntries {
  public:
   __device__ explicit DecodeEntries(const PagedAttentionArguments& arguments)
@@ -26,25 +36,62 @@ class DecodeEntries {
 
   __device__ int cache_heads() const { return arguments_.batch * arguments_.kv_heads; }
 
+  // Whether rows and slot are inside their tensors; if not, nothing else may be asked of this cache head. Reports what
+  // leads outside to `faults`, if that is not null.
+  __device__ bool read_head(int cache_head, const FaultSink* faults, DecodeHead& head) const {
+    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
+    head = {read(start), read(start + 1), slot(cache_head), 0};
+    const bool ascends =
+        head.first_token >= 0 && head.end_token >= head.first_token && head.end_token <= arguments_.query_tokens;
+    if (!ascends || head.slot < 0 || head.slot >= arguments_.slot_count) {
+      if (faults == nullptr) return false;
+      if (ascends) {
+        report_fault(*faults, FaultCode::slot_out_of_range, head.slot, 0, arguments_.slot_count);
+      } else {
+        report_fault(*faults, FaultCode::rows_not_ascending, 0, 0, arguments_.query_tokens);
+      }
+      return false;
+    }
+    head.keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
+    if (fit(head.keys)) return true;
+    head.keys = 0;
+    if (faults != nullptr) report_fault(*faults, FaultCode::cache_overflow, head.slot);
+    return true;
+  }
+
+  // Whether the tables still say so, but for keys that add no unit. These reads do not wait for each other.
+  __device__ bool matches(int cache_head, const DecodeHead& head) const {
+    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
+    const int32_t first_token = read(start);
+    const int32_t end_token = read(start + 1);
+    const int32_t slot = this->slot(cache_head);
+    const int32_t keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
+    return first_token == head.first_token && end_token == head.end_token && slot == head.slot && fit(keys) &&
+           units_of(keys) == units_of(head.keys);
+  }
+
+  __device__ int packs(const DecodeHead& head) const { return packs_of(head.end_token - head.first_token); }
+  __device__ int units(const DecodeHead& head) const { return units_of(head.keys); }
+
   // The row of the block table and of the key counts.
-  __device__ int64_t table_row(int cache_head) const {
-    return int64_t{arguments_.slots[batch_entry(cache_head)]} * arguments_.kv_heads +
-           cache_head % arguments_.kv_heads;
+  __device__ int64_t table_row(int cache_head) const { return table_row(cache_head, slot(cache_head)); }
+  __device__ int64_t table_row(int cache_head, int32_t slot) const {
+    return int64_t{slot} * arguments_.kv_heads + cache_head % arguments_.kv_heads;
   }
-  __device__ int key_count(int cache_head) const { return arguments_.key_counts[table_row(cache_head)]; }
-  __device__ int packs(int cache_head) const {
-    return (queries(cache_head) * group_ + kPackRows - 1) / kPackRows;
+  // None where the table has no room for so many.
+  __device__ int key_count(int cache_head) const {
+    const int32_t keys = read(arguments_.key_counts + table_row(cache_head));
+    return fit(keys) ? keys : 0;
   }
+  __device__ int packs(int cache_head) const { return packs_of(queries(cache_head)); }
   // Of each pack. Without keys still one, so that the output is written.
-  __device__ int units(int cache_head) const {
-    return max(1, (key_count(cache_head) + kUnitTokens - 1) / kUnitTokens);
-  }
+  __device__ int units(int cache_head) const { return units_of(key_count(cache_head)); }
 
   __device__ int rows(const DecodeEntry& entry) const {
     return min(kPackRows, queries(entry.cache_head) * group_ - entry.pack * kPackRows);
   }
   __device__ int64_t token(const DecodeEntry& entry, int row) const {
-    return arguments_.query_start[batch_entry(entry.cache_head)] + query(entry, row);
+    return read(arguments_.query_start + batch_entry(entry.cache_head)) + query(entry, row);
   }
   __device__ int query_head(const DecodeEntry& entry, int row) const {
     return entry.cache_head % arguments_.kv_heads * group_ + (entry.pack * kPackRows + row) % group_;
@@ -67,10 +114,17 @@ class DecodeEntries {
   }
 
  private:
+  static __device__ int32_t read(const int32_t* number) { return kAhead ? __ldcg(number) : *number; }
+  __device__ int32_t slot(int cache_head) const { return read(arguments_.slots + batch_entry(cache_head)); }
+  __device__ int packs_of(int queries) const { return (queries * group_ + kPackRows - 1) / kPackRows; }
+  static __device__ int units_of(int32_t keys) { return max(1, (keys + kUnitTokens - 1) / kUnitTokens); }
+  __device__ bool fit(int32_t keys) const {
+    return keys >= 0 && keys <= int64_t{arguments_.table_width} * arguments_.block_tokens;
+  }
   __device__ int batch_entry(int cache_head) const { return cache_head / arguments_.kv_heads; }
   __device__ int queries(int cache_head) const {
     const int32_t* start = arguments_.query_start + batch_entry(cache_head);
-    return start[1] - start[0];
+    return read(start + 1) - read(start);
   }
   __device__ int query(const DecodeEntry& entry, int row) const {
     return (entry.pack * kPackRows + row) / group_;

@@ -17,6 +17,7 @@
 #include "kernels/warp-attention.h"
 #include "ptx/async-copy.h"
 #include "runtime/cuda-check.h"
+#include "runtime/fault.h"
 
 namespace kv::cuda {
 namespace {
@@ -27,8 +28,11 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kUnitTokens = kStepTokens * kWarps;
 constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kUnitsAhead = 2;  // of a block's span, that are fetched ahead of its turn
+constexpr int kFewUnits = 8;    // of a span that gains nothing by that
 
 using Entries = DecodeEntries<kUnitTokens, kPackRows>;
+using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true>;
 
 template <int kHeadDim>
 using Partial = DecodePartial<kPackRows, kHeadDim>;
@@ -50,7 +54,9 @@ struct SharedStorage {
     Partial<kHeadDim> partials[kWarps];
   };
   longlong2 warp_totals[kWarps];  // units, entries
+  int64_t units;
   DecodeEntry entry;
+  DecodeHead head;  // of the entry
   int64_t first_unit_of_entry;
   bool finishes_entry;
 };
@@ -60,6 +66,7 @@ struct Parameters {
   const int32_t* value_table;
   unsigned* arrivals;
   void* partials;
+  FaultSink faults;
 };
 
 // ---- Streaming: one warp's tokens of a segment. ----
@@ -67,13 +74,13 @@ struct Parameters {
 template <typename Element, int kHeadDim>
 class WarpStream {
  public:
-  __device__ WarpStream(const PagedAttentionArguments& arguments,
-                        Stage<Element, kHeadDim> (&ring)[kStages<kHeadDim>], const int32_t* key_table,
-                        const int32_t* value_table, int key_count, int first_unit, int end_unit)
-      : arguments_(arguments),
+  __device__ WarpStream(const Parameters& parameters, Stage<Element, kHeadDim> (&ring)[kStages<kHeadDim>],
+                        int64_t table_row, int key_count, int first_unit, int end_unit)
+      : arguments_(parameters.arguments),
+        faults_(parameters.faults),
         ring_(ring),
-        key_table_(key_table),
-        value_table_(value_table),
+        key_table_(arguments_.block_table + table_row * arguments_.table_width),
+        value_table_(parameters.value_table + table_row * arguments_.table_width),
         key_count_(key_count),
         lane_(threadIdx.x % 32),
         next_token_(first_unit * kUnitTokens + threadIdx.x / 32 * kStepTokens),
@@ -103,23 +110,31 @@ class WarpStream {
     next_value_block_ = value_table_[entry];
   }
 
+  // A block that the pool does not have is not read.
+  __device__ bool exists(int block) const {
+    if (block >= 0 && block < arguments_.block_count) return true;
+    report_fault(faults_, FaultCode::block_out_of_range, block);
+    return false;
+  }
+
   __device__ void request() {
     if (next_token_ < end_token_) {
       const int chunk = lane_ % kChunks;
       const int64_t in_block =
           int64_t{next_token_ % arguments_.block_tokens} * arguments_.token_stride + chunk * 8;
-      const Element* keys =
-          static_cast<const Element*>(arguments_.keys) + next_key_block_ * arguments_.block_stride + in_block;
-      const Element* values =
-          static_cast<const Element*>(arguments_.values) + next_value_block_ * arguments_.block_stride + in_block;
+      const int key_rows = next_token_ < key_count_ && exists(next_key_block_) ? key_count_ - next_token_ : 0;
+      const int value_rows = next_token_ < key_count_ && exists(next_value_block_) ? key_count_ - next_token_ : 0;
+      const Element* keys = static_cast<const Element*>(arguments_.keys) +
+                            (key_rows > 0 ? next_key_block_ : 0) * arguments_.block_stride + in_block;
+      const Element* values = static_cast<const Element*>(arguments_.values) +
+                              (value_rows > 0 ? next_value_block_ : 0) * arguments_.block_stride + in_block;
       Stage<Element, kHeadDim>& stage = ring_[write_stage_];
 #pragma unroll
       for (int i = 0; i < kStepTokens; i += kRowsAtOnce) {
         const int row = i + lane_ / kChunks;
-        const bool present = next_token_ + row < key_count_;
-        const int64_t offset = present ? row * arguments_.token_stride : 0;
-        ptx::async_copy_16(swizzled_chunk(stage.keys, row, chunk), keys + offset, present, policy_);
-        ptx::async_copy_16(swizzled_chunk(stage.values, row, chunk), values + offset, present, policy_);
+        const int64_t offset = row * arguments_.token_stride;
+        ptx::async_copy_16(swizzled_chunk(stage.keys, row, chunk), keys + offset, row < key_rows, policy_);
+        ptx::async_copy_16(swizzled_chunk(stage.values, row, chunk), values + offset, row < value_rows, policy_);
       }
       next_token_ += kUnitTokens;
       look_up();
@@ -129,6 +144,7 @@ class WarpStream {
   }
 
   const PagedAttentionArguments& arguments_;
+  const FaultSink& faults_;
   Stage<Element, kHeadDim> (&ring_)[kStages<kHeadDim>];
   const int32_t* key_table_;
   const int32_t* value_table_;
@@ -153,15 +169,20 @@ class Block {
         arguments_(parameters.arguments),
         shared_(shared),
         entries_(parameters.arguments),
-        begin_cache_head_(cache_heads_of_thread() * threadIdx.x),
-        spans_(count_units(), gridDim.x) {}
+        begin_cache_head_(min(cache_heads_of_thread() * static_cast<int>(threadIdx.x), entries_.cache_heads())),
+        end_cache_head_(min(begin_cache_head_ + cache_heads_of_thread(), entries_.cache_heads())) {}
 
   __device__ void run() {
+    prepare();
+    ptx::wait_for_previous_kernel();
+    if (!__syncthreads_and(unchanged())) {
+      if (!share_out(entries_, blockIdx.x == 0 ? &parameters_.faults : nullptr)) return;
+    }
+    if (begin_ == end_) return;
+    const DecodeSpans spans(shared_.units, gridDim.x);
     const int span = blockIdx.x;
-    if (span >= spans_.count()) return;
-    int64_t unit = spans_.first_unit(span);
-    const int64_t end = spans_.first_unit(span + 1);
-    find_entry(unit);
+    int64_t unit = begin_;
+    const int64_t end = end_;
     DecodeEntry entry = shared_.entry;
     int64_t entry_begin = shared_.first_unit_of_entry;
     const auto partial_of = [partials = shared_.partials](int warp) -> Partial<kHeadDim>& { return partials[warp]; };
@@ -176,9 +197,9 @@ class Block {
         results.write_output(entry);
       } else {
         // No two segments share the sum of span and entry.
-        const int first_span = spans_.span_of(entry_begin);
+        const int first_span = spans.span_of(entry_begin);
         results.contribute(entry, span + entry.index, first_span + entry.index,
-                           spans_.span_of(entry_end - 1) - first_span + 1);
+                           spans.span_of(entry_end - 1) - first_span + 1);
       }
       if (segment_end == end) break;
       __syncthreads();  // the partials give way to the ring
@@ -191,15 +212,38 @@ class Block {
  private:
   __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
 
-  // Of all entries. Each thread remembers where the units and entries of its own cache heads begin and end.
-  __device__ int64_t count_units() {
-    const int end_cache_head = min(begin_cache_head_ + cache_heads_of_thread(), entries_.cache_heads());
-    longlong2 own = {0, 0};
-    for (int cache_head = begin_cache_head_; cache_head < end_cache_head; ++cache_head) {
-      const int packs = entries_.packs(cache_head);
-      own.x += packs * entries_.units(cache_head);
-      own.y += packs;
+  // Shares the work out by what the tables say ahead of the kernel's turn, when they may still change, and brings what
+  // is read first to the second-level cache, which may still be written.
+  __device__ void prepare() {
+    prepared_ = cache_heads_of_thread() == 1 && share_out(EntriesAhead(arguments_), nullptr);
+    if (prepared_ && begin_ < end_) prefetch();
+  }
+
+  // Whether all is still as it was prepared.
+  __device__ bool unchanged() const {
+    if (!prepared_) return false;
+    if (first_lookup_ >= 0 && threadIdx.x % 32 == 0) {
+      ptx::prefetch_line(arguments_.block_table + first_lookup_);
+      ptx::prefetch_line(parameters_.value_table + first_lookup_);
     }
+    return begin_cache_head_ == end_cache_head_ || entries_.matches(begin_cache_head_, head_);
+  }
+
+  // Leaves the units of all entries in shared memory, with the entry that holds the first of this block's span. False
+  // when rows or slots lead outside.
+  template <typename AnyEntries>
+  __device__ bool share_out(const AnyEntries& entries, const FaultSink* faults) {
+    longlong2 own = {0, 0};  // units and entries of this thread's cache heads
+    bool inside = true;
+    for (int cache_head = begin_cache_head_; cache_head < end_cache_head_; ++cache_head) {
+      DecodeHead head;
+      inside = entries.read_head(cache_head, faults, head);
+      if (!inside) break;
+      if (cache_head == begin_cache_head_) head_ = head;
+      own.x += int64_t{entries.packs(head)} * entries.units(head);
+      own.y += entries.packs(head);
+    }
+    if (!__syncthreads_and(inside)) return false;
     longlong2 sum = own;
     for (int distance = 1; distance < 32; distance *= 2) {
       const longlong2 before = {__shfl_up_sync(0xffffffffu, sum.x, distance),
@@ -214,35 +258,62 @@ class Block {
       if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + other.x, sum.y + other.y};
       total += other.x;
     }
-    end_unit_ = sum.x;
-    begin_unit_ = sum.x - own.x;
-    begin_entry_ = static_cast<int>(sum.y - own.y);
-    return total;
+    if (threadIdx.x == 0) shared_.units = total;
+    const DecodeSpans spans(total, gridDim.x);
+    const int span = blockIdx.x;
+    begin_ = span < spans.count() ? spans.first_unit(span) : 0;
+    end_ = span < spans.count() ? spans.first_unit(span + 1) : 0;
+    if (begin_ < end_) find_entry(entries, begin_, sum.x - own.x, sum.x, static_cast<int>(sum.y - own.y));
+    __syncthreads();
+    return true;
   }
 
-  // Leaves the entry that holds `unit`, and the entry's first unit, in shared memory.
-  __device__ void find_entry(int64_t unit) {
-    if (begin_unit_ <= unit && unit < end_unit_) {
-      DecodeEntry entry = {begin_entry_, begin_cache_head_, 0};
-      while (entries_.packs(entry.cache_head) == 0) ++entry.cache_head;
-      int64_t first = begin_unit_;
-      for (int units = entries_.units(entry.cache_head); first + units <= unit;) {
-        first += units;
-        entry = entries_.next(entry);
-        units = entries_.units(entry.cache_head);
-      }
-      shared_.entry = entry;
-      shared_.first_unit_of_entry = first;
+  // Leaves the entry that holds `unit`, and the entry's first unit, in shared memory, if it is of this thread's cache
+  // heads, which are the units begin .. end - 1.
+  template <typename AnyEntries>
+  __device__ void find_entry(const AnyEntries& entries, int64_t unit, int64_t begin, int64_t end, int begin_entry) {
+    if (unit < begin || unit >= end) return;
+    DecodeEntry entry = {begin_entry, begin_cache_head_, 0};
+    DecodeHead head = head_;
+    for (;;) {
+      const int64_t units = int64_t{entries.packs(head)} * entries.units(head);
+      if (unit < begin + units) break;
+      begin += units;
+      entry.index += entries.packs(head);
+      entries.read_head(++entry.cache_head, nullptr, head);
     }
-    __syncthreads();
+    entry.pack = static_cast<int>((unit - begin) / entries.units(head));
+    entry.index += entry.pack;
+    shared_.entry = entry;
+    shared_.head = head;
+    shared_.first_unit_of_entry = begin + int64_t{entry.pack} * entries.units(head);
+  }
+
+  // Brings the first units of the block's span to the second-level cache, unless it is short.
+  __device__ void prefetch() {
+    const DecodeHead head = shared_.head;
+    if (head.keys == 0) return;
+    const int64_t row_start = entries_.table_row(shared_.entry.cache_head, head.slot) * arguments_.table_width;
+    const int64_t first_token = (begin_ - shared_.first_unit_of_entry) * kUnitTokens;
+    first_lookup_ = row_start + first_token / arguments_.block_tokens;
+    if (end_ - begin_ <= kFewUnits || arguments_.token_stride != kHeadDim) return;
+    const int piece_tokens = arguments_.block_tokens % kUnitTokens == 0 ? kUnitTokens : kStepTokens;
+    const int piece = threadIdx.x / 2;
+    const int64_t token = first_token + piece * piece_tokens;
+    if (piece * piece_tokens >= kUnitsAhead * kUnitTokens || token >= head.keys) return;
+    const bool of_keys = threadIdx.x % 2 == 0;
+    const int32_t* table = of_keys ? arguments_.block_table : parameters_.value_table;
+    const int block = __ldcg(table + row_start + token / arguments_.block_tokens);
+    if (block < 0 || block >= arguments_.block_count) return;
+    ptx::prefetch(static_cast<const Element*>(of_keys ? arguments_.keys : arguments_.values) +
+                      block * arguments_.block_stride + token % arguments_.block_tokens * kHeadDim,
+                  piece_tokens * kHeadDim * sizeof(Element));
   }
 
   // Leaves each warp's partial of these units in shared memory.
   __device__ void stream_segment(const DecodeEntry& entry, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
-    const int64_t row_start = entries_.table_row(entry.cache_head) * arguments_.table_width;
-    WarpStream<Element, kHeadDim> stream(arguments_, shared_.ring[warp], arguments_.block_table + row_start,
-                                         parameters_.value_table + row_start,
+    WarpStream<Element, kHeadDim> stream(parameters_, shared_.ring[warp], entries_.table_row(entry.cache_head),
                                          entries_.key_count(entry.cache_head), first_unit, end_unit);
     WarpAttention<Element, kHeadDim, kStepTokens> attention(arguments_.scale);
     set_rows(entry, attention);
@@ -254,7 +325,7 @@ class Block {
     }
     ptx::async_copy_wait<0>();
     __syncthreads();
-    write_partial(attention, shared_.partials[warp]);
+    write_partial(attention, entries_.rows(entry), shared_.partials[warp]);
     __syncthreads();
   }
 
@@ -275,13 +346,14 @@ class Block {
     }
   }
 
-  __device__ void write_partial(WarpAttention<Element, kHeadDim, kStepTokens>& attention,
+  __device__ void write_partial(WarpAttention<Element, kHeadDim, kStepTokens>& attention, int rows,
                                 Partial<kHeadDim>& partial) {
     attention.finish();
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + 8 * half;
+      if (row >= rows) continue;
       if (lane % 4 == 0) {
         partial.reference[row] = attention.softmax().reference(half);
         partial.sum[row] = attention.softmax().sum(half);
@@ -298,10 +370,13 @@ class Block {
   SharedStorage<Element, kHeadDim>& shared_;
   const Entries entries_;
   const int begin_cache_head_;  // of this thread's share
-  int begin_entry_;
-  int64_t begin_unit_;
-  int64_t end_unit_;
-  const DecodeSpans spans_;
+  const int end_cache_head_;
+  int64_t begin_ = 0;  // of this block's span
+  int64_t end_ = 0;
+  // What was prepared ahead of the kernel's turn.
+  bool prepared_ = false;
+  DecodeHead head_ = {};  // of this thread's first cache head
+  int64_t first_lookup_ = -1;  // in the block table; -1 if there is none
 };
 
 template <typename Element, int kHeadDim>
@@ -309,7 +384,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     decode_attention_kernel(const __grid_constant__ Parameters parameters) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Element, kHeadDim>*>(shared_memory);
-  ptx::follow_previous_kernel();
+  ptx::let_next_kernel_start();
   Block<Element, kHeadDim>(parameters, shared).run();
 }
 
@@ -361,13 +436,13 @@ Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeA
 }
 
 Status decode_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* counters,
-                        void* workspace, cudaStream_t stream) {
+                        void* workspace, FaultSink faults, cudaStream_t stream) {
   if (!fits_tensor_cores(arguments, kDecodeBlockMultiple)) {
     return Status::failure(StatusCode::capability,
                            "these tensors do not fit the tensor-core decode attention");
   }
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
-  const Parameters parameters{arguments, value_table, static_cast<unsigned*>(counters), workspace};
+  const Parameters parameters{arguments, value_table, static_cast<unsigned*>(counters), workspace, faults};
   return arguments.cache_dtype == DType::f16 ? launch_for_head_dim<__half>(parameters, stream)
                                              : launch_for_head_dim<__nv_bfloat16>(parameters, stream);
 }

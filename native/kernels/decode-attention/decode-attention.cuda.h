@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/paged-attention.h"
+#include "runtime/execution.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -24,9 +25,9 @@ Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeA
 
 // The arguments' block table names the blocks of keys, `value_table`, of the same shape and often the same, those of
 // values. Made for few queries in each batch entry. Takes what fits_tensor_cores(arguments, kDecodeBlockMultiple)
-// accepts; refuses the rest (capability).
+// accepts; refuses the rest (capability). Tables that lead outside are reported to `faults`, and not followed.
 Status decode_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* counters,
-                        void* workspace, cudaStream_t stream);
+                        void* workspace, FaultSink faults, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace kv

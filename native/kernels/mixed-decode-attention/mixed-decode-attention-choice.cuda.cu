@@ -37,7 +37,8 @@ Status mixed_decode_attention_cuda(const MixedAttentionArguments& given, Executi
   void* workspace = checked + tables_bytes;
   cudaStream_t stream = stream_of(context);
   if (dense) {
-    return cuda::decode_attention(as_plain_cache(arguments), arguments.value_table, counters, workspace, stream);
+    return cuda::decode_attention(as_plain_cache(arguments), arguments.value_table, counters, workspace, context.faults,
+                                  stream);
   }
   return major == 9 ? sm90a::mixed_decode_attention(arguments, counters, workspace, stream)
                     : sm80::mixed_decode_attention(arguments, counters, workspace, stream);

@@ -243,14 +243,41 @@ export async function checkRefusals(attention: Attention, open: () => Device, ra
   refuse(blocksWith({ values: device.tensor('f32', ['block', 'blockToken', 'dim'], cache.blocks.keys.shape) }), DTypeError);
   refuse(blocksWith({ keyCounts: device.tensor('i32', ['slot', 'kvHead'], [1, 3]) }), ShapeError);
 
-  const outside = {
-    slots: device.tensor('i32', ['batch'], [1], Int32Array.of(1)),
-    queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, 3)),
-    ...blocksWith({ keyCounts: device.tensor('i32', ['slot', 'kvHead'], [1, 1], Int32Array.of(1000)) }),
+  await checkTablesOutside(attention, device, random, { ...sizes, rowDType: 'f32' });
+  await checkTablesOutside(attention, device, random, { ...sizes, dim: 64, blockTokens: 16, rowDType: 'f16' });
+}
+
+/** A table that leads outside rejects the next wait. */
+async function checkTablesOutside(
+  attention: Attention,
+  device: Device,
+  random: Random,
+  sizes: AttentionSizes & { readonly rowDType: FloatDType },
+): Promise<void> {
+  const cache = randomCache(device, random, sizes);
+  const { blocks } = cache;
+  const shape = [2, 2, sizes.dim] as const;
+  const axes = ['token', 'queryHead', 'dim'] as const;
+  const good = {
+    query: device.tensor(sizes.rowDType, axes, shape),
+    output: device.tensor(sizes.rowDType, axes, shape),
+    blocks,
+    slots: device.tensor('i32', ['batch'], [1], cache.slots),
+    queryStart: device.tensor('i32', ['boundary'], [2], cache.queryStart),
+    scale: 1,
   };
-  for (const [name, value] of Object.entries(outside)) {
-    const other = device.createStream();
-    attention(other, { ...good, [name]: value });
-    await expect(other.synchronize()).rejects.toThrow(InvalidValueError);
+  const { blockTable, keyCounts } = blocks;
+  const unknown = new Int32Array(blockTable.shape.reduce((product, extent) => product * extent, 1)).fill(1 << 20);
+  const tooMany = new Int32Array(keyCounts.shape[0] * keyCounts.shape[1]).fill(1000);
+  for (const outside of [
+    { slots: device.tensor('i32', ['batch'], [1], Int32Array.of(9)) },
+    { queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, 3)) },
+    { blocks: { ...blocks, keyCounts: device.tensor('i32', ['slot', 'kvHead'], keyCounts.shape, tooMany) } },
+    { blocks: { ...blocks, blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], blockTable.shape, unknown) } },
+  ]) {
+    const stream = device.createStream();
+    attention(stream, { ...good, ...outside });
+    await expect(stream.synchronize()).rejects.toThrow(InvalidValueError);
   }
+  cache.dispose();
 }
