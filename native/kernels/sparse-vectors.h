@@ -67,32 +67,36 @@ inline VecInt picked_dims(uint32_t pick, int token, int head_dim) {
   return within | reinterpret_cast<VecInt>(swapped ? second : first);
 }
 
+#elif defined(__AVX2__)
+
+// Four kept dims of each of two tokens, of the same eight dims: of the four lanes of a register's half two are of
+// either token, and all of the same four dims.
+inline Vec load_kept_pair(const Half* first, const Half* second) {
+  const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(first));
+  const __m128i y = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second));
+  return _mm256_cvtph_ps(_mm_unpacklo_epi32(x, y));
+}
+inline Vec load_kept_pair(const Bfloat* first, const Bfloat* second) {
+  int64_t x;
+  int64_t y;
+  std::memcpy(&x, first, sizeof x);
+  std::memcpy(&y, second, sizeof y);
+  const __m256i both = _mm256_unpacklo_epi32(_mm256_set1_epi64x(x), _mm256_set1_epi64x(y));
+  const __m256i widened = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
+                                           -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+  return reinterpret_cast<Vec>(_mm256_shuffle_epi8(both, widened));
+}
+
+// Which of its four dims each lane of load_kept_pair is, in the lane's lowest two bits; what is above them has no
+// meaning. `word` holds the meta16 of both tokens, of 16 dims, of which the eight are the first or the second half.
+inline VecInt picked_dims_of_pair(uint32_t word, int half) {
+  const __m256i first = _mm256_setr_epi32(0, 2, 16, 18, 4, 6, 20, 22);
+  const __m256i second = _mm256_setr_epi32(8, 10, 24, 26, 12, 14, 28, 30);
+  const __m256i both = _mm256_set1_epi32(static_cast<int32_t>(word));
+  return reinterpret_cast<VecInt>(_mm256_srlv_epi32(both, half == 0 ? first : second));
+}
+
 #else
-
-#if defined(__AVX2__)
-// For each byte of metadata, the byte shuffle that spreads four elements of 16 bits over the eight dims that it is of.
-struct Spreads {
-  uint8_t of[256][16];
-};
-constexpr Spreads make_spreads() {
-  Spreads spreads = {};
-  for (int byte = 0; byte < 256; ++byte) {
-    for (int place = 0; place < 16; ++place) spreads.of[byte][place] = 128;  // a zero
-    for (int kept = 0; kept < 4; ++kept) {
-      const int dim = kept / 2 * 4 + (byte >> 2 * kept & 3);
-      spreads.of[byte][2 * dim] = static_cast<uint8_t>(2 * kept);
-      spreads.of[byte][2 * dim + 1] = static_cast<uint8_t>(2 * kept + 1);
-    }
-  }
-  return spreads;
-}
-alignas(16) constexpr Spreads kSpreads = make_spreads();
-
-inline __m256 widen(__m128i bits, Half) { return _mm256_cvtph_ps(bits); }
-inline __m256 widen(__m128i bits, Bfloat) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-#endif
 
 // The dims d .. d + kLanes - 1 of a key of a sparse block, zero where nothing is kept; d is a multiple of kLanes.
 template <class T>
@@ -100,52 +104,87 @@ inline Vec load_key(const T* non_zeros, const uint32_t* metadata, int token, int
   const Meta16Place place = key_meta16(token, d / 16, head_dim);
   const uint32_t meta = metadata[place.word] >> (place.shift + d % 16);
   const T* kept = non_zeros + key_non_zero(token, d / 2, head_dim);
-#if defined(__AVX2__)
-  const __m128i four = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kept));
-  const __m128i control = _mm_load_si128(reinterpret_cast<const __m128i*>(kSpreads.of[meta & 255]));
-  return widen(_mm_shuffle_epi8(four, control), T{});
-#else
   Vec dims = {};
   for (int n = 0; n < kLanes / 2; ++n) dims[n / 2 * 4 + static_cast<int>(meta >> 2 * n & 3)] = to_float(kept[n]);
   return dims;
-#endif
 }
 
 #endif  // __AVX512F__
 
-// The kept token `kept` of the dims d .. d + kLanes - 1 of a block of values; d is a multiple of kLanes.
+// Vector v of the dims from `first` on of a block of values: the j-th kept of the tokens 4 quad .. 4 quad + 3. `first`
+// is a multiple of two vectors.
 template <class T>
-inline Vec load_kept(const T* non_zeros, int kept, int d) {
+inline Vec load_kept(const T* non_zeros, int quad, int j, int first, int v) {
 #if defined(__AVX512F__)
   // Sixteen dims are two chunks, which the swizzle of an odd row has put in the other order.
-  const Vec both = load(non_zeros + value_non_zero(kept & ~1, d & ~8) + (kept & 1) * 64);
-  return (kept & 1) == 0 ? both : reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, both, both, 0x4e));
+  const Vec both = load(non_zeros + value_non_zero(2 * quad, first + v * kLanes) + j * 64);
+  return j == 0 ? both : reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, both, both, 0x4e));
+#elif defined(__AVX2__)
+  return load(non_zeros + value_non_zero(2 * quad, first + v / 2 * 16) + j * 64 + (v % 2 ^ j) * 8);
 #else
-  return load(non_zeros + value_non_zero(kept, d));
+  return load(non_zeros + value_non_zero(2 * quad + j, first + v * kLanes));
 #endif
 }
 
-// For each of the dims d .. d + kLanes - 1, the meta16 of a group of 16 tokens in the lane's lowest bits; what is
-// above them has no meaning.
-inline VecInt load_value_meta(const uint32_t* metadata, int d, int group) {
-#if defined(__AVX512F__)
-  const uint32_t* words = metadata + value_meta16(d, group).word;
-  const __m512i step = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-  const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
-  // The words that are wanted lie among 29.
-  const __m512i low = _mm512_loadu_si512(words);
-  const __m512i high = _mm512_maskz_loadu_epi32(0x1fff, words + 16);
-  const __m512i both = _mm512_permutex2var_epi32(low, step, high);
-  return reinterpret_cast<VecInt>(_mm512_maskz_srlv_epi32(kAllLanes, both, shift));
-#else
-  VecInt meta;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const Meta16Place place = value_meta16(d + lane, group);
-    meta[lane] = static_cast<int32_t>(metadata[place.word] >> place.shift);
+// The metadata of a block of values, for the dims from `first` on, a multiple of two vectors: each lane of at(v, group)
+// has the meta16 of a group of 16 tokens in its lowest bits; what is above them has no meaning.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+class ValueMeta {
+ public:
+  // Two vectors share words, so that transposing eight dims of four groups serves both.
+  ValueMeta(const uint32_t* metadata, int first) {
+    const uint32_t* words = metadata + value_meta16(first, 0).word;
+    __m256i dims[4];
+    for (int d = 0; d < 4; ++d) {
+      dims[d] = _mm256_loadu2_m128i(reinterpret_cast<const __m128i*>(words + 4 * (d + 4)),
+                                    reinterpret_cast<const __m128i*>(words + 4 * d));
+    }
+    const __m256i low01 = _mm256_unpacklo_epi32(dims[0], dims[1]);
+    const __m256i low23 = _mm256_unpacklo_epi32(dims[2], dims[3]);
+    const __m256i high01 = _mm256_unpackhi_epi32(dims[0], dims[1]);
+    const __m256i high23 = _mm256_unpackhi_epi32(dims[2], dims[3]);
+    groups_[0] = reinterpret_cast<VecInt>(_mm256_unpacklo_epi64(low01, low23));
+    groups_[1] = reinterpret_cast<VecInt>(_mm256_unpackhi_epi64(low01, low23));
+    groups_[2] = reinterpret_cast<VecInt>(_mm256_unpacklo_epi64(high01, high23));
+    groups_[3] = reinterpret_cast<VecInt>(_mm256_unpackhi_epi64(high01, high23));
   }
-  return meta;
+
+  VecInt at(int v, int group) const { return groups_[group] >> 16 * v; }
+
+ private:
+  VecInt groups_[4];
+};
+#else
+class ValueMeta {
+ public:
+  ValueMeta(const uint32_t* metadata, int first) : metadata_(metadata), first_(first) {}
+
+  VecInt at(int v, int group) const {
+    const int d = first_ + v * kLanes;
+#if defined(__AVX512F__)
+    const uint32_t* words = metadata_ + value_meta16(d, group).word;
+    const __m512i step = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
+    // The words that are wanted lie among 29.
+    const __m512i low = _mm512_loadu_si512(words);
+    const __m512i high = _mm512_maskz_loadu_epi32(0x1fff, words + 16);
+    const __m512i both = _mm512_permutex2var_epi32(low, step, high);
+    return reinterpret_cast<VecInt>(_mm512_maskz_srlv_epi32(kAllLanes, both, shift));
+#else
+    VecInt meta;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const Meta16Place place = value_meta16(d + lane, group);
+      meta[lane] = static_cast<int32_t>(metadata_[place.word] >> place.shift);
+    }
+    return meta;
 #endif
-}
+  }
+
+ private:
+  const uint32_t* metadata_;
+  int first_;
+};
+#endif
 
 // The same four floats in every four lanes.
 inline Vec load_quad(const float* p) {

@@ -61,9 +61,9 @@ async function inTurn(works) {
 }
 
 /** The stores of a policy's layers, one prompt appended to each. */
-function filled(factory, [queryHeads, kvHeads, headDim], layers, tokens, rows) {
+function filled({ prefill, store: factory }, [queryHeads, kvHeads, headDim], layers, tokens, rows) {
   const all = Array.from({ length: layers }, (_, index) => ({ index, queryHeads, kvHeads, headDim }));
-  const stores = factory.create(all, { device, slots: 1, tokensPerSlot: tokens, tokens });
+  const stores = factory.create(all, { device, slots: 1, tokensPerSlot: tokens, tokens, prefill });
   const fill = (store) => {
     const batch = core.createRowBatch(device, stream, [{ slot: 0, position: 0, rows: tokens }]);
     store.release(stream, 0);
@@ -78,56 +78,56 @@ function filled(factory, [queryHeads, kvHeads, headDim], layers, tokens, rows) {
 
 const queryAxes = ['token', 'queryHead', 'dim'];
 
-async function decodeRows({ heads, layers }, tokens) {
+async function decodeRows({ heads, layers }, tokens, dtype) {
   const [queryHeads, kvHeads, headDim] = heads;
   const rows = normals(['token', 'kvHead', 'dim'], [tokens, kvHeads, headDim]);
   const query = normals(queryAxes, [1, queryHeads, headDim]);
   const output = device.tensor('f32', queryAxes, [1, queryHeads, headDim]);
   const batch = core.createRowBatch(device, stream, [{ slot: 0, position: tokens - 1, rows: 1 }]);
   const caches = [
-    core.densePagedStore({ dtype: 'f16' }),
-    ...settings.map((shares) => hieraSparseStore({ ...shares, dtype: 'f16' })),
+    core.densePagedStore({ dtype }),
+    ...settings.map((shares) => hieraSparseStore({ ...shares, dtype })),
   ];
-  const works = caches.map((factory) => {
-    const { stores } = filled(factory, heads, layers, tokens, rows);
+  const works = caches.map((cache) => {
+    const { stores } = filled({ store: cache }, heads, layers, tokens, rows);
     for (const store of stores) store.finishPrefill?.(stream, 0);
     const step = (store) => store.startDecode(stream, { batch, query, output, scale: headDim ** -0.5 })();
     return { stores, work: () => stores.forEach(step) };
   });
   const times = await inTurn(works);
   for (const each of [...works.flatMap(({ stores }) => stores), rows, query, output]) each.dispose();
-  return rowsOf('decode', heads, tokens, times, 1.4);
+  return rowsOf('decode', heads, tokens, dtype, times, 1.4);
 }
 
-async function prefillRows({ heads }, tokens) {
+async function prefillRows({ heads }, tokens, dtype) {
   const [queryHeads, kvHeads, headDim] = heads;
   const rows = normals(['token', 'kvHead', 'dim'], [tokens, kvHeads, headDim]);
   const query = normals(queryAxes, [tokens, queryHeads, headDim]);
   const output = device.tensor('f32', queryAxes, [tokens, queryHeads, headDim]);
   const batch = core.createRowBatch(device, stream, [{ slot: 0, position: 0, rows: tokens }]);
   const policies = [
-    { prefill: core.densePrefill(), store: core.densePagedStore({ dtype: 'f16' }) },
+    { prefill: core.densePrefill(), store: core.densePagedStore({ dtype }) },
     ...settings.map((shares) => ({
       prefill: hieraSparsePrefill(shares),
-      store: hieraSparseStore({ ...shares, dtype: 'f16' }),
+      store: hieraSparseStore({ ...shares, dtype }),
     })),
   ];
-  const works = policies.map(({ prefill, store: factory }) => {
-    const { stores, fill } = filled(factory, heads, 1, tokens, rows);
+  const works = policies.map((policy) => {
+    const { stores, fill } = filled(policy, heads, 1, tokens, rows);
     const [store] = stores;
     const call = { store, batch, query, keys: rows, values: rows, output, scale: headDim ** -0.5 };
-    return { stores, prepare: () => fill(store), work: () => prefill.attend(stream, call) };
+    return { stores, prepare: () => fill(store), work: () => policy.prefill.attend(stream, call) };
   });
   const times = await inTurn(works);
   for (const each of [...works.flatMap(({ stores }) => stores), rows, query, output]) each.dispose();
-  return rowsOf('prefill, pruning and compression included,', heads, tokens, times, 1);
+  return rowsOf('prefill, pruning and compression included,', heads, tokens, dtype, times, 1);
 }
 
 /** One row a setting; the last, all sparse, has a target: this many times as fast as dense. */
-function rowsOf(what, [queryHeads, kvHeads, headDim], tokens, [dense, ...others], faster) {
-  const shapes = `${queryHeads}/${kvHeads} heads of ${headDim}, ${tokens} tokens, f16 cache`;
+function rowsOf(what, [queryHeads, kvHeads, headDim], tokens, dtype, [dense, ...others], faster) {
+  const shapes = `${queryHeads}/${kvHeads} heads of ${headDim}, ${tokens} tokens, ${dtype} cache`;
   return settings.map(({ keys, values }, index) => ({
-    measure: `${what} S_K = ${keys}, S_V = ${values}, ${queryHeads}/${kvHeads} heads of ${headDim}, ${tokens} tokens, ${threads} threads`,
+    measure: `${what} S_K = ${keys}, S_V = ${values}, ${queryHeads}/${kvHeads} heads of ${headDim}, ${tokens} tokens, ${dtype}, ${threads} threads, ${device.instructionSet}`,
     shapes,
     device: 'cpu',
     kind: 'measured',
@@ -142,8 +142,10 @@ function rowsOf(what, [queryHeads, kvHeads, headDim], tokens, [dense, ...others]
 }
 
 const results = [];
-for (const model of models) results.push(...(await decodeRows(model, 16_384)));
-for (const model of models) results.push(...(await prefillRows(model, 4096)));
+for (const dtype of ['f16', 'bf16']) {
+  for (const model of models) results.push(...(await decodeRows(model, 16_384, dtype)));
+}
+for (const model of models) results.push(...(await prefillRows(model, 4096, 'f16')));
 keepRows('mixed-attention-cpu', TITLE, results);
 for (const { measure, result, reference } of results) {
   const ratio = reference.median / result.median;

@@ -71,12 +71,55 @@ void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const u
     }
   }
 }
+#elif defined(__AVX2__)
+// Sums over the lanes of either token, of two vectors whose lanes are those of load_kept_pair: to[0] and to[1] are of
+// the first tokens, to[8] and to[9] of the second.
+inline void store_sums_of_pairs(Vec a, Vec b, float* to) {
+  const Vec sums = shuffle(a, b, [](int i) { return (i & 4) + (i & 1) * 2 + (i & 2) / 2 * kLanes; }) +
+                   shuffle(a, b, [](int i) { return (i & 4) + (i & 1) * 2 + 1 + (i & 2) / 2 * kLanes; });
+  Quad halves[2];
+  std::memcpy(halves, &sums, sizeof halves);
+  const Quad total = halves[0] + halves[1];
+  const float in_order[4] = {total[0], total[2], total[1], total[3]};
+  std::memcpy(to, in_order, 2 * sizeof(float));
+  std::memcpy(to + 8, in_order + 2, 2 * sizeof(float));
+}
 
-template <int kRows, class T>
-void score_sparse(const float* queries, const SparseBlock<T>& keys, const uint32_t* picks, int dim, float* scores,
-                  int64_t score_stride) {
-  const auto score = dim == 128 ? score_sparse_dims<kRows, 128, T> : score_sparse_dims<kRows, 64, T>;
-  score(queries, keys, picks, scores, score_stride);
+// As above; the tokens t and t + 8 of 16, whose metadata share a word, are scored together.
+template <int kRows, int kDim, class T>
+void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t*, float* scores,
+                       int64_t score_stride) {
+  constexpr int kPairs = kRows > 2 ? 2 : 4;  // that are in flight together
+  for (int n = 0; n < kMixedBlockTokens; n += 2 * kPairs) {
+    keys.ahead.fetch(n * kDim, 2 * kPairs * kDim);
+    const int token = n / 16 * 16 + n % 16 / 2;
+    const uint32_t* words = keys.metadata + key_meta16(token, 0, kDim).word;
+    Vec totals[kRows][kPairs] = {};
+    for (int group = 0; group < kDim / 16; ++group) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        Vec query[kRows];
+#pragma GCC unroll 4
+        for (int row = 0; row < kRows; ++row) query[row] = load(queries + row * kDim + 16 * group + 8 * half);
+#pragma GCC unroll 4
+        for (int pair = 0; pair < kPairs; ++pair) {
+          const T* first = keys.non_zeros + key_non_zero(token + pair, 8 * group, kDim) + 4 * half;
+          const Vec kept = load_kept_pair(first, first + 4 * kDim);
+          const uint32_t word = words[key_meta16(pair, group, kDim).word];
+          const VecInt dims = picked_dims_of_pair(word, half);
+#pragma GCC unroll 4
+          for (int row = 0; row < kRows; ++row) totals[row][pair] += pick(query[row], dims) * kept;
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 2
+      for (int pair = 0; pair < kPairs; pair += 2) {
+        store_sums_of_pairs(totals[row][pair], totals[row][pair + 1], scores + row * score_stride + token + pair);
+      }
+    }
+  }
 }
 #else
 template <class T>
@@ -90,12 +133,21 @@ struct SparseKeyRun : SparseBlock<T> {
   void fetch_next(int token, int, int) const { this->ahead.fetch(token * dim, dim); }
 };
 
+template <int kRows, int kDim, class T>
+void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t*, float* scores,
+                       int64_t score_stride) {
+  score_run<kRows>(queries, SparseKeyRun<T>(keys, kDim), kDim, scores, score_stride);
+}
+#endif
+
 template <int kRows, class T>
-void score_sparse(const float* queries, const SparseBlock<T>& keys, const uint32_t*, int dim, float* scores,
+void score_sparse(const float* queries, const SparseBlock<T>& keys, const uint32_t* picks, int dim, float* scores,
                   int64_t score_stride) {
-  score_run<kRows>(queries, SparseKeyRun<T>(keys, dim), dim, scores, score_stride);
+  const auto score = dim == 128 ? score_sparse_dims<kRows, 128, T> : score_sparse_dims<kRows, 64, T>;
+  score(queries, keys, picks, scores, score_stride);
 }
 
+#if !defined(__AVX512F__)
 inline void load_picks(const uint32_t*, int, uint32_t*) {}
 #endif
 
@@ -109,12 +161,11 @@ void add_sparse_columns(const float* weights, int64_t weight_stride, const Spars
 #pragma GCC unroll 4
     for (int v = 0; v < kSparseVectors; ++v) totals[row][v] = load(output + row * dim + first + v * kLanes);
   }
+  const ValueMeta meta(values.metadata, first);
   for (int group = 0; group < 4; ++group) {
     VecInt index[kSparseVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kSparseVectors; ++v) {
-      index[v] = load_value_meta(values.metadata, first + v * kLanes, group);
-    }
+    for (int v = 0; v < kSparseVectors; ++v) index[v] = meta.at(v, group);
     for (int quad = 4 * group; quad < 4 * group + 4; ++quad) {
       const int columns = kSparseVectors * kLanes;
       values.ahead.fetch(4 * (quad * dim + first), 4 * columns);
@@ -122,12 +173,13 @@ void add_sparse_columns(const float* weights, int64_t weight_stride, const Spars
       for (int j = 0; j < 2; ++j) {
         Vec loaded[kSparseVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kSparseVectors; ++v) {
-          loaded[v] = load_kept(values.non_zeros, 2 * quad + j, first + v * kLanes);
-        }
+        for (int v = 0; v < kSparseVectors; ++v) loaded[v] = load_kept(values.non_zeros, quad, j, first, v);
+        const float* of_quad = weights + 4 * quad;
+        // Of 16 registers none is left to keep the weights for the second j: they are loaded again.
+        if (kLanes == 8) asm volatile("" : "+r"(of_quad));
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {
-          const Vec four = load_quad(weights + row * weight_stride + 4 * quad);
+          const Vec four = load_quad(of_quad + row * weight_stride);
 #pragma GCC unroll 4
           for (int v = 0; v < kSparseVectors; ++v) totals[row][v] += pick(four, index[v]) * loaded[v];
         }
