@@ -184,6 +184,18 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(steps.store.bytes().device).toBe(0);
   });
 
+  it('reads a second prompt as sparse as the first, behind what is sparser by now', async () => {
+    const steps = run({ keys: 1, values: 1 }, hieraSparsePrefill({ values: 1 }));
+    await steps.check(chunk(0, 0, 400), 'prefill', pruneTo(0, 1));
+    steps.finishPrefill(0, pruneTo(1, 1));
+    for (const position of [400, 650]) {
+      steps.heads[0]?.forEach(pruneTo(1, 1));
+      await steps.check(chunk(0, position, 250), 'prefill', pruneTo(0, 1));
+    }
+    await steps.check(chunk(0, 900, 1), 'decode', pruneTo(1, 1));
+    expect(steps.store.bytes().device).toBe(steps.heads.flat().reduce((sum, head) => sum + head.bytes(), 0));
+  });
+
   it('refuses to copy what the device alone knows the order of', async () => {
     const steps = run({ keys: 0.5, values: 0.5 });
     await steps.step(chunk(0, 0, 600), 'prefill');

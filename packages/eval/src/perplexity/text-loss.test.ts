@@ -43,6 +43,8 @@ describe('textLoss', () => {
       expect(Math.abs(chunked.crossEntropy - whole.crossEntropy)).toBeLessThan(1e-4);
       const behind = await textLoss(large, ids, { contextTokens: 200 });
       expect(behind.tokens).toBe(100);
+      const inSmallSteps = await textLoss(large, ids, { contextTokens: 200, chunkTokens: 7 });
+      expect(Math.abs(inSmallSteps.crossEntropy - behind.crossEntropy)).toBeLessThan(1e-4);
       const before = await textLoss(large, ids.subarray(0, 200));
       const joined = (before.crossEntropy * 199 + behind.crossEntropy * 100) / 299;
       expect(Math.abs(joined - whole.crossEntropy)).toBeLessThan(1e-4);
@@ -65,5 +67,6 @@ describe('textLoss', () => {
         await expect(textLoss(runner, ids, { contextTokens })).rejects.toThrow(InvalidValueError);
       }
       await expect(textLoss(runner, new Int32Array(100).fill(5))).rejects.toThrow(InvalidValueError);
+      await expect(textLoss(runner, ids, { chunkTokens: 0 })).rejects.toThrow(InvalidValueError);
     }));
 });

@@ -32,6 +32,11 @@ export interface LossOptions {
    * counts is how well the rest is predicted from what was kept. Default: 1, the beginning-of-text token.
    */
   readonly contextTokens?: number;
+  /**
+   * Tokens of a step behind the context; where what a token sees depends on its chunk, few are more like an answer.
+   * Default: the runner's largest batch.
+   */
+  readonly chunkTokens?: number;
   /** Default: keeps everything. */
   readonly select?: KvSelector;
   readonly signal?: AbortSignal;
@@ -45,7 +50,7 @@ export interface LossOptions {
 export async function textLoss(
   runner: Runner,
   ids: Int32Array,
-  { contextTokens = 1, select = observing(0), signal }: LossOptions = {},
+  { contextTokens = 1, chunkTokens = runner.maxBatchRows, select = observing(0), signal }: LossOptions = {},
 ): Promise<TextLoss> {
   if (!Number.isInteger(contextTokens) || contextTokens < 1 || contextTokens >= ids.length) {
     throw new InvalidValueError(
@@ -53,13 +58,19 @@ export async function textLoss(
       { subject: 'contextTokens', given: contextTokens, wanted: ids.length - 1 },
     );
   }
+  if (!Number.isInteger(chunkTokens) || chunkTokens < 1 || chunkTokens > runner.maxBatchRows) {
+    throw new InvalidValueError(
+      `chunkTokens is ${chunkTokens}; it must be a whole number from 1 to ${runner.maxBatchRows}, the runner's largest batch.`,
+      { subject: 'chunkTokens', given: chunkTokens, wanted: runner.maxBatchRows },
+    );
+  }
   using sequence = runner.openSequence({ select });
   runner.checkTokens(sequence, ids);
   using first = await prefill(runner, sequence, ids.subarray(0, contextTokens), signal ? { signal } : {});
   const losses = [...(await tokenLosses(runner, first, ids.subarray(contextTokens, contextTokens + 1)))];
-  for (let start = contextTokens; start < ids.length - 1; start += runner.maxBatchRows) {
+  for (let start = contextTokens; start < ids.length - 1; start += chunkTokens) {
     signal?.throwIfAborted();
-    const end = Math.min(start + runner.maxBatchRows, ids.length - 1);
+    const end = Math.min(start + chunkTokens, ids.length - 1);
     using batch = runner.createBatch([{ sequence, ids: ids.subarray(start, end), phase: 'prefill' }]);
     runner.embed(batch);
     await runner.runLayers(batch, 0, runner.model.config.layers);

@@ -64,13 +64,14 @@ export class HeadBlocks {
     return this.#rules.sinkBlocks + this.#candidates;
   }
 
-  get #shares(): Shares {
+  /** What of the range is to be sparse before a step. */
+  get shares(): Shares {
     return this.#finished ? this.#rules.after : this.#rules.prompt;
   }
 
-  /** Whether a block that leaves its pair now needs a single. */
-  needsSingle(operand: KvOperand): boolean {
-    return anySparse(this.#rules.prompt) && this.#shares[operand] < 1;
+  /** Whether a block needs a single when it leaves its pair, of which this share becomes sparse. */
+  needsSingle(share: number): boolean {
+    return anySparse(this.#rules.prompt) && share < 1;
   }
 
   /** What the head may come to need, beside pairs, with so many blocks more, or less. */
@@ -100,10 +101,10 @@ export class HeadBlocks {
     this.#finished = true;
   }
 
-  /** Whether the range reaches `endBlock` and nothing of it is to become sparse. */
-  settled(endBlock: number): boolean {
-    if (!anySparse(this.#shares)) return true;
-    return endBlock <= this.endBlock && operands.every((operand) => this.#missing(operand) <= 0);
+  /** Whether the range reaches `endBlock` and is as sparse as it is to be. */
+  settled(endBlock: number, shares: Shares): boolean {
+    if (!anySparse(shares)) return true;
+    return endBlock <= this.endBlock && operands.every((operand) => this.#missing(operand, shares[operand]) <= 0);
   }
 
   /** Puts the blocks below `endBlock`, but for the sinks, in the range of prunings; returns the pairs of the new ones. */
@@ -118,11 +119,11 @@ export class HeadBlocks {
     this.#dense[operand].push(...places);
   }
 
-  /** Brings the sparse share of the range up to what it is to be; undefined when it is that already. */
-  prune(operand: KvOperand): HeadPruning | undefined {
+  /** Brings the sparse part of the range up to `share`; undefined when it is that already. */
+  prune(operand: KvOperand, share: number): HeadPruning | undefined {
     const { pools, sinkBlocks } = this.#rules;
     const sparse = this.#sparse[operand];
-    const count = this.#missing(operand);
+    const count = this.#missing(operand, share);
     if (count <= 0) return undefined;
     const dense = this.#dense[operand].sort((a, b) => a - b);
     const sparseIds = pools.sparse[operand].ids.allocate(count);
@@ -203,8 +204,8 @@ export class HeadBlocks {
   }
 
   /** How many sparse blocks the range lacks. */
-  #missing(operand: KvOperand): number {
-    return Math.round(this.#shares[operand] * this.#candidates) - this.#sparse[operand].length;
+  #missing(operand: KvOperand, share: number): number {
+    return Math.round(share * this.#candidates) - this.#sparse[operand].length;
   }
 
   /** The pairs of which candidates hold a half, or both. */

@@ -48,6 +48,7 @@ interface Place {
 /** New candidates of a kv head of a slot, from that block on. */
 interface Extension extends Place {
   readonly blocks: HeadBlocks;
+  readonly shares: Shares;
   readonly pairs: readonly number[];
 }
 
@@ -136,10 +137,8 @@ export class HieraSparseStore implements KvStore {
       prefillAttention(stream, { ...rows, blocks: this.#asDense() });
       return;
     }
-    this.#prune(
-      stream,
-      batch.entries.map(({ slot }) => slot),
-    );
+    const all = batch.entries.map(({ slot }) => slot);
+    this.#prune(stream, all, sparsity);
     mixedPrefillAttention(stream, { ...rows, ...this.#mixedCache() });
   }
 
@@ -264,22 +263,23 @@ export class HieraSparseStore implements KvStore {
     };
   }
 
-  /** Brings the full blocks of slots, between sinks and local window, to their sparsity. */
-  #prune(stream: Stream, slots: readonly number[]): void {
+  /** Brings the full blocks of slots, between sinks and local window, to a sparsity; default: to what theirs is now. */
+  #prune(stream: Stream, slots: readonly number[], sparsity?: Shares): void {
     const { localWindow, masks } = this.#parts;
     const extensions: Extension[] = [];
     for (const slot of slots) {
       for (const [kvHead, blocks] of this.#headsOf(slot).entries()) {
         const endBlock = Math.floor(((this.#counts[slot]?.[kvHead] ?? 0) - localWindow) / blockTokens);
-        if (blocks.settled(endBlock)) continue;
+        const shares = sparsity ?? blocks.shares;
+        if (blocks.settled(endBlock, shares)) continue;
         const firstBlock = blocks.endBlock;
-        extensions.push({ slot, kvHead, blocks, firstBlock, pairs: blocks.extendRange(endBlock) });
+        extensions.push({ slot, kvHead, blocks, shares, firstBlock, pairs: blocks.extendRange(endBlock) });
       }
     }
     for (const operand of operands) {
       this.#place(stream, operand, extensions);
-      const prunings = extensions.flatMap(({ slot, kvHead, blocks }) => {
-        const pruning = blocks.prune(operand);
+      const prunings = extensions.flatMap(({ slot, kvHead, blocks, shares }) => {
+        const pruning = blocks.prune(operand, shares[operand]);
         return pruning === undefined ? [] : [{ slot, kvHead, ...pruning }];
       });
       if (prunings.length === 0) continue;
@@ -298,10 +298,10 @@ export class HieraSparseStore implements KvStore {
     const { pools } = this.#parts;
     const from: number[][] = [];
     const to: number[][] = [];
-    for (const { slot, kvHead, blocks, firstBlock, pairs } of extensions) {
+    for (const { slot, kvHead, blocks, shares, firstBlock, pairs } of extensions) {
       if (pairs.length === 0) continue;
       const places = pools.placesOf(operand, pairs);
-      if (!blocks.needsSingle(operand)) {
+      if (!blocks.needsSingle(shares[operand])) {
         blocks.place(operand, places);
         continue;
       }

@@ -16,20 +16,22 @@ describeOnDevices('pools', ({ open }: TestDevice) => {
     { sparsity: { keys: 0.5, values: 1 }, equation6: 1.488 },
     { sparsity: { keys: 0.5, values: 0.5 }, equation6: 1.28 },
     { sparsity: { values: 1 }, equation6: 1.28 },
-  ])('reserve the bytes of compressed blocks: $sparsity', ({ sparsity, equation6 }) => {
-    const device = open();
+  ])('reserve the bytes of compressed blocks: $sparsity', async ({ sparsity, equation6 }) => {
     const tokens = 65_536;
     const layers = [layer, { ...layer, index: 1 }];
-    const capacity = { device, slots: 1, tokensPerSlot: tokens, tokens, batchRows: 512 };
-    const reserved = (factory: KvStoreFactory, prefill = hieraSparsePrefill(sparsity)) => {
+    const prefill = hieraSparsePrefill(sparsity);
+    const reserved = async (factory: KvStoreFactory) => {
+      const device = open();
+      const capacity = { device, slots: 1, tokensPerSlot: tokens, tokens, batchRows: 512, prefill };
       const before = device.memory().live;
-      const stores = factory.create(layers, { ...capacity, prefill });
+      const stores = factory.create(layers, capacity);
       const bytes = device.memory().live - before;
       for (const store of stores) store.dispose();
+      await device.defaultStream.synchronize();
       expect(device.memory().live).toBe(before);
       return bytes;
     };
-    const ratio = reserved(densePagedStore()) / reserved(hieraSparseStore(sparsity));
+    const ratio = (await reserved(densePagedStore())) / (await reserved(hieraSparseStore(sparsity)));
     // Of 1,024 blocks six stay outside the range of prunings, nine are those of a step, and of two shares four round.
     expect(ratio).toBeLessThan(equation6);
     expect(ratio).toBeGreaterThan(equation6 * (1 - 0.045));
