@@ -1,71 +1,74 @@
-// Right answers and perplexity of the small model with each sparsity of a HieraSparse cache, as a table. Needs built
-// packages; about ten minutes on two cores.
+// Asks the small model's questions, and measures its perplexity, with each sparsity of a HieraSparse cache, and writes a
+// JSON line for each result. What a file holds already is not measured again. Needs built packages; an hour on one core.
+// store-rows.mjs makes rows of what this wrote.
 //
-//   node tools/bench/retrieval/stores.mjs [--examples 5] [--lengths 4096] [--texts 8]
+//   node tools/bench/retrieval/stores.mjs --out raw.jsonl [--examples 6] [--texts 4] [--threads 1] [--device cpu]
+import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import {
-  encodeExample,
-  evaluateRetrieval,
-  readRetrievalExamples,
-  readTexts,
-  textLoss,
-} from '../../../packages/eval/dist/index.js';
-import { hieraSparsePrefill, hieraSparseStore } from '../../../packages/hierasparse/dist/index.js';
-import { Model } from '../../../packages/model/dist/index.js';
-import { kvPolicy } from '../../../packages/sparse-core/dist/index.js';
+import { encodeExample, readRetrievalExamples, readTexts, textLoss } from '../../../packages/eval/dist/index.js';
+import { generateTokens, Model } from '../../../packages/model/dist/index.js';
+import { createDevice, kvPolicy } from '../../../packages/sparse-core/dist/index.js';
+import { settings } from './store-settings.mjs';
 
 const { values } = parseArgs({
   options: {
-    examples: { type: 'string', default: '5' },
-    lengths: { type: 'string', default: '4096' },
-    texts: { type: 'string', default: '8' },
+    out: { type: 'string' },
+    examples: { type: 'string', default: '6' },
+    texts: { type: 'string', default: '4' },
+    threads: { type: 'string', default: '1' },
+    device: { type: 'string', default: 'cpu' },
   },
 });
-const settings = {
-  dense: undefined,
-  'S_V = 1': { values: 1 },
-  'S_K = 1': { keys: 1 },
-  'S_K = S_V = 0.5': { keys: 0.5, values: 0.5 },
-  'S_K = S_V = 1': { keys: 1, values: 1 },
-};
+const length = 4096;
 const folder = fileURLToPath(new URL('../../../models/needle-8m', import.meta.url));
-const lengths = values.lengths.split(',').map(Number);
-const chosen = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`)).filter(
-  ({ id, length }) => lengths.includes(length) && Number(id.split('-').at(-1)) < Number(values.examples),
-);
-const texts = (await readTexts(`${folder}/eval/ppl.jsonl.gz`)).slice(0, Number(values.texts));
-const tasks = [...new Set(chosen.map(({ task }) => task))];
+const numberOf = ({ id }) => Number(id.split('-').at(-1));
 
-const model = await Model.open(folder);
-const examples = [];
-for (const example of chosen) examples.push(await encodeExample(model.tokenizer, example));
+const known = existsSync(values.out) ? readFileSync(values.out, 'utf8').trimEnd().split('\n') : [];
+const done = new Set(known.map((line) => JSON.parse(line)).map(({ setting, item }) => `${setting} ${item}`));
 
-console.log(`${examples.length} examples of ${values.lengths} tokens; ${texts.length} texts, half of 8,192 tokens read first\n`);
-console.log(`| cache | ${tasks.join(' | ')} | all | KV bytes | perplexity |`);
-console.log(`|---|${'---:|'.repeat(tasks.length + 3)}`);
-for (const [name, sparsity] of Object.entries(settings)) {
-  const policy = kvPolicy(sparsity && { prefill: hieraSparsePrefill({}), store: hieraSparseStore(sparsity) });
-  const runner = model.createRunner({ policy, sequences: 3, contextTokens: 8256 });
-  const results = [];
-  for (const example of examples) {
-    const whole = [{ name, select: () => undefined }];
-    results.push(...(await evaluateRetrieval(runner, example, whole, { moments: ['question-aware'] })));
+/** Whether greedy decoding gives the whole answer, and what the cache held when the prompt was read. */
+async function ask(runner, { prompt, answer }) {
+  let [kvBytes, count] = [undefined, 0];
+  for await (const { id } of generateTokens(runner, prompt, { maxTokens: answer.length, endIds: [] })) {
+    kvBytes ??= runner.kvBytes.device;
+    if (id !== answer[count]) break;
+    count++;
   }
-  const losses = [];
-  for (const text of texts) {
-    const ids = await model.tokenizer.encode(text);
-    losses.push((await textLoss(runner, ids, { contextTokens: ids.length / 2 })).crossEntropy);
-  }
-  runner.dispose();
-  const share = (some) => ((100 * some.filter(({ right }) => right).length) / some.length).toFixed(0);
-  const mean = (numbers) => numbers.reduce((sum, number) => sum + number, 0) / numbers.length;
-  const cells = [
-    ...tasks.map((task) => share(results.filter((each) => each.task === task))),
-    share(results),
-    (mean(results.map(({ kvBytes }) => kvBytes)) / 2 ** 20).toFixed(1) + ' MiB',
-    Math.exp(mean(losses)).toFixed(3),
-  ];
-  console.log(`| ${[name, ...cells].join(' | ')} |`);
+  return { right: count === answer.length, kvBytes };
 }
+
+/** Measures every item under every setting, an item at a time: a run that is cut short is still balanced. */
+async function measureAll(items, contextTokens, measure) {
+  const runners = settings.map(({ parts }) => model.createRunner({ policy: kvPolicy(parts()), contextTokens }));
+  for (const { item, ...input } of items) {
+    for (const [index, { name }] of settings.entries()) {
+      if (done.has(`${name} ${item}`)) continue;
+      const result = await measure(runners[index], input);
+      appendFileSync(values.out, `${JSON.stringify({ setting: name, item, ...result })}\n`);
+    }
+    console.error(item);
+  }
+  for (const runner of runners) runner.dispose();
+}
+
+const model = await Model.open(folder, {
+  device: createDevice({ kind: values.device, threads: Number(values.threads) }),
+});
+const texts = (await readTexts(`${folder}/eval/ppl.jsonl.gz`)).slice(0, Number(values.texts));
+const losses = texts.map((text, index) => ({ item: `text ${index}`, text }));
+await measureAll(losses, 8256, async (runner, { text }) => {
+  const ids = await model.tokenizer.encode(text);
+  // Steps of one block: a token sees as much of its neighbourhood dense as one of an answer does.
+  const { crossEntropy, tokens } = await textLoss(runner, ids, { contextTokens: ids.length / 2, chunkTokens: 64 });
+  return { crossEntropy, tokens };
+});
+const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
+  .filter((example) => example.length === length && numberOf(example) < Number(values.examples))
+  .sort((one, other) => numberOf(one) - numberOf(other))
+  .map((example) => ({ item: example.id, example }));
+await measureAll(examples, length + 64, async (runner, { example }) => ({
+  task: example.task,
+  ...(await ask(runner, await encodeExample(model.tokenizer, example))),
+}));
 model.dispose();
