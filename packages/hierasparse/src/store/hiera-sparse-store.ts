@@ -133,13 +133,11 @@ export class HieraSparseStore implements KvStore {
     this.#expectPrompts(sparsity);
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale, causal: true };
-    if (this.#alwaysDense) {
-      prefillAttention(stream, { ...rows, blocks: this.#asDense() });
-      return;
-    }
     const all = batch.entries.map(({ slot }) => slot);
     this.#prune(stream, all, sparsity);
-    mixedPrefillAttention(stream, { ...rows, ...this.#mixedCache() });
+    const blocks = this.denseBlocks(all);
+    if (blocks === undefined) mixedPrefillAttention(stream, { ...rows, ...this.#mixedCache() });
+    else prefillAttention(stream, { ...rows, blocks });
   }
 
   startDecode(stream: Stream, { batch, query, output, scale }: DecodeCall): FinishDecode {

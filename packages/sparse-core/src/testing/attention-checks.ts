@@ -259,7 +259,7 @@ async function checkTablesOutside(
   const shape = [2, 2, sizes.dim] as const;
   const axes = ['token', 'queryHead', 'dim'] as const;
   const good = {
-    query: device.tensor(sizes.rowDType, axes, shape),
+    query: device.tensor(sizes.rowDType, axes, shape, random.elements(sizes.rowDType, 4 * sizes.dim)),
     output: device.tensor(sizes.rowDType, axes, shape),
     blocks,
     slots: device.tensor('i32', ['batch'], [1], cache.slots),
