@@ -1,4 +1,5 @@
-// The kernel that checks a batch's tables, whatever its blocks are. Device code.
+// Whether a batch's tables lead outside: what kernels ask of an entry, and the kernel that checks all of a batch,
+// whatever its blocks are. Device code.
 #pragma once
 
 #include "kernels/cuda-elements.h"
@@ -14,6 +15,16 @@ struct TableCheck {
   CheckedTables tables;
   FaultSink faults;
 };
+
+inline __device__ bool rows_ascend(const PagedBatch& b, int entry) {
+  const int32_t first = b.query_start[entry];
+  const int32_t end = b.query_start[entry + 1];
+  return first >= 0 && end >= first && end <= b.query_tokens;
+}
+
+inline __device__ bool slot_exists(const PagedBatch& b, int entry) {
+  return b.slots[entry] >= 0 && b.slots[entry] < b.slot_count;
+}
 
 // What one block, of a batch entry and kv head, writes; an empty table has no rows, and no keys in slot 0.
 inline __device__ void write_tables(const CheckedTables& to, const PagedBatch& b, int entry, int head, bool empty, int32_t count) {
@@ -38,10 +49,8 @@ __global__ void __launch_bounds__(kCheckThreads)
   bool ascends = true;
   bool known = true;
   for (int i = thread; i < b.batch; i += kCheckThreads) {
-    const int32_t first = b.query_start[i];
-    const int32_t last = b.query_start[i + 1];
-    ascends = ascends && first >= 0 && last >= first && last <= b.query_tokens;
-    known = known && b.slots[i] >= 0 && b.slots[i] < b.slot_count;
+    ascends = ascends && rows_ascend(b, i);
+    known = known && slot_exists(b, i);
   }
   ascends = __syncthreads_and(ascends);
   known = __syncthreads_and(known);

@@ -1,4 +1,5 @@
 #include "kernels/append-kv/append-kv.h"
+#include "kernels/check-tables.h"
 #include "kernels/cuda-elements.h"
 #include "kernels/overlapped-launch.cuda.h"
 #include "runtime/device.h"
@@ -9,16 +10,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kBlockRows = 16;
-
-__device__ bool rows_ascend(const AppendKvArguments& a, int entry) {
-  const int32_t first = a.query_start[entry];
-  const int32_t end = a.query_start[entry + 1];
-  return first >= 0 && end >= first && end <= a.query_tokens;
-}
-
-__device__ bool slot_exists(const AppendKvArguments& a, int entry) {
-  return a.slots[entry] >= 0 && a.slots[entry] < a.slot_count;
-}
 
 // This thread's share of looking whether the batch is sound and the rows of one entry have room; says why not.
 __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache_head, FaultSink faults) {

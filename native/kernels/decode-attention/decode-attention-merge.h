@@ -128,6 +128,19 @@ __device__ void merge_warps(int rows, const PartialOf& partial_of, const Use& us
   }
 }
 
+// The output of four neighbouring dims of an entry's row, and with the first of them its log-sum-exp.
+template <typename Element, typename Entries>
+__device__ void write_row(const PagedAttentionArguments& arguments, const Entries& entries, const DecodeEntry& entry,
+                          const MergedPartial& merged, int row, int dim) {
+  const int64_t token = entries.token(entry, row);
+  const int head = entries.query_head(entry, row);
+  merged.write_mean(static_cast<Element*>(arguments.output) + token * arguments.output_token_stride +
+                    head * arguments.output_head_stride + dim);
+  if (arguments.log_sum_exp != nullptr && dim == 0) {
+    arguments.log_sum_exp[token * arguments.query_heads + head] = merged.log_sum_exp();
+  }
+}
+
 // Turns the partials of a block's warps, partial_of(warp), into results. All threads of a block call it.
 template <typename Element, int kRows, int kHeadDim, int kWarps, typename Entries, typename PartialOf>
 class DecodeResults {
@@ -148,13 +161,7 @@ class DecodeResults {
   // Of an entry that is this block's alone.
   __device__ void write_output(const DecodeEntry& entry) {
     merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
-      const int64_t token = entries_.token(entry, row);
-      const int head = entries_.query_head(entry, row);
-      merged.write_mean(static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
-                        head * arguments_.output_head_stride + dim);
-      if (arguments_.log_sum_exp != nullptr && dim == 0) {
-        arguments_.log_sum_exp[token * arguments_.query_heads + head] = merged.log_sum_exp();
-      }
+      write_row<Element>(arguments_, entries_, entry, merged, row, dim);
     });
   }
 

@@ -124,13 +124,7 @@ class MixedDecodeBlock {
         merged.write(*partial, row, dim);
         return;
       }
-      const int64_t token = line_.token(entry, row);
-      const int head = line_.query_head(entry, row);
-      merged.write_mean(static_cast<Element*>(arguments_.output) + token * arguments_.output_token_stride +
-                        head * arguments_.output_head_stride + dim);
-      if (arguments_.log_sum_exp != nullptr && dim == 0) {
-        arguments_.log_sum_exp[token * arguments_.query_heads + head] = merged.log_sum_exp();
-      }
+      write_row<Element>(arguments_, line_, entry, merged, row, dim);
     };
     merge_warps<kWarps, kHeadDim>(line_.rows(entry), [this](int warp) -> Partial& { return partial_of(warp); }, use);
   }
