@@ -9,8 +9,8 @@ const HEADLINES = [
   ['attention-h200', 'prefill 8x32768', 'H200: prefill attention, 8 prompts of 32K tokens'],
   ['attention-h200', 'prefill 1x131072', 'H200: prefill attention, one of 128K'],
   ['attention-h200', 'decode 8x32768', 'H200: decode attention, 8 sequences of 32K'],
+  ['hierasparse-h200', 'decode 8x32768 S_K = S_V = 1', 'H200: decode attention, 8 of 32K in 2:4 sparse blocks'],
   ['attention-h200', 'decode 1x131072', 'H200: decode attention, one of 128K'],
-  ['hierasparse-h200', 'decode 8x32768 S_K = S_V = 1', 'H200: the same 8 sequences in 2:4 sparse blocks'],
   ['linear-h200', 'layers of a block, rows: 1', 'H200: linear layers of a Llama 8B block, one row'],
   ['selection-h200', 'HBW-KV, 131072 tokens before the window, capacity 1024', 'H200: choosing 1,024 of 128K tokens, one layer'],
 ];
