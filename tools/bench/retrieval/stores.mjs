@@ -1,8 +1,9 @@
 // Asks the small model's questions, and measures its perplexity, with each sparsity of a HieraSparse cache, and writes a
-// JSON line for each result. What a file holds already is not measured again. Needs built packages; an hour on one core.
-// store-rows.mjs makes rows of what this wrote.
+// JSON line for each result. What a file holds already is not measured again. Needs built packages, or the test kit;
+// shards may run at the same time. store-rows.mjs makes rows of what this wrote.
 //
-//   node tools/bench/retrieval/stores.mjs --out raw.jsonl [--examples 6] [--texts 4] [--threads 1] [--device cpu]
+//   node tools/bench/retrieval/stores.mjs --out raw.jsonl [--device cuda] [--threads 1] [--shard 0/4]
+//     [--texts 24] [--lengths 4096,8192] [--examples 40]
 import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -14,17 +15,22 @@ import { settings } from './store-settings.mjs';
 const { values } = parseArgs({
   options: {
     out: { type: 'string' },
-    examples: { type: 'string', default: '6' },
-    texts: { type: 'string', default: '4' },
-    threads: { type: 'string', default: '1' },
     device: { type: 'string', default: 'cpu' },
+    threads: { type: 'string', default: '1' },
+    shard: { type: 'string', default: '0/1' },
+    texts: { type: 'string', default: '24' },
+    lengths: { type: 'string', default: '4096,8192' },
+    // Of each task and length.
+    examples: { type: 'string', default: '40' },
   },
 });
-const length = 4096;
+const [shard, shards] = values.shard.split('/').map(Number);
+const lengths = values.lengths.split(',').map(Number);
 const folder = fileURLToPath(new URL('../../../models/needle-8m', import.meta.url));
 const numberOf = ({ id }) => Number(id.split('-').at(-1));
+const ownShare = (items) => items.filter((_, index) => index % shards === shard);
 
-const known = existsSync(values.out) ? readFileSync(values.out, 'utf8').trimEnd().split('\n') : [];
+const known = existsSync(values.out) ? readFileSync(values.out, 'utf8').split('\n').filter(Boolean) : [];
 const done = new Set(known.map((line) => JSON.parse(line)).map(({ setting, item }) => `${setting} ${item}`));
 
 /** Whether greedy decoding gives the whole answer, and what the cache held when the prompt was read. */
@@ -39,13 +45,15 @@ async function ask(runner, { prompt, answer }) {
 }
 
 /** Measures every item under every setting, an item at a time: a run that is cut short is still balanced. */
-async function measureAll(items, contextTokens, measure) {
+async function measureAll(items, contextTokens, encode, measure) {
   const runners = settings.map(({ parts }) => model.createRunner({ policy: kvPolicy(parts()), contextTokens }));
-  for (const { item, ...input } of items) {
+  for (const { item, input } of items) {
+    const encoded = await encode(input);
     for (const [index, { name }] of settings.entries()) {
       if (done.has(`${name} ${item}`)) continue;
-      const result = await measure(runners[index], input);
-      appendFileSync(values.out, `${JSON.stringify({ setting: name, item, ...result })}\n`);
+      const result = await measure(runners[index], encoded);
+      const line = { setting: name, item, device: values.device, ...result };
+      appendFileSync(values.out, `${JSON.stringify(line)}\n`);
     }
     console.error(item);
   }
@@ -55,20 +63,30 @@ async function measureAll(items, contextTokens, measure) {
 const model = await Model.open(folder, {
   device: createDevice({ kind: values.device, threads: Number(values.threads) }),
 });
+const { tokenizer } = model;
+
 const texts = (await readTexts(`${folder}/eval/ppl.jsonl.gz`)).slice(0, Number(values.texts));
-const losses = texts.map((text, index) => ({ item: `text ${index}`, text }));
-await measureAll(losses, 8256, async (runner, { text }) => {
-  const ids = await model.tokenizer.encode(text);
-  // Steps of one block: a token sees as much of its neighbourhood dense as one of an answer does.
-  const { crossEntropy, tokens } = await textLoss(runner, ids, { contextTokens: ids.length / 2, chunkTokens: 64 });
-  return { crossEntropy, tokens };
-});
+await measureAll(
+  ownShare(texts.map((text, index) => ({ item: `text ${index}`, input: text }))),
+  8256,
+  (text) => tokenizer.encode(text),
+  async (runner, ids) => {
+    // Steps of one block: a token sees as much of its neighbourhood dense as one of an answer does.
+    const { crossEntropy, tokens } = await textLoss(runner, ids, { contextTokens: ids.length / 2, chunkTokens: 64 });
+    return { crossEntropy, tokens };
+  },
+);
+
 const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
-  .filter((example) => example.length === length && numberOf(example) < Number(values.examples))
-  .sort((one, other) => numberOf(one) - numberOf(other))
-  .map((example) => ({ item: example.id, example }));
-await measureAll(examples, length + 64, async (runner, { example }) => ({
-  task: example.task,
-  ...(await ask(runner, await encodeExample(model.tokenizer, example))),
-}));
+  .filter((example) => lengths.includes(example.length) && numberOf(example) < Number(values.examples))
+  .sort((one, other) => numberOf(one) - numberOf(other) || one.length - other.length);
+await measureAll(
+  ownShare(examples.map((example) => ({ item: example.id, input: example }))),
+  Math.max(...lengths) + 64,
+  (example) => encodeExample(tokenizer, example),
+  async (runner, example) => {
+    const { task, length } = example;
+    return { task, length, ...(await ask(runner, example)) };
+  },
+);
 model.dispose();
