@@ -1,4 +1,5 @@
-// Makes docs/benchmarks.md, one chart a file and the README's table from the rows in docs/benchmarks/*.json.
+// Makes docs/benchmarks.md, one chart a file, and tables of the README and of methods' pages, from the rows in
+// docs/benchmarks/*.json.
 //
 //   node tools/bench/report.mjs            writes them
 //   node tools/bench/report.mjs --check    fails when what is committed is not what the rows say
@@ -7,9 +8,11 @@ import { fileURLToPath } from 'node:url';
 import { ratioChart } from './chart.mjs';
 import { withHeadlines } from './headlines.mjs';
 import { RESULTS_FOLDER } from './results.mjs';
+import { withWholeModel } from './whole-model.mjs';
 
 const PAGE = fileURLToPath(new URL('../../docs/benchmarks.md', import.meta.url));
 const README = fileURLToPath(new URL('../../README.md', import.meta.url));
+const HIERASPARSE = fileURLToPath(new URL('../../docs/methods/hierasparse.md', import.meta.url));
 const KINDS = ['measured', 'simulated', 'small-model'];
 const FIELDS = ['measure', 'shapes', 'device', 'kind', 'unit', 'better', 'result', 'date', 'machine'];
 
@@ -95,6 +98,7 @@ function outputs() {
   const texts = new Map([
     [PAGE, [INTRODUCTION, ...files.map(section)].join('\n')],
     [README, withHeadlines(readFileSync(README, 'utf8'), files)],
+    [HIERASPARSE, withWholeModel(readFileSync(HIERASPARSE, 'utf8'), files)],
   ]);
   for (const { name, title, rows } of files) {
     const bars = rows.filter(inChart).map((row) => ({

@@ -1,48 +1,64 @@
 // Times a model on a GPU: prompts of arbitrary token ids, then answers. Prints rows for docs/benchmarks, one a line. In
 // the test kit:
-//   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024,32768:hierasparse-k1-v1]
-//     [--answer-tokens 64] [--rows 8192]
-// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps or a policy of `kv`; prompts take
-// turns.
+//   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024,32768:hierasparse-k1-v1]... [--rounds 3]
+//     [--seconds 60] [--answer-tokens 64] [--rows 8192] [--device cuda]
+// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps, a policy of `kv`, or the sparsity
+// of a HieraSparse cache from the prompt on, such as v1 or k0.5-v1. Prompts of one list take turns, until so many rounds
+// are done or so many seconds have passed; those of the next list begin when the memory of these is given back.
 import { readdirSync, readFileSync } from 'node:fs';
+import { setTimeout } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { createPolicy } from '../../packages/cli/dist/policies.js';
 import { hbw } from '../../packages/hbw-select/dist/index.js';
+import { hieraSparsePrefill, hieraSparseStore } from '../../packages/hierasparse/dist/index.js';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
 import { createDevice, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { summarise } from '../bench/results.mjs';
 
 const { values, positionals } = parseArgs({
   options: {
-    prompts: { type: 'string', default: '32768,1024,32768:1024,32768:hierasparse-k1-v1' },
+    prompts: { type: 'string', multiple: true, default: ['32768,1024,32768:1024,32768:hierasparse-k1-v1'] },
+    rounds: { type: 'string', default: '3' },
+    seconds: { type: 'string', default: '60' },
     'answer-tokens': { type: 'string', default: '64' },
     rows: { type: 'string', default: '8192' },
+    device: { type: 'string', default: 'cuda' },
   },
   allowPositionals: true,
 });
-const [answerTokens, maxBatchRows] = [values['answer-tokens'], values.rows].map(Number);
+const [answerTokens, maxBatchRows, rounds] = [values['answer-tokens'], values.rows, values.rounds].map(Number);
 
-const device = createDevice({ kind: 'cuda' });
+const device = createDevice({ kind: values.device });
+const heldBytes = () => device.memory().live + device.memory().scratch;
 const opened = performance.now();
 const model = await Model.open(positionals[0], { device });
 await device.defaultStream.synchronize();
 const openSeconds = (performance.now() - opened) / 1000;
+const weightBytes = heldBytes();
 const { config } = model;
 
 /** What stands behind a prompt's colon: its policy, and how its rows say so. */
 function policyOf(cut) {
-  if (cut === undefined) return { policy: kvPolicy(), suffix: '' };
-  if (/^\d+$/.test(cut)) return { policy: kvPolicy({ select: hbw({ capacity: Number(cut) }) }), suffix: `, ${cut} kept` };
-  return { policy: createPolicy(cut), suffix: `, ${cut}` };
+  if (cut === undefined) return { policy: kvPolicy(), name: 'dense' };
+  if (/^\d+$/.test(cut)) return { policy: kvPolicy({ select: hbw({ capacity: Number(cut) }) }), name: `${cut} kept` };
+  const sparsity = /^(?:k(?<keys>[\d.]+))?-?(?:v(?<values>[\d.]+))?$/.exec(cut)?.groups;
+  if (sparsity === undefined) return { policy: createPolicy(cut), name: cut };
+  const [keys, values] = [sparsity.keys ?? 0, sparsity.values ?? 0].map(Number);
+  const parts = { prefill: hieraSparsePrefill({ keys, values }), store: hieraSparseStore({ keys, values }) };
+  const shares = [keys > 0 && `S_K = ${keys}`, values > 0 && `S_V = ${values}`].filter(Boolean);
+  return { policy: kvPolicy(parts), name: `${shares.join(', ')} from the prompt on` };
 }
 
 /** A prompt with a runner of its own. */
 function createCase(text) {
   const [tokens, cut] = text.split(':');
   const promptTokens = Number(tokens);
-  const { policy, suffix } = policyOf(cut);
+  const { policy, name } = policyOf(cut);
+  const before = heldBytes();
   const runner = model.createRunner({ policy, contextTokens: promptTokens + answerTokens, maxBatchRows });
+  const bytes = heldBytes() - before;
   const ids = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
-  return { runner, ids, name: `${promptTokens} tokens of prompt, ${runner.activations}${suffix}`, answers: [] };
+  return { runner, ids, policy: name, bytes, mostBytes: bytes, answers: [] };
 }
 
 /** Processor time in ms: of the JavaScript thread, and of all others of the process. */
@@ -57,48 +73,86 @@ function threadTimes() {
 
 /**
  * The times of one answer in ms: to its first token, of each later one, and what the host does for each of those that
- * follow the second.
+ * follow the second; and the bytes of its cache at the end. Keeps account of the memory that the case holds.
  */
-async function answer({ runner, ids }) {
+async function answer(each, ids = each.ids) {
+  const { runner } = each;
+  const before = heldBytes();
+  let [most, kvBytes] = [before, 0];
+  const onProgress = () => (most = Math.max(most, heldBytes()));
   const milliseconds = [];
   const host = [];
-  for await (const token of generateTokens(runner, ids, { maxTokens: answerTokens, endIds: [] })) {
+  for await (const token of generateTokens(runner, ids, { maxTokens: answerTokens, endIds: [], onProgress })) {
     milliseconds.push(token.milliseconds);
     if (milliseconds.length === 2 || token.finishReason !== null) host.push(threadTimes());
+    onProgress();
+    kvBytes = runner.kvBytes.device;
   }
+  each.mostBytes = Math.max(each.mostBytes, each.bytes + most - before);
+  each.bytes += heldBytes() - before;
   const [first, ...later] = milliseconds;
   const share = (thread) => (host[1][thread] - host[0][thread]) / (later.length - 1);
-  return { first, later, host: { script: share('script'), native: share('native') } };
+  return { first, later, kvBytes, host: { script: share('script'), native: share('native') } };
 }
 
-function row({ runner, ids, name }, measure, samples) {
-  const sorted = samples.toSorted((a, b) => a - b);
-  const result = { median: sorted[sorted.length >> 1], low: sorted[0], high: sorted.at(-1), samples: sorted.length };
+/** The figures of a case: what each row is called, its unit, and the samples. */
+function figuresOf({ answers, mostBytes }) {
+  return [
+    ['first token', 'ms', answers.map(({ first }) => first)],
+    ['each later token', 'ms', answers.flatMap(({ later }) => later)],
+    ['processor time of the JavaScript thread, each later token', 'ms', answers.map(({ host }) => host.script)],
+    ['processor time of all other threads, each later token', 'ms', answers.map(({ host }) => host.native)],
+    ['key/value cache', 'GiB', answers.map(({ kvBytes }) => kvBytes / 2 ** 30)],
+    ['device memory with weights', 'GiB', [(weightBytes + mostBytes) / 2 ** 30]],
+  ];
+}
+
+/** Median and spread, to as many digits as are worth printing. */
+function summary(samples) {
+  const { samples: count, ...figures } = summarise(samples);
+  const entries = Object.entries(figures).map(([name, value]) => [name, Number(value.toPrecision(4))]);
+  return { ...Object.fromEntries(entries), samples: count };
+}
+
+/** The rows of a case; `dense` is that of a prompt of its length, with which it took turns. */
+function rowsOf(each, dense) {
+  const { runner, ids, policy } = each;
   const { layers, hiddenSize, intermediateSize, queryHeads, kvHeads, headDim, vocabularySize } = config;
   const model = { layers, hiddenSize, intermediateSize, queryHeads, kvHeads, headDim, vocabularySize };
-  return {
-    measure: `${measure}, ${name}`,
-    shapes: { ...model, dtype: runner.activations, promptTokens: ids.length, maxBatchRows },
-    ...{ device: 'cuda', kind: 'measured', unit: 'ms', better: 'lower', result },
+  const shapes = { ...model, dtype: runner.activations, promptTokens: ids.length, maxBatchRows, policy };
+  const names = [`${ids.length} tokens of prompt`, runner.activations, policy].filter((name) => name !== 'dense');
+  const references = dense === undefined || dense === each ? [] : figuresOf(dense);
+  return figuresOf(each).map(([measure, unit, samples], index) => ({
+    measure: [measure, ...names].join(', '),
+    ...{ shapes, device: values.device, kind: 'measured', unit, better: 'lower', result: summary(samples) },
+    ...(references[index] && { reference: { name: 'dense', ...summary(references[index][2]) } }),
     ...{ date: new Date().toISOString().slice(0, 10), machine: device.name },
-  };
+  }));
 }
 
-const cases = values.prompts.split(',').map(createCase);
-for (const each of cases) await answer(each);
-for (let round = 0; round < 3; round += 1) {
-  for (const each of cases) each.answers.push(await answer(each));
+/** Waits until what was disposed has been given back, on threads of its own. */
+async function memoryIsBack() {
+  for (let [bytes, wait] = [-1, 0]; bytes !== heldBytes() && wait < 100; wait += 1) {
+    bytes = heldBytes();
+    await setTimeout(50);
+  }
 }
-for (const each of cases) {
-  const { answers } = each;
-  const rows = [
-    row(each, 'first token', answers.map(({ first }) => first)),
-    row(each, 'each later token', answers.flatMap(({ later }) => later)),
-    row(each, 'processor time of the JavaScript thread, each later token', answers.map(({ host }) => host.script)),
-    row(each, 'processor time of all other threads, each later token', answers.map(({ host }) => host.native)),
-  ];
-  for (const measured of rows) console.log(JSON.stringify(measured));
-  each.runner.dispose();
+
+for (const prompts of values.prompts) {
+  const cases = prompts.split(',').map(createCase);
+  // The first steps bring kernels in place, and record those of answers.
+  for (const each of cases) await answer(each, each.ids.subarray(0, 2 * maxBatchRows));
+  const started = performance.now();
+  const isTime = () => performance.now() - started < 1000 * Number(values.seconds);
+  for (let round = 0; round < rounds && (round === 0 || isTime()); round += 1) {
+    for (const each of cases) each.answers.push(await answer(each));
+  }
+  for (const each of cases) {
+    const dense = cases.find(({ policy, ids }) => policy === 'dense' && ids.length === each.ids.length);
+    for (const row of rowsOf(each, dense)) console.log(JSON.stringify(row));
+  }
+  for (const each of cases) each.runner.dispose();
+  await memoryIsBack();
 }
 const disposing = performance.now();
 model.dispose();
