@@ -1,6 +1,6 @@
 import { halo, hbw, snapKv } from '@kv/hbw-select';
 import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
-import type { HieraSparseOptions } from '@kv/hierasparse';
+import type { BlockSparsity } from '@kv/hierasparse';
 import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
 import type { KvPolicy, KvPolicyParts, KvSelector } from '@kv/sparse-core';
 
@@ -20,15 +20,25 @@ export interface NamedPolicy {
 
 const dense: Reading = { name: 'dense', parts: () => ({}) };
 
-/** Made 2:4 sparse when the prompt is complete; the attention of what follows reads both kinds of blocks. */
-const hierasparse = (name: string, sparsity: HieraSparseOptions): Reading => ({
+/** As sparse while the prompt is read as behind it, so that the device gives up what is held and little more. */
+const hierasparse = (name: string, sparsity: BlockSparsity, prompts = sparsity): Reading => ({
   name: `hierasparse-${name}`,
-  parts: () => ({ prefill: hieraSparsePrefill({}), store: hieraSparseStore(sparsity) }),
+  parts: () => ({ prefill: hieraSparsePrefill(prompts), store: hieraSparseStore(sparsity) }),
 });
 
-const sparseValues = hierasparse('v1', { values: 1 });
-const halfSparse = hierasparse('k0.5-v0.5', { keys: 0.5, values: 0.5 });
-const sparse = hierasparse('k1-v1', { keys: 1, values: 1 });
+const all = { keys: 1, values: 1 };
+const sparse: readonly Reading[] = [
+  hierasparse('v1', { values: 1 }),
+  // A copy needs to know where each block is, which of a part of them the device alone does.
+  hierasparse('k0.5-v0.5', { keys: 0.5, values: 0.5 }, {}),
+  hierasparse('k1-v1', all),
+];
+
+/** Made sparse when the prompt is complete and the selection made, which takes tokens out of dense blocks only. */
+const sparseAfterSelection: Reading = {
+  name: 'hbw-1/4+hierasparse',
+  parts: () => ({ prefill: hieraSparsePrefill({}), store: hieraSparseStore(all) }),
+};
 
 /** The shares of the prompt that a selection keeps: `hbw-1/4`, and so on. */
 const keptShares = [4, 8, 16];
@@ -39,8 +49,8 @@ export const policies: readonly NamedPolicy[] = [
   ...selections(dense, 'hbw', (keepRatio) => hbw({ keepRatio })),
   ...selections(dense, 'snapkv', (keepRatio) => snapKv({ keepRatio })),
   ...selections(dense, 'halo', (keepRatio) => halo({ keepRatio })),
-  ...[sparseValues, halfSparse, sparse].map((reading) => ({ name: reading.name, reading })),
-  { name: 'hbw-1/4+hierasparse', reading: sparse, select: () => hbw({ keepRatio: 1 / 4 }) },
+  ...sparse.map((reading) => ({ name: reading.name, reading })),
+  { name: sparseAfterSelection.name, reading: sparseAfterSelection, select: () => hbw({ keepRatio: 1 / 4 }) },
 ];
 
 function selections(reading: Reading, name: string, select: (keepRatio: number) => KvSelector): NamedPolicy[] {

@@ -83,6 +83,7 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
             layer,
             capacity,
             pools,
+            poolBytes: pools.bytes / layers.length,
             prompt: rules[index]?.prompt ?? dense,
             after: rules[index]?.after ?? dense,
             sinkBlocks,

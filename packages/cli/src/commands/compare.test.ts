@@ -68,12 +68,17 @@ describe('kv compare', () => {
       const ofPolicy = rows.map((row) => row.split('│').map((cell) => cell.trim())).filter((row) => row[1] === name);
       expect(ofPolicy.map((row) => row[2])).toEqual(['question-aware', 'question-agnostic']);
       for (const row of ofPolicy) {
+        // The whole prompt is there before it is selected from.
+        expect(row.at(-2)).toBe('1.00×');
         // The answer stands behind what was kept, and each kv head's last block of 64 tokens is partly filled.
-        const multiple = Number(row.at(-2)?.replace('×', ''));
+        const multiple = Number(row.at(-3)?.replace('×', ''));
         expect(multiple).toBeGreaterThanOrEqual(1 / share - 0.005);
         expect(multiple).toBeLessThan(1 / share + 0.09);
       }
     }
+    const reserved = (name: string) => Number(rowOf(name, stdout).at(-2)?.replace('×', ''));
+    expect(reserved('hierasparse-k1-v1')).toBeLessThan(reserved('hierasparse-v1'));
+    expect(reserved('hierasparse-k1-v1')).toBeLessThan(1);
   });
 
   it('answers a question whose answer is not known', async () => {
@@ -93,7 +98,7 @@ describe('kv compare', () => {
     const { stdout } = await runKv('compare', needleModel, ...args);
     expect(stdout).toContain('What are the pass keys for island, palace and cobalt?');
     expect(rowOf('dense', stdout)[4]).toBe('1 of 1');
-  });
+  }, 300_000);
 
   it('leaves out the policies that cannot take the model, and says why', async () => {
     // The small model's weights under heads of a size that 2:4 sparse blocks do not take.
@@ -110,7 +115,7 @@ describe('kv compare', () => {
       const [row] = rowOf(name, stdout).slice(1, 2);
       expect({ name, row }).toEqual({ name, row: name.includes('hierasparse') ? undefined : name });
     }
-    expect(stderr).toMatch(/^hierasparse-k1-v1, hbw-1\/4\+hierasparse: left out\. .*32.*64/m);
+    expect(stderr).toMatch(/^hbw-1\/4\+hierasparse: left out\. .*32.*64/m);
   });
 
   it('says by how much a document is too long', async () => {

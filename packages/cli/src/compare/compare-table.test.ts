@@ -39,13 +39,13 @@ describe('renderCompareTable', () => {
     ];
     const small = dense.map((answer) => ({ ...answer, kvBytes: 1 << 20 }));
     const runs = [
-      { policy: 'dense', moment: undefined, answers: dense },
-      { policy: 'small', moment: 'question-agnostic' as const, answers: small },
+      { policy: 'dense', moment: undefined, answers: dense, reservedBytes: 10 },
+      { policy: 'small', moment: 'question-agnostic' as const, answers: small, reservedBytes: 6 },
     ];
     const figures = ['✓ ✗ ·', '1 of 2', '2.00 s', '1,000 tok/s', '100 tok/s'];
     expect(cells(renderCompareTable(questions, runs))).toEqual([
-      ['dense', '–', ...figures, '4.0 MiB', '1.00×'],
-      ['small', 'question-agnostic', ...figures, '1.0 MiB', '0.25×'],
+      ['dense', '–', ...figures, '4.0 MiB', '1.00×', '1.00×'],
+      ['small', 'question-agnostic', ...figures, '1.0 MiB', '0.25×', '0.60×'],
     ]);
     expect(renderUnknownAnswers(questions, runs)).toBe(
       '\nc\n  dense                     4\n  small, question-agnostic  4\n',
@@ -54,7 +54,7 @@ describe('renderCompareTable', () => {
 
   it('takes the mean of the two in the middle of an even number', () => {
     const answers = [1, 2, 4, 8].map((firstTokenSeconds) => measured('', { firstTokenSeconds }));
-    const [row] = cells(renderCompareTable([], [{ policy: 'dense', moment: undefined, answers }]));
+    const [row] = cells(renderCompareTable([], [{ policy: 'dense', moment: undefined, answers, reservedBytes: 1 }]));
     expect(row?.slice(3, 5)).toEqual(['–', '3.00 s']);
   });
 });

@@ -8,9 +8,10 @@ import type { PolicyRun } from './run-reading.js';
 
 /**
  * One row a policy and moment of selection: which answers are right, and medians over the questions.
- * @param runs the first is the reference of the last column
+ * @param runs the first is the reference of the last two columns
  */
 export function renderCompareTable(questions: readonly Question[], runs: readonly PolicyRun[]): string {
+  const [reference] = runs;
   const table = new Table({
     head: [
       'policy',
@@ -21,13 +22,14 @@ export function renderCompareTable(questions: readonly Question[], runs: readonl
       'prefill',
       'decode',
       'KV cache',
-      `of ${runs[0]?.policy ?? ''}`,
+      `of ${reference?.policy ?? ''}`,
+      'reserved',
     ],
-    colAligns: ['left', 'left', 'left', 'right', 'right', 'right', 'right', 'right', 'right'],
+    colAligns: ['left', 'left', 'left', 'right', 'right', 'right', 'right', 'right', 'right', 'right'],
     style: { head: [], border: [], compact: true },
   });
-  const referenceBytes = median(runs[0]?.answers.map(({ kvBytes }) => kvBytes) ?? []);
-  for (const { policy, moment, answers } of runs) {
+  const referenceBytes = median(reference?.answers.map(({ kvBytes }) => kvBytes) ?? []);
+  for (const { policy, moment, answers, reservedBytes } of runs) {
     const kvBytes = median(answers.map((answer) => answer.kvBytes));
     const decode = answers.flatMap(({ decodeTokensPerSecond }) => decodeTokensPerSecond ?? []);
     table.push([
@@ -40,6 +42,7 @@ export function renderCompareTable(questions: readonly Question[], runs: readonl
       decode.length === 0 ? '–' : `${formatRate(median(decode))} tok/s`,
       formatBytes(kvBytes),
       `${(kvBytes / referenceBytes).toFixed(2)}×`,
+      `${(reservedBytes / (reference?.reservedBytes ?? NaN)).toFixed(2)}×`,
     ]);
   }
   return table.toString();

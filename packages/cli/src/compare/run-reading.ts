@@ -28,6 +28,8 @@ export interface PolicyRun {
   /** When it selected; undefined when it keeps everything. */
   readonly moment: Moment | undefined;
   readonly answers: readonly MeasuredAnswer[];
+  /** What the cache took from device and host for the document and a fork of it. */
+  readonly reservedBytes: number;
 }
 
 /**
@@ -86,13 +88,15 @@ export async function runReading(
     return { ...answer, promptTokens, prefillTokensPerSecond, kvBytes };
   };
 
+  const { device, host } = runner.kvReserved;
+  const reservedBytes = device + host;
   const runs: PolicyRun[] = [];
   for (const { name, select } of selections) {
     const moments = select === undefined ? [undefined] : (['question-aware', 'question-agnostic'] as const);
     for (const moment of moments) {
       const answers: MeasuredAnswer[] = [];
       for (const question of questions) answers.push(await ask(question, select, moment));
-      runs.push({ policy: name, moment, answers });
+      runs.push({ policy: name, moment, answers, reservedBytes });
     }
   }
   return runs;

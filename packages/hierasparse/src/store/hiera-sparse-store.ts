@@ -57,6 +57,8 @@ export interface StoreParts {
   readonly layer: KvLayer;
   readonly capacity: KvCapacity;
   readonly pools: MixedBlockPools;
+  /** The layer's part of the pools. */
+  readonly poolBytes: number;
   /** What of the layer is sparse while a prompt is read, and after it. */
   readonly prompt: Shares;
   readonly after: Shares;
@@ -226,6 +228,13 @@ export class HieraSparseStore implements KvStore {
 
   bytes(): KvBytes {
     return { device: this.#heads.flat().reduce((sum, head) => sum + head.bytes(), 0), host: 0 };
+  }
+
+  reserved(): KvBytes {
+    const { keys, values } = this.#maps;
+    const masks = Object.values(this.#parts.masks).map(({ kept }) => kept);
+    const own = [keys, values, this.#keyCounts, ...masks];
+    return { device: own.reduce((sum, tensor) => sum + tensor.byteLength, this.#parts.poolBytes), host: 0 };
   }
 
   dispose(): void {

@@ -47,6 +47,8 @@ export class MixedBlockPools {
   /** Bytes of a dense block of keys or of values, and of a sparse one. */
   readonly denseBytes: number;
   readonly sparseBytes: number;
+  /** Of all blocks, in use or not. */
+  readonly bytes: number;
   readonly #padded: DensePool;
   readonly #pairs: number;
   /** Pairs of which one of the two is back. */
@@ -74,6 +76,7 @@ export class MixedBlockPools {
     this.denseBytes = blockTokens * headDim * byteSize(dtype);
     this.sparseBytes =
       sparseBlockElements(headDim) * byteSize(dtype) + sparseBlockWords(headDim) * byteSize('u32');
+    this.bytes = this.#padded.byteLength + this.sparse.keys.byteLength + this.sparse.values.byteLength;
     this.#pairs = pairs;
     this.pairIds = new BlockIds('dense blocks', pairs);
     this.singleIds = new BlockIds('blocks that stay dense', singles + spareSingles, spareSingles);
@@ -137,6 +140,10 @@ class SparsePool implements Disposable {
       throw error;
     }
     this.ids = new BlockIds('sparse blocks', blocks);
+  }
+
+  get byteLength(): number {
+    return this.nonZeros.byteLength + this.metadata.byteLength;
   }
 
   [Symbol.dispose](): void {

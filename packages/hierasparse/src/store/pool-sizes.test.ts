@@ -26,6 +26,7 @@ describeOnDevices('pools', ({ open }: TestDevice) => {
       const before = device.memory().live;
       const stores = factory.create(layers, capacity);
       const bytes = device.memory().live - before;
+      expect(stores.reduce((sum, store) => sum + store.reserved().device, 0)).toBe(bytes);
       for (const store of stores) store.dispose();
       await device.defaultStream.synchronize();
       expect(device.memory().live).toBe(before);

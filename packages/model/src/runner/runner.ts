@@ -136,9 +136,12 @@ export class Runner implements Disposable {
 
   /** Bytes that the cache holds now. */
   get kvBytes(): KvBytes {
-    const all = this.#layers.map(({ store }) => store.bytes());
-    const sum = (where: keyof KvBytes): number => all.reduce((total, bytes) => total + bytes[where], 0);
-    return { device: sum('device'), host: sum('host') };
+    return sumOfBytes(this.#layers.map(({ store }) => store.bytes()));
+  }
+
+  /** Bytes that the cache took when the runner was made, in use or not. */
+  get kvReserved(): KvBytes {
+    return sumOfBytes(this.#layers.map(({ store }) => store.reserved()));
   }
 
   /** @throws QueueFullError when all sequences are in use */
@@ -411,6 +414,12 @@ export class Runner implements Disposable {
     for (const layer of this.#layers) layer.release(sequence.slot);
     this.#freeSlots.push(sequence.slot);
   }
+}
+
+function sumOfBytes(all: readonly KvBytes[]): KvBytes {
+  // Parts of a shared pool need not be whole.
+  const sum = (where: keyof KvBytes): number => Math.round(all.reduce((total, bytes) => total + bytes[where], 0));
+  return { device: sum('device'), host: sum('host') };
 }
 
 function expectActivations(given: FloatDType, weights: FloatDType): void {

@@ -33,7 +33,7 @@ export interface KvCapacity {
   readonly prefill?: PrefillAttention;
 }
 
-/** Bytes that a store really holds now. */
+/** Bytes on the device and in host memory. */
 export interface KvBytes {
   readonly device: number;
   readonly host: number;
@@ -105,7 +105,10 @@ export interface KvStore {
   lengths(slot: number): readonly number[];
   /** The cache as dense blocks, or undefined when this store keeps any of these slots otherwise. Default: of all slots. */
   denseBlocks(slots?: readonly number[]): PagedBlocks | undefined;
+  /** What the store's tokens take now. */
   bytes(): KvBytes;
+  /** What the store took when it was made, in use or not: its part of pools that layers share, and its tables. */
+  reserved(): KvBytes;
   dispose(): void;
 }
 

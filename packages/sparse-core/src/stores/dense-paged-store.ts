@@ -61,15 +61,26 @@ export function densePagedStore({ dtype, blockTokens = 64 }: DensePagedOptions =
       const closePool = () => {
         if (--open === 0) pool.dispose();
       };
-      return layers.map((layer) => new DensePagedStore(layer, capacity, pool, closePool));
+      const poolBytes = (pool.keys.byteLength + pool.values.byteLength) / layers.length;
+      return layers.map((layer) => new DensePagedStore(layer, { capacity, pool, poolBytes, closePool }));
     },
   };
+}
+
+interface StoreParts {
+  readonly capacity: KvCapacity;
+  readonly pool: KvBlockPool;
+  /** The layer's part of the pool. */
+  readonly poolBytes: number;
+  /** Called once, when the store is disposed. */
+  readonly closePool: () => void;
 }
 
 class DensePagedStore implements KvStore {
   readonly name = 'dense';
   readonly layer: KvLayer;
   readonly #pool: KvBlockPool;
+  readonly #poolBytes: number;
   readonly #closePool: () => void;
   readonly #tableWidth: number;
   readonly #blockTable: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
@@ -78,9 +89,11 @@ class DensePagedStore implements KvStore {
   readonly #blocks: number[][][];
   readonly #counts: number[][];
 
-  constructor(layer: KvLayer, { device, slots, tokensPerSlot }: KvCapacity, pool: KvBlockPool, closePool: () => void) {
+  constructor(layer: KvLayer, { capacity, pool, poolBytes, closePool }: StoreParts) {
+    const { device, slots, tokensPerSlot } = capacity;
     this.layer = layer;
     this.#pool = pool;
+    this.#poolBytes = poolBytes;
     this.#closePool = closePool;
     this.#tableWidth = Math.ceil(tokensPerSlot / pool.blockTokens);
     const tableShape = [slots, layer.kvHeads, this.#tableWidth] as const;
@@ -183,6 +196,10 @@ class DensePagedStore implements KvStore {
   bytes(): KvBytes {
     const blocks = this.#blocks.flat().reduce((sum, list) => sum + list.length, 0);
     return { device: blocks * this.#pool.blockBytes, host: 0 };
+  }
+
+  reserved(): KvBytes {
+    return { device: this.#poolBytes + this.#blockTable.byteLength + this.#keyCounts.byteLength, host: 0 };
   }
 
   dispose(): void {
