@@ -126,6 +126,7 @@ function rowsOf(each, dense) {
     measure: [measure, ...names].join(', '),
     ...{ shapes, device: values.device, kind: 'measured', unit, better: 'lower', result: summary(samples) },
     ...(references[index] && { reference: { name: 'dense', ...summary(references[index][2]) } }),
+    ...(measure.startsWith('processor time') && { chart: false }),
     ...{ date: new Date().toISOString().slice(0, 10), machine: device.name },
   }));
 }
