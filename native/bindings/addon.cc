@@ -14,6 +14,7 @@
   OPERATION(compress24, compress_24)                        \
   OPERATION(copy, copy)                                     \
   OPERATION(copyBlocks, copy_blocks)                        \
+  OPERATION(copyIndexMap, copy_index_map)                   \
   OPERATION(crossEntropy, cross_entropy)                    \
   OPERATION(cudaReport, cuda_report)                        \
   OPERATION(decodeAttention, decode_attention)              \

@@ -21,16 +21,15 @@ export interface NamedPolicy {
 const dense: Reading = { name: 'dense', parts: () => ({}) };
 
 /** As sparse while the prompt is read as behind it, so that the device gives up what is held and little more. */
-const hierasparse = (name: string, sparsity: BlockSparsity, prompts = sparsity): Reading => ({
+const hierasparse = (name: string, sparsity: BlockSparsity): Reading => ({
   name: `hierasparse-${name}`,
-  parts: () => ({ prefill: hieraSparsePrefill(prompts), store: hieraSparseStore(sparsity) }),
+  parts: () => ({ prefill: hieraSparsePrefill(sparsity), store: hieraSparseStore(sparsity) }),
 });
 
 const all = { keys: 1, values: 1 };
 const sparse: readonly Reading[] = [
   hierasparse('v1', { values: 1 }),
-  // A copy needs to know where each block is, which of a part of them the device alone does.
-  hierasparse('k0.5-v0.5', { keys: 0.5, values: 0.5 }, {}),
+  hierasparse('k0.5-v0.5', { keys: 0.5, values: 0.5 }),
   hierasparse('k1-v1', all),
 ];
 

@@ -12,6 +12,7 @@ export {
   type SparseDType,
 } from './mixed-blocks.js';
 export { compress24, type Compress24Arguments, type Pruning } from './operations/compress-24.js';
+export { type BlockCopies, copyIndexMap, type CopyIndexMapArguments } from './operations/copy-index-map.js';
 export { decompress24, type Decompress24Arguments } from './operations/decompress-24.js';
 export { type MixedAttentionArguments } from './operations/mixed-attention-arguments.js';
 export { mixedDecodeAttention } from './operations/mixed-decode-attention.js';

@@ -30,6 +30,10 @@ export interface MixedBlocks {
   readonly table: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
 }
 
+/** What an index map says of a dense block, and of a sparse one. */
+export const denseEntry = (block: number): number => block + 1;
+export const sparseEntry = (block: number): number => -(block + 1);
+
 /** Elements of a sparse block's non-zeros. */
 export function sparseBlockElements(headDim: number): number {
   return (blockTokens * headDim) / 2;

@@ -143,6 +143,13 @@ export interface Addon {
   cudaReport(): CudaReport;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
   copyBlocks(stream: NativeStream, pool: NativeTensor, from: NativeTensor, to: NativeTensor): void;
+  copyIndexMap(
+    stream: NativeStream,
+    source: NativeTensor,
+    target: NativeTensor,
+    from: NativeTensor,
+    to: NativeTensor,
+  ): void;
   embedding(stream: NativeStream, table: NativeTensor, ids: NativeTensor, output: NativeTensor): void;
   gatherKv(
     stream: NativeStream,

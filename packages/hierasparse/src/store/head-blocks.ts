@@ -20,12 +20,9 @@ export interface HeadRules {
 }
 
 /** Which blocks are copied onto which: of the dense pool, and of the sparse ones of keys and of values. */
-export type BlockCopies = Readonly<Record<'dense' | KvOperand, { readonly from: number[]; readonly to: number[] }>>;
+export type CopiesOfPools = Readonly<Record<'dense' | KvOperand, { readonly from: number[]; readonly to: number[] }>>;
 
 type Blocks = Record<KvOperand, number[]>;
-
-/** What an index map says of a place in the dense pool. */
-export const denseEntry = (place: number): number => place + 1;
 
 /** Blocks of the pools that one kv head of one slot holds: which ones the host knows, though not always of what. */
 export class HeadBlocks {
@@ -38,8 +35,6 @@ export class HeadBlocks {
   /** Places in the dense pool, and sparse blocks, of the candidates. */
   #dense: Blocks = { keys: [], values: [] };
   #sparse: Blocks = { keys: [], values: [] };
-  /** Whether the candidates are first `#sparse`, then `#dense`, in the order of the sequence. */
-  #ordered = true;
 
   constructor(rules: HeadRules) {
     this.#rules = rules;
@@ -52,11 +47,6 @@ export class HeadBlocks {
   /** Whether a block may be sparse. */
   get pruned(): boolean {
     return this.#candidates > 0;
-  }
-
-  /** Whether the host knows where each block is, since no pruning chose among blocks. */
-  get ordered(): boolean {
-    return this.#ordered;
   }
 
   /** The end of the range that prunings have had. */
@@ -129,7 +119,6 @@ export class HeadBlocks {
     const sparseIds = pools.sparse[operand].ids.allocate(count);
     const freed = dense.splice(dense.length - count);
     sparse.push(...sparseIds);
-    if (dense.length > 0) this.#ordered = false;
     pools.freeDense(freed);
     return { firstBlock: sinkBlocks, endBlock: this.endBlock, sparseIds, freedFrom: freed[0] ?? 0 };
   }
@@ -140,7 +129,7 @@ export class HeadBlocks {
   }
 
   /** Makes an empty head hold the first `count` blocks of another, in blocks of its own; which, `copies` then says. */
-  copy(from: HeadBlocks, count: number, pairs: readonly number[], copies: BlockCopies): void {
+  copy(from: HeadBlocks, count: number, pairs: readonly number[], copies: CopiesOfPools): void {
     const { pools } = this.#rules;
     pools.promise(this.needs(count));
     const kept = count - from.#candidates;
@@ -166,17 +155,6 @@ export class HeadBlocks {
     }
   }
 
-  /** What an index map says of a head that is ordered. */
-  entries(operand: KvOperand): number[] {
-    const { pools, sinkBlocks } = this.#rules;
-    const paired = pools.placesOf(operand, this.#pairs).map(denseEntry);
-    const candidates = [
-      ...this.#sparse[operand].map((id) => -(id + 1)),
-      ...this.#dense[operand].map(denseEntry),
-    ];
-    return [...paired.slice(0, sinkBlocks), ...candidates, ...paired.slice(sinkBlocks)];
-  }
-
   /** Bytes of the blocks, and of the two entries of the index maps for each (equations 5a to 5d). */
   bytes(): number {
     const { denseBytes, sparseBytes } = this.#rules.pools;
@@ -196,7 +174,6 @@ export class HeadBlocks {
       pools.sparse[operand].ids.free(this.#sparse[operand]);
     }
     this.#finished = false;
-    this.#ordered = true;
     this.#pairs = [];
     this.#candidates = 0;
     this.#dense = { keys: [], values: [] };

@@ -22,11 +22,12 @@ import {
 } from '@kv/sparse-core';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
-import { blockTokens, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
+import { blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
 import { compress24 } from '../operations/compress-24.js';
+import { copyIndexMap } from '../operations/copy-index-map.js';
 import { mixedDecodeAttention } from '../operations/mixed-decode-attention.js';
 import { mixedPrefillAttention } from '../operations/mixed-prefill-attention.js';
-import { type BlockCopies, denseEntry, HeadBlocks } from './head-blocks.js';
+import { type CopiesOfPools, HeadBlocks } from './head-blocks.js';
 import { type MixedBlockPools, sumOfNeeds } from './mixed-block-pools.js';
 
 type IndexMap = Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
@@ -163,7 +164,6 @@ export class HieraSparseStore implements KvStore {
     this.#prune(stream, [slot]);
   }
 
-  /** @throws CapabilityError when the device alone knows which blocks of the slot are sparse */
   copy(stream: Stream, fromSlot: number, toSlot: number): void {
     const [from, to] = [this.#headsOf(fromSlot), this.#headsOf(toSlot)];
     if (this.lengths(toSlot).some((count) => count > 0)) {
@@ -172,15 +172,14 @@ export class HieraSparseStore implements KvStore {
         { subject: 'toSlot', given: toSlot },
       );
     }
-    this.#expectKnownOrder(fromSlot);
     const { pools } = this.#parts;
     const copies = from.map((head, kvHead) => {
       const blocks = Math.ceil((this.lengths(fromSlot)[kvHead] ?? 0) / blockTokens);
-      return { head, kvHead, target: to[kvHead], blocks, pairs: head.pairsToCopy(blocks) };
+      return { head, target: to[kvHead], blocks, pairs: head.pairsToCopy(blocks) };
     });
     pools.expectUnpromised(sumOfNeeds(copies.map(({ target, blocks }) => target?.needs(blocks))));
     const pairs = pools.pairIds.allocate(copies.reduce((sum, copy) => sum + copy.pairs, 0));
-    const moves: BlockCopies = { dense: { from: [], to: [] }, keys: { from: [], to: [] }, values: { from: [], to: [] } };
+    const moves: CopiesOfPools = { dense: { from: [], to: [] }, keys: { from: [], to: [] }, values: { from: [], to: [] } };
     for (const { head, target, blocks, ...copy } of copies) {
       target?.copy(head, blocks, pairs.splice(0, copy.pairs), moves);
     }
@@ -191,9 +190,8 @@ export class HieraSparseStore implements KvStore {
         for (const tensor of [nonZeros, metadata]) {
           copyBlocks(stream, { pool: tensor.view(['block', 'element'], tensor.shape), ...moves[operand] });
         }
-        to.forEach((head, kvHead) => {
-          this.#map(stream, operand, { slot: toSlot, kvHead, firstBlock: 0 }, head.entries(operand));
-        });
+        const table = this.#maps[operand];
+        copyIndexMap(stream, { table, fromSlot, toSlot, dense: moves.dense, sparse: moves[operand] });
       }
       const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
       stream.copy(countsOf(fromSlot), countsOf(toSlot));
@@ -378,15 +376,6 @@ export class HieraSparseStore implements KvStore {
       `Layer ${this.layer.index} has room for prompts of S_K = ${prompt.keys}, S_V = ${prompt.values}, and these have ` +
         `S_K = ${sparsity.keys}, S_V = ${sparsity.values}. Make the store with this prefill attention in its capacity.`,
       { subject: 'prefill', given: sparsity, wanted: prompt },
-    );
-  }
-
-  #expectKnownOrder(slot: number): void {
-    if (this.#headsOf(slot).every((head) => head.ordered)) return;
-    throw new CapabilityError(
-      `${this.name}: cannot copy slot ${slot}, of whose blocks a part is sparse, chosen on the device. ` +
-        'Make none or all of them sparse, or copy the slot before, while it is dense.',
-      { subject: 'copy', given: 'a part of the blocks', wanted: 'none or all' },
     );
   }
 

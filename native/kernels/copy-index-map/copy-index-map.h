@@ -1,0 +1,38 @@
+// Makes a block index map (HieraSparse, section III-B) of another that names the copies of its blocks:
+//   target[i] = to[k] where from[k] == source[i], and 0, no block, where there is none.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+struct CopyIndexMapArguments {
+  // [kv_head, block]: d + 1 for dense block d, -(s + 1) for sparse block s, 0 for none.
+  const int32_t* source = nullptr;
+  int32_t* target = nullptr;
+  int32_t kv_heads = 0;
+  int32_t table_width = 0;
+  // Entries, the first strictly ascending.
+  const int32_t* from = nullptr;  // [copies]
+  const int32_t* to = nullptr;    // [copies]
+  int32_t copies = 0;
+};
+
+Status copy_index_map(const CopyIndexMapArguments& arguments, ExecutionContext& context);
+
+// What the target says where the source says `entry`. Static: each instruction set has its own.
+static constexpr int32_t copied_entry(const CopyIndexMapArguments& a, int32_t entry) {
+  int32_t first = 0;
+  int32_t end = a.copies;
+  while (first < end) {
+    const int32_t middle = first + (end - first) / 2;
+    if (a.from[middle] < entry) first = middle + 1;
+    else end = middle;
+  }
+  return first < a.copies && a.from[first] == entry ? a.to[first] : 0;
+}
+
+}  // namespace kv
