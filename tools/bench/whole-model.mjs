@@ -1,5 +1,6 @@
 // The table of a whole model with a sparse cache, as Table V of the HieraSparse paper, from the rows of model-bench.mjs.
 const FILE = 'hierasparse-model-h200';
+const caches = { dense: 'dense', 'hierasparse-v1': 'S_V = 1', 'hierasparse-k1-v1': 'S_K = 1, S_V = 1' };
 const marks = /(<!-- whole-model:begin -->\n)[^]*(<!-- whole-model:end -->)/;
 
 const ratio = ({ result, reference }) => (reference ? `${(reference.median / result.median).toFixed(2)}×` : '');
@@ -11,7 +12,7 @@ function line({ promptTokens, policy }, rows) {
   const memory = [named('key/value cache'), named('device memory with weights')];
   const cells = [
     policy === 'dense' ? promptTokens.toLocaleString('en-US') : '',
-    policy.replace(' from the prompt on', ''),
+    caches[policy] ?? policy,
     ...[`${(first.result.median / 1000).toFixed(2)} s`, ratio(first)],
     ...[`${later.result.median.toFixed(2)} ms`, ratio(later)],
     ...memory.flatMap((row) => [gigabytes(row), ratio(row)]),

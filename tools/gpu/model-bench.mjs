@@ -2,15 +2,14 @@
 // the test kit:
 //   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024,32768:hierasparse-k1-v1]... [--rounds 3]
 //     [--seconds 60] [--answer-tokens 64] [--rows 8192] [--device cuda]
-// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps, a policy of `kv`, or the sparsity
-// of a HieraSparse cache from the prompt on, such as v1 or k0.5-v1. Prompts of one list take turns, until so many rounds
-// are done or so many seconds have passed; those of the next list begin when the memory of these is given back.
+// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps or a policy of `kv`. Prompts of one
+// list take turns, until so many rounds are done or so many seconds have passed; those of the next list begin when the
+// memory of these is given back.
 import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { createPolicy } from '../../packages/cli/dist/policies.js';
 import { hbw } from '../../packages/hbw-select/dist/index.js';
-import { hieraSparsePrefill, hieraSparseStore } from '../../packages/hierasparse/dist/index.js';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
 import { createDevice, kvPolicy } from '../../packages/sparse-core/dist/index.js';
 import { summarise } from '../bench/results.mjs';
@@ -41,12 +40,7 @@ const { config } = model;
 function policyOf(cut) {
   if (cut === undefined) return { policy: kvPolicy(), name: 'dense' };
   if (/^\d+$/.test(cut)) return { policy: kvPolicy({ select: hbw({ capacity: Number(cut) }) }), name: `${cut} kept` };
-  const sparsity = /^(?:k(?<keys>[\d.]+))?-?(?:v(?<values>[\d.]+))?$/.exec(cut)?.groups;
-  if (sparsity === undefined) return { policy: createPolicy(cut), name: cut };
-  const [keys, values] = [sparsity.keys ?? 0, sparsity.values ?? 0].map(Number);
-  const parts = { prefill: hieraSparsePrefill({ keys, values }), store: hieraSparseStore({ keys, values }) };
-  const shares = [keys > 0 && `S_K = ${keys}`, values > 0 && `S_V = ${values}`].filter(Boolean);
-  return { policy: kvPolicy(parts), name: `${shares.join(', ')} from the prompt on` };
+  return { policy: createPolicy(cut), name: cut };
 }
 
 /** A prompt with a runner of its own. */
