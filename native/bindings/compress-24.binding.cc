@@ -6,7 +6,8 @@ namespace kv {
 
 // compress24(stream, values: boolean, dense [denseBlock, blockToken, dim], nonZeros [sparseBlock, element],
 //            metadata [sparseBlock, word], table [slot, kvHead, block], prunings [pruning, field], ids [id],
-//            mostBlocks, elementMask [kvHead, blockToken, dim] or undefined)
+//            mostBlocks, elementMask [kvHead, blockToken, dim] or undefined,
+//            blockLoss [slot, kvHead, block] or undefined)
 Napi::Value compress_24(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument dense = call.tensor(2);
@@ -33,6 +34,7 @@ Napi::Value compress_24(const Napi::CallbackInfo& info) {
   arguments.ids = ids.as<int32_t>();
   arguments.id_count = static_cast<int32_t>(ids.extent(0));
   arguments.element_mask = call.optional_tensor(9).as<uint8_t>();
+  arguments.block_loss = call.optional_tensor(10).as<float>();
   return call.enqueue("compress24",
                       [arguments](ExecutionContext& context) { return compress_24(arguments, context); });
 }

@@ -55,7 +55,7 @@ class PruningOfBlock {
     // Entries turn negative only when every dense block becomes sparse or all losses are there: what another thread
     // block counts meanwhile cannot make it compute losses.
     const int dense = has_range() ? count_dense() : 0;
-    if (pruning_.count > 0 && pruning_.count < dense) {
+    if (pruning_.count > 0 && pruning_.count < dense && arguments_.block_loss == nullptr) {
       compute_losses<Element>();
       if (!arrives_last()) return;
     } else if (blockIdx.x != 0) {
@@ -65,6 +65,7 @@ class PruningOfBlock {
     if (pruning_.count == dense) {
       decide([](int) { return true; });
     } else {
+      if (arguments_.block_loss != nullptr) take_given_losses();
       decide_by_losses();
     }
     stay_from(blocks_);
@@ -148,6 +149,15 @@ class PruningOfBlock {
       const float loss = block_sum(loss_of<Element>(dense_block(arguments_, place), mask));
       if (threadIdx.x == 0) plan_.losses[row_ + block] = __float_as_uint(loss) & 0x7fffffffu;
     }
+  }
+
+  // Of the whole range.
+  __device__ void take_given_losses() {
+    const float* given = arguments_.block_loss + (places_ - arguments_.table);
+    for (int block = threadIdx.x; block < blocks_; block += kThreads) {
+      plan_.losses[row_ + block] = rank_of_given_loss(given[block], __float_as_uint(given[block]));
+    }
+    __syncthreads();
   }
 
   // A thread's share of a block's loss: some of its pieces of four tokens and eight dims.

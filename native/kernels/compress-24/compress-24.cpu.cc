@@ -11,7 +11,7 @@ struct Candidate {
   int32_t pruning;
   int32_t block;
   int32_t dense;      // its dense id
-  uint32_t loss;      // the bits of the loss without their sign: they compare as the losses do
+  uint32_t loss;      // bits that compare as the losses do
   int32_t sparse;     // the sparse id that it is given, or -1
 };
 
@@ -195,6 +195,13 @@ class Compression {
   void measure(Candidate& candidate) const {
     const int32_t p = candidate.pruning;
     if (a_.prunings[p].count == starts_[p + 1] - starts_[p]) return;
+    if (a_.block_loss != nullptr) {
+      const float given = a_.block_loss[int64_t{a_.prunings[p].table_row} * a_.table_width + candidate.block];
+      uint32_t bits;
+      std::memcpy(&bits, &given, sizeof bits);
+      candidate.loss = rank_of_given_loss(given, bits);
+      return;
+    }
     const auto measure_loss = a_.dtype == DType::f16 ? loss_of<Half> : loss_of<Bfloat>;
     const float loss = measure_loss(a_.operand, a_.head_dim, dense(candidate.dense), mask(candidate));
     std::memcpy(&candidate.loss, &loss, sizeof loss);

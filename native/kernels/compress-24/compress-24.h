@@ -5,6 +5,8 @@
 // An element is kept when it is one of the two of largest |x| among its four neighbours, equal |x|: the lower
 // index first (2a, 2b); or, with an element mask, when the mask says so.
 //
+// The caller may give the losses in place of 2c.
+//
 // |x| is compared by its bits, so that NaN is largest, then infinity. A loss is summed in f32 or wider, in any order;
 // losses compare by their bits without the sign, so that NaN comes last. When all dense blocks of a range are
 // pruned, no loss needs to be computed.
@@ -57,7 +59,17 @@ struct Compress24Arguments {
   // [kv_head, block_token 64, dim], not zero where an element is kept: at most two of four neighbours. Null: by
   // magnitude. Elements that are not kept count for the loss.
   const uint8_t* element_mask = nullptr;
+
+  // [slot, kv_head, table_width]: the loss of each block of a sequence, any number; NaN comes last. Null: by (2c).
+  const float* block_loss = nullptr;
 };
+
+// A number of 32 bits that compares as given losses do. Static: each instruction set has its own.
+static constexpr uint32_t rank_of_given_loss(float loss, uint32_t bits) {
+  if (loss != loss) return 0xfffffffeu;
+  if (loss == 0.0f) return 0x80000000u;
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
 
 // Refuses other dtypes and head sizes (capability); maps, ranges and ids that lead outside, or a `count` that the range
 // does not have (invalid_value), before it writes anything.

@@ -1,10 +1,12 @@
-import { CapabilityError, densePagedStore, densePrefill, type KvLayer, type KvStore } from '@kv/sparse-core';
-import { InvalidValueError, OutOfMemoryError, ShapeError } from '@kv/sparse-core';
+import { CapabilityError, createDevice, densePagedStore, densePrefill, DeviceError } from '@kv/sparse-core';
+import { DisposedError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from '@kv/sparse-core';
+import type { KvCapacity, KvLayer, KvStore } from '@kv/sparse-core';
 import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import type { Shares } from './block-sparsity.js';
 import { hieraSparsePrefill } from './hiera-sparse-prefill.js';
 import { hieraSparseStore, type HieraSparseOptions } from './hiera-sparse-store.js';
+import type { BlockLoss, KvOperand } from './mixed-blocks.js';
 import type { HeadOracle } from './testing/store-oracle.js';
 import { StoreRun } from './testing/store-run.js';
 
@@ -228,6 +230,52 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(() => ofSecond(oneHead).create(layers, capacity)).toThrow(ShapeError);
     const tooMany = new Uint8Array(2 * 64 * 64).fill(1);
     expect(() => ofSecond(tooMany).create(layers, capacity)).toThrow(CapabilityError);
+    expect(device.memory().live).toBe(before);
+  });
+
+  it("makes the blocks sparse that lose the least by a measure of one's own", async () => {
+    const random = new Random(12);
+    const width = tokensPerSlot / 64;
+    const numbers = () => Float32Array.from({ length: slots * 2 * width }, () => random.integer(-9, 9));
+    const given = { keys: numbers(), values: numbers() };
+    const tensors: Partial<Record<KvOperand, BlockLoss>> = {};
+    const shares = { keys: 0.5, values: 0.25 };
+    const blockLoss = (_: KvLayer, operand: KvOperand, capacity: KvCapacity) =>
+      (tensors[operand] = capacity.device.tensor('f32', ['slot', 'kvHead', 'block'], [slots, 2, width], given[operand]));
+    const steps = run({ ...shares, blockLoss }, hieraSparsePrefill(shares));
+    const prune = (head: HeadOracle) => {
+      const row = steps.heads.flat().indexOf(head);
+      const lossOf = (operand: KvOperand, block: number) => given[operand][row * width + block] ?? NaN;
+      head.prune(shares, sinkTokens / 64, localWindow, lossOf);
+    };
+    await steps.check(chunk(0, 0, 500), 'prefill', prune);
+    await steps.check([...chunk(0, 500, 90), ...chunk(2, 0, 600)], 'prefill', prune);
+    // What comes next goes by other losses.
+    given.keys = numbers();
+    if (tensors.keys) steps.stream.write(tensors.keys, given.keys);
+    await steps.check([...chunk(0, 590, 200), ...chunk(2, 600, 60)], 'prefill', prune);
+    for (const slot of [0, 2]) steps.finishPrefill(slot, prune);
+    for (const step of range(3)) {
+      await steps.check([...chunk(0, 790 + step, 1), ...chunk(2, 660 + step, 1)], 'decode', prune);
+    }
+  });
+
+  it('refuses losses that do not fit when it is created, and keeps no memory then', () => {
+    const device = open();
+    const axes = ['slot', 'kvHead', 'block'] as const;
+    const capacity = { device, slots, tokensPerSlot, tokens: 1024 };
+    using tooShort = device.tensor('f32', axes, [slots, 2, 15]);
+    using integers = device.tensor('i32', axes, [slots, 2, 16]);
+    using foreign = createDevice({ kind: 'cpu', threads: 1 }).tensor('f32', axes, [slots, 2, 16]);
+    const disposed = device.tensor('f32', axes, [slots, 2, 16]);
+    disposed.dispose();
+    const before = device.memory().live;
+    const create = (loss: unknown) => () =>
+      hieraSparseStore({ keys: 0.5, blockLoss: () => loss as BlockLoss }).create([layer], capacity);
+    expect(create(tooShort)).toThrow(ShapeError);
+    expect(create(integers)).toThrow(DTypeError);
+    expect(create(foreign)).toThrow(DeviceError);
+    expect(create(disposed)).toThrow(DisposedError);
     expect(device.memory().live).toBe(before);
   });
 

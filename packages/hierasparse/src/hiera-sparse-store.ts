@@ -1,9 +1,16 @@
-import { CapabilityError, InvalidValueError, type KvLayer, type KvStoreFactory, ShapeError } from '@kv/sparse-core';
+import {
+  CapabilityError,
+  InvalidValueError,
+  type KvCapacity,
+  type KvLayer,
+  type KvStoreFactory,
+  ShapeError,
+} from '@kv/sparse-core';
 import { type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
 import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
-import { blockTokens, type KvOperand, operands, type SparseDType } from './mixed-blocks.js';
-import { expectHeadDim } from './operations/block-arguments.js';
+import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType } from './mixed-blocks.js';
+import { expectHeadDim, nativeBlockLoss } from './operations/block-arguments.js';
 import { HieraSparseStore } from './store/hiera-sparse-store.js';
 import { MixedBlockPools } from './store/mixed-block-pools.js';
 import { poolSizes } from './store/pool-sizes.js';
@@ -20,6 +27,12 @@ export interface HieraSparseOptions extends BlockSparsity {
    * neighbours. Default: of four the two of largest magnitude.
    */
   readonly elementMask?: (layer: KvLayer, operand: KvOperand) => Uint8Array | undefined;
+  /**
+   * Which blocks become sparse: those of least loss, with a loss for each block of 64 of `tokensPerSlot`. Read in stream
+   * order whenever blocks become sparse, so that it may change in between; yours to dispose, after the store. Default:
+   * the sums of the magnitudes of what is not kept.
+   */
+  readonly blockLoss?: (layer: KvLayer, operand: KvOperand, capacity: KvCapacity) => BlockLoss | undefined;
 }
 
 const dense: Shares = { keys: 0, values: 0 };
@@ -33,7 +46,7 @@ const dense: Shares = { keys: 0, values: 0 };
  * @throws InvalidValueError when a share is not between 0 and 1, or a count of tokens is negative
  */
 export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFactory {
-  const { sinkTokens = 64, localWindow = 256, dtype, elementMask } = options;
+  const { sinkTokens = 64, localWindow = 256, dtype, elementMask, blockLoss } = options;
   for (const [subject, given] of Object.entries({ sinkTokens, localWindow })) {
     if (Number.isInteger(given) && given >= 0) continue;
     throw new InvalidValueError(`${subject} is ${given}; it must be a whole number of tokens, 0 or more.`, {
@@ -78,6 +91,12 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
             undo.push(() => made.dispose());
             return { [operand]: made };
           };
+          const loss = (operand: KvOperand) => {
+            const given = blockLoss?.(layer, operand, capacity);
+            if (given === undefined) return undefined;
+            expectBlockLoss(given, layer, capacity);
+            return { [operand]: given };
+          };
           const store = new HieraSparseStore({
             name,
             layer,
@@ -89,6 +108,7 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
             sinkBlocks,
             localWindow,
             masks: { ...mask('keys'), ...mask('values') },
+            losses: { ...loss('keys'), ...loss('values') },
             close,
           });
           undo.push(() => store.dispose());
@@ -135,4 +155,10 @@ function expectWholeHeads({ index, kvHeads, headDim }: KvLayer, kept: Uint8Array
       `${headDim} dims have ${wanted}.`,
     { subject: 'elementMask', given: kept.length, wanted },
   );
+}
+
+/** @throws ShapeError, DTypeError, DeviceError, DisposedError */
+function expectBlockLoss(given: BlockLoss, { kvHeads }: KvLayer, { device, slots, tokensPerSlot }: KvCapacity): void {
+  const shape = [slots, kvHeads, Math.ceil(tokensPerSlot / blockTokens)];
+  nativeBlockLoss('hieraSparseStore', given, shape, device.defaultStream);
 }

@@ -3,6 +3,7 @@ export { ElementMask } from './element-mask.js';
 export { hieraSparsePrefill } from './hiera-sparse-prefill.js';
 export { hieraSparseStore, type HieraSparseOptions } from './hiera-sparse-store.js';
 export {
+  type BlockLoss,
   blockTokens,
   type KvOperand,
   type MixedBlocks,

@@ -30,6 +30,9 @@ export interface MixedBlocks {
   readonly table: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
 }
 
+/** What the blocks of sequences lose if they become sparse: any numbers, NaN last. */
+export type BlockLoss = TensorHandle<'f32', readonly ['slot', 'kvHead', 'block']>;
+
 /** What an index map says of a dense block, and of a sparse one. */
 export const denseEntry = (block: number): number => block + 1;
 export const sparseEntry = (block: number): number => -(block + 1);

@@ -138,6 +138,7 @@ export interface Addon {
     ids: NativeTensor,
     mostBlocks: number,
     elementMask: NativeTensor | undefined,
+    blockLoss: NativeTensor | undefined,
   ): void;
   crossEntropy(stream: NativeStream, logits: NativeTensor, targets: NativeTensor, output: NativeTensor): void;
   cudaReport(): CudaReport;

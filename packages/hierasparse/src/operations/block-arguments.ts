@@ -7,6 +7,7 @@ import {
   type NativeTensor,
 } from '@kv/sparse-core/native';
 import {
+  type BlockLoss,
   blockTokens,
   headDims,
   type MixedBlocks,
@@ -65,4 +66,21 @@ export function nativeSparse(
   expectContiguous(operation, 'nonZeros', nonZeros);
   expectContiguous(operation, 'metadata', metadata);
   return [...natives];
+}
+
+/**
+ * Checks the losses of the blocks of a table of this shape.
+ * @throws ShapeError, DTypeError, DeviceError, DisposedError
+ */
+export function nativeBlockLoss(
+  operation: string,
+  blockLoss: BlockLoss,
+  shape: readonly number[],
+  stream: Stream,
+): NativeTensor {
+  const { native } = nativeOf(operation, 'blockLoss', blockLoss, stream);
+  expectDType(operation, 'blockLoss', blockLoss, ['f32']);
+  expectShape(operation, 'blockLoss', blockLoss, shape);
+  expectContiguous(operation, 'blockLoss', blockLoss);
+  return native;
 }

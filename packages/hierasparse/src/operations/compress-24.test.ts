@@ -180,6 +180,43 @@ describeOnDevices('compress24', ({ open }) => {
     expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([-1, 1, -1]);
   });
 
+  it('makes the blocks of least given loss sparse, whatever they hold', async () => {
+    const device = open();
+    const random = new Random(9);
+    const [slots, kvHeads, width] = [2, 2, 300];
+    const total = slots * kvHeads * width;
+    const odd = [NaN, -NaN, Infinity, -Infinity, 0, -0, 2 ** -149, -(2 ** -149), 1, 1, -1];
+    const losses = Float32Array.from({ length: total }, () => (random.next() < 0.5 ? random.pick(odd) : random.next() - 0.5));
+    const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: total, sparseBlocks: 2 * width, table: [slots, kvHeads, width] };
+    const ids = Int32Array.from({ length: total }, (_, index) => index + 1);
+    using blockLoss = device.tensor('f32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], losses);
+    for (const count of [1, 40, 149, 290]) {
+      const stream = device.createStream();
+      const blocks = testPools(device, sizes, new Uint16Array(total * 64 * 64), ids);
+      // Of the second head of either slot, all blocks but the first two and the last.
+      const prunings = range(slots).map((slot) => {
+        const sparseIds = range(count).map((index) => slot * width + index);
+        const freedFrom = (slot * kvHeads + 2) * width - 1 - count;
+        return { slot, kvHead: 1, firstBlock: 2, endBlock: width - 1, sparseIds, freedFrom };
+      });
+      compress24(stream, { operand: 'values', blocks, prunings, blockLoss });
+      const table = await blocks.table.read(stream);
+      for (const slot of range(slots)) {
+        const first = (slot * kvHeads + 1) * width;
+        const loss = (block: number) => losses[first + block] ?? NaN;
+        const order = (a: number, b: number) => {
+          const [nanA, nanB] = [Number.isNaN(loss(a)), Number.isNaN(loss(b))];
+          if (nanA || nanB) return Number(nanA) - Number(nanB) || a - b;
+          return loss(a) < loss(b) ? -1 : loss(a) > loss(b) ? 1 : a - b;
+        };
+        const wanted = range(width).slice(2, -1).sort(order).slice(0, count);
+        const sparse = range(width).filter((block) => (table[first + block] ?? 0) < 0);
+        expect(sparse).toEqual(wanted.sort((a, b) => a - b));
+      }
+      expect(table.filter((entry) => entry < 0)).toHaveLength(slots * count);
+    }
+  });
+
   it.each(['keys', 'values'] as const)('keeps what an element mask says (%s)', async (operand) => {
     const device = open();
     const stream = device.createStream();
@@ -239,6 +276,16 @@ describeOnDevices('compress24', ({ open }) => {
     );
     using mask = new ElementMask(device, 'values', 64, new Uint8Array(64 * 64));
     expect(() => compress24(stream, { operand: 'keys', blocks, prunings: [good], elementMask: mask })).toThrow(ShapeError);
+    const lossOf = (shape: readonly [number, number, number]) => ({
+      operand: 'keys' as const,
+      blocks,
+      prunings: [good],
+      blockLoss: device.tensor('f32', ['slot', 'kvHead', 'block'], shape),
+    });
+    expect(() => compress24(stream, lossOf([1, 1, 3]))).toThrow(ShapeError);
+    const { blockLoss: wide } = lossOf([1, 1, 4]);
+    const gaps = wide.view(['slot', 'kvHead', 'block', 'half'], [1, 1, 2, 2]).slice('half', 0, 1);
+    expect(() => compress24(stream, { ...lossOf([1, 1, 2]), blockLoss: gaps as never })).toThrow(ShapeError);
     // What only the device knows: ids that the pool does not have, more blocks than there are.
     await expect(call({ sparseIds: [9] })).rejects.toThrow(InvalidValueError);
     await expect(call({ sparseIds: [0, 1, 2], freedFrom: 0 })).rejects.toThrow(InvalidValueError);

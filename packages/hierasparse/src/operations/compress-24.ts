@@ -1,8 +1,8 @@
 import { InvalidValueError, ShapeError, type Stream } from '@kv/sparse-core';
 import { expectContiguous, expectDType, expectShape, loadAddon, nativeOf } from '@kv/sparse-core/native';
 import type { ElementMask } from '../element-mask.js';
-import type { KvOperand, MixedBlocks } from '../mixed-blocks.js';
-import { nativeDense, nativeSparse } from './block-arguments.js';
+import type { BlockLoss, KvOperand, MixedBlocks } from '../mixed-blocks.js';
+import { nativeBlockLoss, nativeDense, nativeSparse } from './block-arguments.js';
 
 /** How many blocks of one kv head of one slot become sparse, and where they go. */
 export interface Pruning {
@@ -24,20 +24,23 @@ export interface Compress24Arguments {
   readonly prunings: readonly Pruning[];
   /** Default: of four neighbours the two of largest magnitude, of equal ones the first. */
   readonly elementMask?: ElementMask;
+  /** Of the shape of the table, contiguous. Default: the sums of the magnitudes of what is not kept. */
+  readonly blockLoss?: BlockLoss;
 }
 
 /**
- * Makes blocks sparse (HieraSparse, equations 2a to 2d): of each range the blocks that lose the least, by the sum
- * of the magnitudes of what is not kept, and of equal ones the first. Which they are is decided on the device; where
- * they go, and which dense blocks of the pool become free, the caller decides, and so knows without waiting.
- * Dense blocks that stay move, if they must, into places that became vacant, and the table says where everything is.
+ * Makes blocks sparse (HieraSparse, equations 2a to 2d): of each range the blocks that lose the least, and of equal
+ * ones the first. Which they are is decided on the device; where they go, and which dense blocks of the pool become
+ * free, the caller decides, and so knows without waiting. Dense blocks that stay move, if they must, into places that
+ * became vacant, and the table says where everything is.
  *
  * Magnitudes compare by their bits: NaN is largest, then infinity. A block with a NaN or infinity that would not be
  * kept comes last.
  * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError; a table, or ids, that
  * do not fit reject the stream's next wait with an InvalidValueError
  */
-export function compress24(stream: Stream, { operand, blocks, prunings, elementMask }: Compress24Arguments): void {
+export function compress24(stream: Stream, options: Compress24Arguments): void {
+  const { operand, blocks, prunings, elementMask, blockLoss } = options;
   const { dense, sparse, table } = blocks;
   const nativeBlocks = nativeDense('compress24', 'dense', dense, stream);
   const [nonZeros, metadata] = nativeSparse('compress24', sparse, dense, stream);
@@ -56,6 +59,7 @@ export function compress24(stream: Stream, { operand, blocks, prunings, elementM
       });
     }
   }
+  const nativeLoss = blockLoss && nativeBlockLoss('compress24', blockLoss, table.shape, stream);
   if (prunings.length === 0) return;
   const [slots, kvHeads, width] = table.shape;
   const rows = prunings.map((pruning) => expectRow(pruning, slots, kvHeads, width));
@@ -87,6 +91,7 @@ export function compress24(stream: Stream, { operand, blocks, prunings, elementM
     nativeIds.native,
     mostBlocks,
     nativeMask,
+    nativeLoss,
   );
   for (const tensor of [dense, sparse.nonZeros, sparse.metadata, table]) {
     nativeOf('compress24', 'blocks', tensor, stream).writtenBy(stream);

@@ -22,7 +22,7 @@ import {
 } from '@kv/sparse-core';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
-import { blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
+import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
 import { compress24 } from '../operations/compress-24.js';
 import { copyIndexMap } from '../operations/copy-index-map.js';
 import { mixedDecodeAttention } from '../operations/mixed-decode-attention.js';
@@ -67,6 +67,8 @@ export interface StoreParts {
   /** Tokens. */
   readonly localWindow: number;
   readonly masks: Partial<Record<KvOperand, ElementMask>>;
+  /** Of the shape of the index maps. */
+  readonly losses: Partial<Record<KvOperand, BlockLoss>>;
   /** Called once, when the store is disposed. */
   readonly close: () => void;
 }
@@ -270,7 +272,7 @@ export class HieraSparseStore implements KvStore {
 
   /** Brings the full blocks of slots, between sinks and local window, to a sparsity; default: to what theirs is now. */
   #prune(stream: Stream, slots: readonly number[], sparsity?: Shares): void {
-    const { localWindow, masks } = this.#parts;
+    const { localWindow, masks, losses } = this.#parts;
     const extensions: Extension[] = [];
     for (const slot of slots) {
       for (const [kvHead, blocks] of this.#headsOf(slot).entries()) {
@@ -288,12 +290,13 @@ export class HieraSparseStore implements KvStore {
         return pruning === undefined ? [] : [{ slot, kvHead, ...pruning }];
       });
       if (prunings.length === 0) continue;
-      const elementMask = masks[operand];
+      const [elementMask, blockLoss] = [masks[operand], losses[operand]];
       compress24(stream, {
         operand,
         blocks: this.#mixed(operand),
         prunings,
         ...(elementMask && { elementMask }),
+        ...(blockLoss && { blockLoss }),
       });
     }
   }

@@ -34,7 +34,12 @@ export class HeadOracle {
   }
 
   /** Equation 2d over the blocks between the first `sinkBlocks` and the last `localWindow` tokens. */
-  prune(shares: Record<KvOperand, number>, sinkBlocks: number, localWindow: number): void {
+  prune(
+    shares: Record<KvOperand, number>,
+    sinkBlocks: number,
+    localWindow: number,
+    lossOf = (operand: KvOperand, block: number) => this.#loss(operand, block),
+  ): void {
     this.#end = Math.max(this.#end, sinkBlocks, Math.floor((this.count - localWindow) / blockTokens));
     const range = Array.from({ length: this.#end - sinkBlocks }, (_, index) => sinkBlocks + index);
     for (const operand of ['keys', 'values'] as const) {
@@ -42,7 +47,7 @@ export class HeadOracle {
       const count = Math.max(0, Math.round(shares[operand] * range.length) - sparse.size);
       const least = range
         .filter((block) => !sparse.has(block))
-        .map((block) => ({ block, loss: this.#loss(operand, block) }))
+        .map((block) => ({ block, loss: lossOf(operand, block) }))
         .sort((a, b) => a.loss - b.loss || a.block - b.block)
         .slice(0, count);
       for (const { block } of least) {
