@@ -1,6 +1,7 @@
 #include "kernels/mixed-blocks.cuda.h"
 
 #include "kernels/check-tables.h"
+#include "kernels/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -35,8 +36,8 @@ Status check_tables_cuda(const MixedAttentionArguments& a, const CheckedTables& 
   const IndexMaps maps{{a.block_table, a.block_count, a.has_sparse_keys ? a.sparse_keys.block_count : 0},
                        {a.value_table, a.block_count, a.has_sparse_values ? a.sparse_values.block_count : 0}};
   const dim3 blocks(static_cast<unsigned>(a.batch), static_cast<unsigned>(a.kv_heads));
-  check_tables<<<blocks, kCheckThreads, 0, stream_of(context)>>>({a, tables, context.faults}, maps);
-  return launch_status();
+  return launch_overlapped(check_tables<IndexMaps>, blocks, kCheckThreads, 0, stream_of(context),
+                           TableCheck{a, tables, context.faults}, maps);
 }
 
 }  // namespace kv

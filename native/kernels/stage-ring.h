@@ -1,4 +1,4 @@
-// A ring of shared-memory stages that a producer fills through the copy engine and consumers read (sm_90).
+// A ring of shared-memory stages that a producer fills and consumers read.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,15 @@ struct StageRing {
   }
 
   __device__ void wait_full(RingPosition<kStages> at) { ptx::mbarrier_wait(&full[at.stage], at.parity); }
+
+  // Whether all lanes of a warp would return from wait_full at once.
+  __device__ bool is_full(RingPosition<kStages> at) {
+    return __all_sync(0xffffffffu, ptx::mbarrier_test(&full[at.stage], at.parity));
+  }
+
+  // Where every thread of the producers and consumers counts: what each of them did before is done.
+  __device__ void fill_by_thread(RingPosition<kStages> at) { ptx::mbarrier_arrive(&full[at.stage]); }
+  __device__ void release_by_thread(RingPosition<kStages> at) { ptx::mbarrier_arrive(&empty[at.stage]); }
 
   // Consumers: one arrival for each warp, after an instruction that waits for all its lanes' reads.
   __device__ void release(RingPosition<kStages> at) {

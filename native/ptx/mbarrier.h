@@ -1,5 +1,5 @@
-// Transaction barriers in shared memory (sm_90): a phase completes when all arrivals and all announced
-// bytes are in. Parities alternate 0, 1, 0, … with the phases.
+// Transaction barriers in shared memory: a phase completes when all arrivals and, on sm_90, all announced bytes are in.
+// Parities alternate 0, 1, 0, … with the phases.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,26 @@ __device__ inline void mbarrier_arrive_expect_bytes(uint64_t* barrier, uint32_t 
                : "memory");
 }
 
+// Whether the phase of this parity is complete.
+__device__ inline bool mbarrier_test(uint64_t* barrier, uint32_t parity) {
+  uint32_t complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, complete;\n"
+      "}"
+      : "=r"(complete)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return complete != 0;
+}
+
+// The same, after waiting for it for a while.
 __device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+#if __CUDA_ARCH__ < 900
+  return mbarrier_test(barrier, parity);
+#else
   uint32_t complete;
   asm volatile(
       "{\n"
@@ -35,6 +54,7 @@ __device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
   return complete != 0;
+#endif
 }
 
 // Returns once the phase of this parity is complete.

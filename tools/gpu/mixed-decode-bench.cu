@@ -11,6 +11,7 @@
 
 #include "attention-compare.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention.cuda.h"
+#include "runtime/fault.h"
 #include "sparse-reference.h"
 
 namespace {
@@ -196,11 +197,12 @@ int run_decode(const DecodeCase& test, Random& random) {
   kv::MixedDecodeMemory memory{};
   check(kv::mixed_decode_memory(arguments, &memory));
   DeviceBuffer<unsigned char> counters(memory.counter_bytes), workspace(memory.workspace_bytes, 0x5a);
+  const DeviceBuffer<kv::Fault> fault(1);
   // Twice: the second launch finds what the first one left in counters and workspace.
   std::vector<uint16_t> outputs[2];
   for (std::vector<uint16_t>& result : outputs) {
     const auto launch = test.ampere ? kv::sm80::mixed_decode_attention : kv::sm90a::mixed_decode_attention;
-    check(launch(arguments, counters.get(), workspace.get(), nullptr));
+    check(launch(arguments, counters.get(), workspace.get(), {fault.get()}, nullptr));
     check(cudaDeviceSynchronize(), test.name.c_str());
     result = output_buffer.host();
   }
@@ -304,7 +306,9 @@ extern "C" int kv_mixed_decode(const int64_t* sizes, void* const* pointers, floa
   arguments.query_start = static_cast<const int32_t*>(pointers[12]);
   arguments.scale = scale;
   const auto launch = sizes[8] != 0 ? kv::sm80::mixed_decode_attention : kv::sm90a::mixed_decode_attention;
-  const kv::Status status = launch(arguments, pointers[14], pointers[13], static_cast<cudaStream_t>(stream));
+  static const DeviceBuffer<kv::Fault> fault(1);
+  const kv::Status status =
+      launch(arguments, pointers[14], pointers[13], {fault.get()}, static_cast<cudaStream_t>(stream));
   if (!status.ok()) std::printf("%s\n", status.message.c_str());
   return status.ok() ? 0 : 1;
 }

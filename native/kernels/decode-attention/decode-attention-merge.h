@@ -106,10 +106,11 @@ __device__ void merge_blocks(const DecodePartial<kRows, kHeadDim>* partials, int
   }
 }
 
-// Calls use(merged, row, dim) with what the warps' partials, partial_of(warp), add up to.
+// Calls use(merged, row, dim) with what the warps' partials, partial_of(warp), add up to. So many threads share the work,
+// this one being number `thread`.
 template <int kWarps, int kHeadDim, typename PartialOf, typename Use>
-__device__ void merge_warps(int rows, const PartialOf& partial_of, const Use& use) {
-  for (int i = threadIdx.x; i < rows * kHeadDim / 4; i += 32 * kWarps) {
+__device__ void merge_warps(int rows, int thread, int threads, const PartialOf& partial_of, const Use& use) {
+  for (int i = thread; i < rows * kHeadDim / 4; i += threads) {
     const int row = i / (kHeadDim / 4);
     const int dim = i % (kHeadDim / 4) * 4;
     float references[kWarps];
@@ -128,12 +129,10 @@ __device__ void merge_warps(int rows, const PartialOf& partial_of, const Use& us
   }
 }
 
-// The output of four neighbouring dims of an entry's row, and with the first of them its log-sum-exp.
-template <typename Element, typename Entries>
-__device__ void write_row(const PagedAttentionArguments& arguments, const Entries& entries, const DecodeEntry& entry,
-                          const MergedPartial& merged, int row, int dim) {
-  const int64_t token = entries.token(entry, row);
-  const int head = entries.query_head(entry, row);
+// The output of four neighbouring dims of a token's query head, and with the first of them its log-sum-exp.
+template <typename Element>
+__device__ void write_row(const PagedAttentionArguments& arguments, int64_t token, int head,
+                          const MergedPartial& merged, int dim) {
   merged.write_mean(static_cast<Element*>(arguments.output) + token * arguments.output_token_stride +
                     head * arguments.output_head_stride + dim);
   if (arguments.log_sum_exp != nullptr && dim == 0) {
@@ -161,7 +160,7 @@ class DecodeResults {
   // Of an entry that is this block's alone.
   __device__ void write_output(const DecodeEntry& entry) {
     merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
-      write_row<Element>(arguments_, entries_, entry, merged, row, dim);
+      write_row<Element>(arguments_, entries_.token(entry, row), entries_.query_head(entry, row), merged, dim);
     });
   }
 
@@ -189,7 +188,7 @@ class DecodeResults {
  private:
   template <typename Use>
   __device__ void merge_own_warps(const DecodeEntry& entry, const Use& use) {
-    merge_warps<kWarps, kHeadDim>(entries_.rows(entry), partial_of_, use);
+    merge_warps<kWarps, kHeadDim>(entries_.rows(entry), threadIdx.x, 32 * kWarps, partial_of_, use);
   }
 
   const PagedAttentionArguments& arguments_;

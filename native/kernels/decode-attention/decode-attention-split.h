@@ -59,15 +59,18 @@ class DecodeEntries {
     return true;
   }
 
-  // Whether the tables still say so, but for keys that add no unit. These reads do not wait for each other.
-  __device__ bool matches(int cache_head, const DecodeHead& head) const {
+  // Renews how many keys there are. False if the tables no longer say so in anything else, or if that changes the
+  // number of units. These reads do not wait for each other.
+  __device__ bool renew(int cache_head, DecodeHead& head) const {
     const int32_t* start = arguments_.query_start + batch_entry(cache_head);
     const int32_t first_token = read(start);
     const int32_t end_token = read(start + 1);
     const int32_t slot = this->slot(cache_head);
     const int32_t keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
-    return first_token == head.first_token && end_token == head.end_token && slot == head.slot && fit(keys) &&
-           units_of(keys) == units_of(head.keys);
+    const bool same = first_token == head.first_token && end_token == head.end_token && slot == head.slot &&
+                      fit(keys) && units_of(keys) == units_of(head.keys);
+    if (same) head.keys = keys;
+    return same;
   }
 
   __device__ int packs(const DecodeHead& head) const { return packs_of(head.end_token - head.first_token); }
@@ -87,8 +90,12 @@ class DecodeEntries {
   // Of each pack. Without keys still one, so that the output is written.
   __device__ int units(int cache_head) const { return units_of(key_count(cache_head)); }
 
-  __device__ int rows(const DecodeEntry& entry) const {
-    return min(kPackRows, queries(entry.cache_head) * group_ - entry.pack * kPackRows);
+  __device__ int rows(const DecodeHead& head, const DecodeEntry& entry) const {
+    return rows_of(head.end_token - head.first_token, entry);
+  }
+  __device__ int rows(const DecodeEntry& entry) const { return rows_of(queries(entry.cache_head), entry); }
+  __device__ int64_t token(const DecodeHead& head, const DecodeEntry& entry, int row) const {
+    return head.first_token + query(entry, row);
   }
   __device__ int64_t token(const DecodeEntry& entry, int row) const {
     return read(arguments_.query_start + batch_entry(entry.cache_head)) + query(entry, row);
@@ -97,9 +104,11 @@ class DecodeEntries {
     return entry.cache_head % arguments_.kv_heads * group_ + (entry.pack * kPackRows + row) % group_;
   }
   // How many keys the row sees.
+  __device__ int visible_keys(const DecodeHead& head, const DecodeEntry& entry, int row) const {
+    return visible_of(head.keys, head.end_token - head.first_token, entry, row);
+  }
   __device__ int visible_keys(const DecodeEntry& entry, int row) const {
-    const int keys = key_count(entry.cache_head);
-    return arguments_.causal ? keys - queries(entry.cache_head) + query(entry, row) + 1 : keys;
+    return visible_of(key_count(entry.cache_head), queries(entry.cache_head), entry, row);
   }
 
   // The entry after this one; only where there is one.
@@ -117,6 +126,12 @@ class DecodeEntries {
   static __device__ int32_t read(const int32_t* number) { return kAhead ? __ldcg(number) : *number; }
   __device__ int32_t slot(int cache_head) const { return read(arguments_.slots + batch_entry(cache_head)); }
   __device__ int packs_of(int queries) const { return (queries * group_ + kPackRows - 1) / kPackRows; }
+  __device__ int rows_of(int queries, const DecodeEntry& entry) const {
+    return min(kPackRows, queries * group_ - entry.pack * kPackRows);
+  }
+  __device__ int visible_of(int keys, int queries, const DecodeEntry& entry, int row) const {
+    return arguments_.causal ? keys - queries + query(entry, row) + 1 : keys;
+  }
   static __device__ int units_of(int32_t keys) { return max(1, (keys + kUnitTokens - 1) / kUnitTokens); }
   __device__ bool fit(int32_t keys) const {
     return keys >= 0 && keys <= int64_t{arguments_.table_width} * arguments_.block_tokens;

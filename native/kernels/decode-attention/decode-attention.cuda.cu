@@ -226,7 +226,8 @@ class Block {
       ptx::prefetch_line(arguments_.block_table + first_lookup_);
       ptx::prefetch_line(parameters_.value_table + first_lookup_);
     }
-    return begin_cache_head_ == end_cache_head_ || entries_.matches(begin_cache_head_, head_);
+    DecodeHead head = head_;
+    return begin_cache_head_ == end_cache_head_ || entries_.renew(begin_cache_head_, head);
   }
 
   // Leaves the units of all entries in shared memory, with the entry that holds the first of this block's span. False

@@ -1,171 +1,222 @@
-// Mixed decode attention by one thread block: it takes segment after segment of blocks, and its warps every kWarps-th
-// block of a segment, each on its own. The partial outputs of warps, then of segments, are merged in f32 as decode
-// attention's. Device code.
+// Mixed decode attention by one thread block. Its warps but the last take blocks in turn, each on its own. The last one
+// plans what they take, and merges what they leave of a segment. The partial outputs of warps, then of segments, are
+// merged in f32 as decode attention's. Device code.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/decode-attention/decode-attention-merge.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention-line.h"
+#include "kernels/mixed-decode-attention/mixed-decode-attention-plan.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention-stream.h"
 #include "ptx/dependent-launch.h"
 
 namespace kv {
 
-template <typename Maps>
-struct MixedDecodeParameters {
-  MixedAttentionArguments arguments;
-  MixedTickets::Counters* tickets;
-  unsigned* arrivals;
-  void* partials;  // [segment]
-  Maps maps;
-};
-
 template <typename Element, int kHeadDim, int kColumnTiles, typename Copies>
 class MixedDecodeBlock {
  public:
   static constexpr int kRows = 8 * kColumnTiles;
-  static constexpr int kWarps = Copies::kWarps;
+  static constexpr int kWarps = Copies::kWarps;  // that stream
+  static constexpr int kThreads = 32 * (kWarps + 1);
   using Parameters = MixedDecodeParameters<typename Copies::Maps>;
-  using Line = MixedLine<32 * kWarps, kRows>;
-  using Stream = MixedWarpStream<Element, kHeadDim, kWarps, Copies, MixedTurns<Line>>;
+  using Line = MixedLine<kThreads, kRows>;
+  using Planner = MixedPlanner<Parameters, kWarps, Line>;
+  using Stream = MixedWarpStream<Element, kHeadDim, Copies>;
   using Attention = MixedWarpAttention<Element, kHeadDim, kColumnTiles>;
   using Partial = DecodePartial<kRows, kHeadDim>;
-  static_assert(sizeof(Partial) <= sizeof(typename Stream::Piece));
+
+  // Entries of which this thread block's segment was the last to come. It takes no more runs, each of which may finish
+  // two, before there could be too many; runs are few enough for the other thread blocks.
+  static constexpr int kMostFinished = 32;
 
   struct Shared {
     typename Stream::Ring rings[kWarps];
+    Partial partials[kWarps];
+    StageRing<1> partials_ring;  // each warp leaves one, of the same segment
+    MixedPlan plan;
     typename Line::Shared line;
-    int partial_piece[kWarps];  // which piece of its ring holds a warp's partial
-    int next_run;
-    bool finishes_entry;
+    MixedSegment finished[kMostFinished];
+    int finished_count;
   };
 
   static __device__ void run(const Parameters& parameters, Shared& shared) {
-    auto& ring = shared.rings[threadIdx.x / 32];
-    Copies copies(parameters, ring.copies);
-    ptx::follow_previous_kernel();
-    MixedTickets tickets(*parameters.tickets, shared.next_run);
-    if (threadIdx.x == 0) tickets.forget();
-    const Line line(parameters.arguments, shared.line);
-    const MixedRuns runs(line.blocks(), gridDim.x, kWarps);
-    Stream stream(parameters, {line, runs, tickets}, copies, ring);
-    MixedDecodeBlock(parameters, shared, line, tickets, stream).work();
-    if (threadIdx.x == 0) tickets.finish();
+    if (threadIdx.x == 0) {
+      shared.partials_ring.init(32, 32 * kWarps);
+      shared.plan.ring.init(32 * kWarps, 32);
+      shared.finished_count = 0;
+    }
+    const bool plans = threadIdx.x / 32 == kWarps;
+    auto& ring = shared.rings[plans ? 0 : threadIdx.x / 32];
+    Copies copies(parameters, ring.copies, !plans && threadIdx.x % 32 == 0);
+    ptx::let_next_kernel_start();
+    Line line(parameters.arguments, shared.line);
+    Planner planner(parameters, line, shared.plan);
+    const bool prepared = line.lay_out_ahead();
+    if (prepared && plans) planner.prepare();
+    ptx::wait_for_previous_kernel();
+    if (prepared && plans) planner.look_up();
+    if (!line.lay_out(parameters.faults)) return;
+    MixedDecodeBlock block(parameters, shared, line);
+    if (plans) {
+      planner.begin();
+      block.plan(planner);
+    } else {
+      Stream stream(parameters.arguments, shared.plan, copies, ring);
+      block.stream(stream);
+    }
+    __syncthreads();
+    for (int i = 0; i < shared.finished_count; ++i) block.merge_segments(shared.finished[i]);
+    if (threadIdx.x == 0) parameters.tickets->finish();
   }
 
  private:
   // What the next piece of a block is. Sparse blocks have no second halves.
   enum class Part { keys, second_keys, values, second_values };
 
-  __device__ MixedDecodeBlock(const Parameters& parameters, Shared& shared, const Line& line, MixedTickets& tickets,
-                              Stream& stream)
-      : arguments_(parameters.arguments),
+  __device__ MixedDecodeBlock(const Parameters& parameters, Shared& shared, const Line& line)
+      : parameters_(parameters),
+        arguments_(parameters.arguments),
         shared_(shared),
         line_(line),
-        tickets_(tickets),
-        stream_(stream),
-        arrivals_(parameters.arrivals),
         partials_(static_cast<Partial*>(parameters.partials)) {}
 
-  __device__ void work() {
-    MixedSegment segment;
-    MixedSegment before;
-    Attention attention(arguments_.scale);
-    int block = 0;
-    Part part = Part::keys;
-    bool more = true;
-    // Every step is in one place: the code is long, and instructions that come from memory take their time.
-    for (;;) {
-      const bool ends = block >= segment.end_block;
-      stream_.fill(ends ? Stream::kSlots - 1 : Stream::kSlots);
-      if (!ends) {
-        attend(segment, block, part, attention);
-        if (part == Part::keys) block += kWarps;
+  __device__ const typename Line::Entries& entries() const { return line_.entries(); }
+  __device__ Partial& partial_of(int warp) const { return shared_.partials[warp]; }
+
+  // ---- What the last warp does. ----
+
+  __device__ void plan(Planner& planner) {
+    RingPosition<1> left;
+    MixedPlan::Position oldest;
+    int finished = 0;
+    int planned = 0;
+    for (bool more = true; more || planned > 1;) {
+      if (more && planned < MixedPlan::kDepth) {
+        more = planner.add(finished < kMostFinished - 2 * MixedPlan::kDepth);
+        ++planned;
         continue;
       }
-      leave_partial(attention);
-      const bool last = !more;
-      MixedSegment next;
-      more = stream_.next_segment(next);
-      block = next.first_block + threadIdx.x / 32;
-      attention.clear();
-      if (more) set_rows(next.entry, attention);
-      settle(segment, before);
-      if (last) break;
-      before = segment;
-      segment = next;
+      const MixedStretch& stretch = shared_.plan.stretches[oldest.stage];
+      if (stretch.ends) {
+        shared_.partials_ring.wait_full(left);
+        const MixedSegment segment = stretch.segment;
+        merge_warps_of(segment, stretch.rows, threadIdx.x % 32, 32,
+                       segment.count > 1 ? &partials_[segment.number] : nullptr);
+        __syncwarp();
+        shared_.partials_ring.release_by_thread(left);
+        left.advance();
+        if (segment.count > 1 && threadIdx.x % 32 == 0 && arrive(segment)) shared_.finished[finished++] = segment;
+        finished = __shfl_sync(0xffffffffu, finished, 0);
+      }
+      oldest.advance();
+      --planned;
     }
+    if (threadIdx.x % 32 == 0) shared_.finished_count = finished;
   }
 
-  // Merges the partials of the segment's warps into its own, or into outputs. Whether the segment before was the last
-  // of its entry to come has become known since: then the entry's partials are merged too. While one thread asks, the
-  // others go on. A segment of count 0 is none.
-  __device__ void settle(const MixedSegment& segment, const MixedSegment& before) {
-    __syncthreads();
-    if (threadIdx.x == 0) tickets_.forget();
-    if (segment.count > 0) merge_warps_of(segment.entry, segment.count > 1 ? &partials_[segment.number] : nullptr);
-    if (before.count > 1 && shared_.finishes_entry) {
-      __syncthreads();
-      merge_blocks<kWarps>(&partials_[before.first_number], before.count, line_.rows(before.entry),
-                           partial_of(threadIdx.x / 32));
-      __syncthreads();
-      merge_warps_of(before.entry, nullptr);
-    }
-    stream_.release_writes();
-    __syncthreads();  // the partials give way to the rings
-    if (threadIdx.x == 0 && segment.count > 1) shared_.finishes_entry = arrive(segment);
+  __device__ bool arrive(const MixedSegment& segment) {
+    unsigned& arrivals = parameters_.arrivals[segment.entry.index];
+    __threadfence();
+    if (atomicAdd(&arrivals, 1u) + 1 < static_cast<unsigned>(segment.count)) return false;
+    arrivals = 0;
+    __threadfence();
+    return true;
   }
 
   // Into a partial of the entry or, without one, its outputs.
-  __device__ void merge_warps_of(const DecodeEntry& entry, Partial* partial) {
+  __device__ void merge_warps_of(const MixedSegment& segment, int rows, int thread, int threads, Partial* partial) {
     const auto use = [&](const MergedPartial& merged, int row, int dim) {
       if (partial != nullptr) {
         merged.write(*partial, row, dim);
         return;
       }
-      write_row<Element>(arguments_, line_, entry, merged, row, dim);
+      write_row<Element>(arguments_, entries().token(segment.head, segment.entry, row),
+                         entries().query_head(segment.entry, row), merged, dim);
     };
-    merge_warps<kWarps, kHeadDim>(line_.rows(entry), [this](int warp) -> Partial& { return partial_of(warp); }, use);
+    merge_warps<kWarps, kHeadDim>(rows, thread, threads, [this](int warp) -> Partial& { return partial_of(warp); },
+                                  use);
   }
 
-  __device__ bool arrive(const MixedSegment& segment) {
-    __threadfence();
-    if (atomicAdd(&arrivals_[segment.entry.index], 1u) + 1 < static_cast<unsigned>(segment.count)) return false;
-    arrivals_[segment.entry.index] = 0;
-    __threadfence();
-    return true;
+  // Into the outputs of an entry whose segments' partials are all there. All threads of the block call it.
+  __device__ void merge_segments(const MixedSegment& segment) {
+    const int rows = entries().rows(segment.head, segment.entry);
+    const int warp = threadIdx.x / 32;
+    if (warp < kWarps) {
+      merge_blocks<kWarps>(&partials_[segment.first_number], segment.count, rows, partial_of(warp));
+    }
+    __syncthreads();
+    merge_warps_of(segment, rows, threadIdx.x, kThreads, nullptr);
+    __syncthreads();
   }
 
-  __device__ Partial& partial_of(int warp) const {
-    return reinterpret_cast<Partial&>(shared_.rings[warp].pieces[shared_.partial_piece[warp]]);
+  // ---- What the other warps do. ----
+
+  __device__ void stream(Stream& stream) {
+    Attention attention(arguments_.scale);
+    MixedPlan::Position at;
+    RingPosition<1> leaving;
+    const MixedStretch* stretch = nullptr;
+    int block = 0;
+    int blocks = 0;
+    Part part = Part::keys;
+    // Every step is in one place: the code is long, and instructions that come from memory take their time.
+    for (;;) {
+      stream.fill();
+      if (block < blocks) {
+        attend(*stretch, block, part, stream, attention);
+        if (part == Part::keys) block += kWarps;
+        continue;
+      }
+      if (stretch != nullptr) {
+        if (stretch->ends) {
+          shared_.partials_ring.wait_empty(leaving);
+          leave_partial(attention);
+          shared_.partials_ring.fill_by_thread(leaving);
+          leaving.advance();
+        }
+        shared_.plan.ring.release_by_thread(at);
+        at.advance();
+      }
+      shared_.plan.ring.wait_full(at);
+      stretch = &shared_.plan.stretches[at.stage];
+      if (stretch->nothing) return;
+      blocks = stretch->blocks;
+      block = stretch->template first_of_warp<kWarps>();
+      if (!stretch->begins) continue;
+      attention.clear();
+      set_rows(*stretch, attention);
+    }
   }
 
   // Rows past the pack's are zeros; their results are not written.
-  __device__ void set_rows(const DecodeEntry& entry, Attention& attention) {
+  __device__ void set_rows(const MixedStretch& stretch, Attention& attention) {
+    const MixedSegment& segment = stretch.segment;
     const int lane = threadIdx.x % 32;
-    const int rows = line_.rows(entry);
+    const int rows = stretch.rows;
 #pragma unroll
     for (int tile = 0; tile < kColumnTiles; ++tile) {
       const int row = 8 * tile + lane / 4;
       attention.set_query(tile, row < rows ? static_cast<const Element*>(arguments_.query) +
-                                                 line_.token(entry, row) * arguments_.query_token_stride +
-                                                 line_.query_head(entry, row) * arguments_.query_head_stride
+                                                 entries().token(segment.head, segment.entry, row) *
+                                                     arguments_.query_token_stride +
+                                                 entries().query_head(segment.entry, row) *
+                                                     arguments_.query_head_stride
                                            : nullptr);
     }
 #pragma unroll
     for (int column = 0; column < 2 * kColumnTiles; ++column) {
       const int row = row_of(column);
-      attention.set_visible_keys(column, row < rows ? line_.visible_keys(entry, row) : 0);
+      attention.set_visible_keys(column, row < rows ? entries().visible_keys(segment.head, segment.entry, row) : 0);
     }
   }
 
   // Takes the next piece of a block into account, and sets which part of a block comes then.
-  __device__ void attend(const MixedSegment& segment, int block, Part& part, Attention& attention) {
-    auto& piece = stream_.take();
-    const int first_key = block * kMixedBlockTokens;
+  __device__ void attend(const MixedStretch& stretch, int block, Part& part, Stream& stream, Attention& attention) {
+    auto& piece = stream.take();
+    const int first_key = (stretch.first_block + block) * kMixedBlockTokens;
     if (part == Part::keys || part == Part::second_keys) {
-      if (stream_.sparse()) {
+      if (stream.sparse()) {
         attention.score_sparse(piece.sparse_keys);
       } else if (part == Part::keys) {
         attention.template score_dense<0>(piece.dense_half);
@@ -174,17 +225,17 @@ class MixedDecodeBlock {
       } else {
         attention.template score_dense<1>(piece.dense_half);
       }
-      attention.weigh(first_key, first_key + kMixedBlockTokens > line_.visible_keys(segment.entry, 0));
+      attention.weigh(first_key, first_key + kMixedBlockTokens > stretch.fewest_visible);
       part = Part::values;
       return;
     }
-    if (stream_.sparse()) {
+    if (stream.sparse()) {
       attention.add_sparse(piece.sparse_values);
       part = Part::keys;
       return;
     }
     const int first_value = first_key + (part == Part::values ? 0 : kMixedHalfTokens);
-    clear_rows(piece.dense_half, line_.key_count(segment.entry.cache_head) - first_value);
+    clear_rows(piece.dense_half, stretch.segment.head.keys - first_value, stream);
     if (part == Part::values) {
       attention.template add_dense<0>(piece.dense_half);
       part = Part::second_values;
@@ -195,23 +246,20 @@ class MixedDecodeBlock {
   }
 
   // Behind a sequence's last value a block may hold anything, which times a weight of zero need not be zero.
-  __device__ void clear_rows(MixedPanels<Element, kHeadDim>& values, int first_row) {
+  __device__ void clear_rows(MixedPanels<Element, kHeadDim>& values, int first_row, Stream& stream) {
     if (first_row >= kMixedHalfTokens) return;
     const int lane = threadIdx.x % 32;
     for (int row = max(0, first_row); row < kMixedHalfTokens; ++row) {
       for (auto& panel : values.panels) reinterpret_cast<uint32_t*>(panel[row])[lane] = 0;
     }
-    stream_.release_writes();
+    stream.release_writes();
     __syncwarp();
   }
 
   __device__ void leave_partial(Attention& attention) {
     attention.finish();
-    const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    if (lane == 0) shared_.partial_piece[warp] = stream_.free_piece();
-    __syncwarp();
-    Partial& partial = partial_of(warp);
+    Partial& partial = partial_of(threadIdx.x / 32);
 #pragma unroll
     for (int column = 0; column < 2 * kColumnTiles; ++column) {
       const int row = row_of(column);
@@ -229,17 +277,15 @@ class MixedDecodeBlock {
   // Of this thread's columns.
   static __device__ int row_of(int column) { return column / 2 * 8 + threadIdx.x % 4 * 2 + column % 2; }
 
+  const Parameters& parameters_;
   const MixedAttentionArguments& arguments_;
   Shared& shared_;
   const Line& line_;
-  MixedTickets& tickets_;
-  Stream& stream_;
-  unsigned* const arrivals_;
   Partial* const partials_;
 };
 
 template <typename Element, int kHeadDim, int kColumnTiles, typename Copies>
-__global__ void __launch_bounds__(32 * Copies::kWarps, 1)
+__global__ void __launch_bounds__(32 * (Copies::kWarps + 1), 1)
     mixed_decode_kernel(const __grid_constant__ MixedDecodeParameters<typename Copies::Maps> parameters) {
   using Block = MixedDecodeBlock<Element, kHeadDim, kColumnTiles, Copies>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];

@@ -11,14 +11,15 @@
 
 namespace kv {
 
-template <typename Element, int kHeadDim, int kColumnTiles, template <typename, int> class CopiesOf>
+template <typename Element, int kHeadDim, int kColumnTiles, template <typename, int, int> class CopiesOf>
 Status launch_mixed_decode(const MixedAttentionArguments& arguments, void* counters, void* workspace,
-                           cudaStream_t stream) {
-  using Copies = CopiesOf<Element, kHeadDim>;
+                           FaultSink faults, cudaStream_t stream) {
+  using Copies = CopiesOf<Element, kHeadDim, 8 * kColumnTiles>;
   using Block = MixedDecodeBlock<Element, kHeadDim, kColumnTiles, Copies>;
   MixedDecodeParameters<typename Copies::Maps> parameters;
   parameters.arguments = arguments;
-  parameters.tickets = static_cast<MixedTickets::Counters*>(counters);
+  parameters.faults = faults;
+  parameters.tickets = static_cast<MixedTickets*>(counters);
   parameters.arrivals = reinterpret_cast<unsigned*>(parameters.tickets + 1);
   parameters.partials = workspace;
   const Status status = Copies::describe(arguments, &parameters.maps);
@@ -35,31 +36,31 @@ Status launch_mixed_decode(const MixedAttentionArguments& arguments, void* count
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   }
   if (error != cudaSuccess) return cuda_status(error);
-  return launch_overlapped(kernel, multiprocessors, 32 * Copies::kWarps, kSharedBytes, stream, parameters);
+  return launch_overlapped(kernel, multiprocessors, Block::kThreads, kSharedBytes, stream, parameters);
 }
 
-template <typename Element, int kHeadDim, template <typename, int> class CopiesOf>
+template <typename Element, int kHeadDim, template <typename, int, int> class CopiesOf>
 Status launch_mixed_decode(const MixedAttentionArguments& arguments, void* counters, void* workspace,
-                           cudaStream_t stream) {
+                           FaultSink faults, cudaStream_t stream) {
   return mixed_decode_rows(arguments) == 8
-             ? launch_mixed_decode<Element, kHeadDim, 1, CopiesOf>(arguments, counters, workspace, stream)
-             : launch_mixed_decode<Element, kHeadDim, 2, CopiesOf>(arguments, counters, workspace, stream);
+             ? launch_mixed_decode<Element, kHeadDim, 1, CopiesOf>(arguments, counters, workspace, faults, stream)
+             : launch_mixed_decode<Element, kHeadDim, 2, CopiesOf>(arguments, counters, workspace, faults, stream);
 }
 
-template <template <typename, int> class CopiesOf>
+template <template <typename, int, int> class CopiesOf>
 Status launch_mixed_decode(const MixedAttentionArguments& arguments, void* counters, void* workspace,
-                           cudaStream_t stream) {
+                           FaultSink faults, cudaStream_t stream) {
   if (!fits_mixed_decode(arguments)) {
     return Status::failure(StatusCode::capability, "these tensors do not fit the tensor-core mixed decode attention");
   }
   if (arguments.batch == 0 || arguments.query_tokens == 0) return Status::success();
   const bool small = arguments.head_dim == 64;
   if (arguments.cache_dtype == DType::f16) {
-    return small ? launch_mixed_decode<__half, 64, CopiesOf>(arguments, counters, workspace, stream)
-                 : launch_mixed_decode<__half, 128, CopiesOf>(arguments, counters, workspace, stream);
+    return small ? launch_mixed_decode<__half, 64, CopiesOf>(arguments, counters, workspace, faults, stream)
+                 : launch_mixed_decode<__half, 128, CopiesOf>(arguments, counters, workspace, faults, stream);
   }
-  return small ? launch_mixed_decode<__nv_bfloat16, 64, CopiesOf>(arguments, counters, workspace, stream)
-               : launch_mixed_decode<__nv_bfloat16, 128, CopiesOf>(arguments, counters, workspace, stream);
+  return small ? launch_mixed_decode<__nv_bfloat16, 64, CopiesOf>(arguments, counters, workspace, faults, stream)
+               : launch_mixed_decode<__nv_bfloat16, 128, CopiesOf>(arguments, counters, workspace, faults, stream);
 }
 
 }  // namespace kv

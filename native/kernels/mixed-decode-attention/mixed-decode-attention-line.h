@@ -17,14 +17,13 @@ struct MixedRuns {
   static constexpr int kMostOfShare = 3;
 
   // Runs are multiples of the warps of a thread block, which take turns.
-  __device__ MixedRuns(int blocks, int thread_blocks, int warps) {
-    const auto whole = [](int length, int unit) { return (length + unit - 1) / unit * unit; };
-    share = max(warps, whole((blocks + thread_blocks - 1) / thread_blocks, warps));
-    small = whole((share + 15) / 16, warps);
+  __device__ void share_out(int blocks, int thread_blocks, int warps) {
+    const auto parts = [](int length, int part) { return (length + part - 1) / part; };
+    share = max(1, parts(parts(blocks, thread_blocks), warps)) * warps;
+    small = parts(parts(share, 32), warps) * warps;
     // Too little is not worth another partial output.
-    const int rest = share <= 4 * warps ? 0 : whole((share + 7) / 8, small);
-    large = share - rest;
-    small_of_share = rest / small;
+    small_of_share = share <= 4 * warps ? 0 : parts(parts(share, 16), small);
+    large = share - small_of_share * small;
   }
 
   __device__ int first_of_share(int number) const { return number * (1 + small_of_share); }
@@ -38,65 +37,65 @@ struct MixedRuns {
     return first_of_share(block / share) + (in_share < large ? 0 : 1 + (in_share - large) / small);
   }
 
-  int share;
-  int large;           // the first run of a share
-  int small;           // each of the others
-  int small_of_share;  // how many of those
+  int share = 0;
+  int large = 0;           // the first run of a share
+  int small = 0;           // each of the others
+  int small_of_share = 0;  // how many of those
 };
 
 struct MixedPlace {
   DecodeEntry entry;
+  DecodeHead head;  // of the entry
   int first_block;  // on the line
   int blocks;       // on the line
 };
 
-// Where entries lie on the line. An entry without keys has a block there, so that its output is written.
+// Where entries lie on the line, and what the tables say of them. An entry without keys has a block on the line, so that
+// its output is written.
 template <int kThreads, int kRows>
-class MixedLine : public DecodeEntries<kMixedBlockTokens, kRows> {
+class MixedLine {
  public:
+  using Entries = DecodeEntries<kMixedBlockTokens, kRows>;
   struct Shared {
     // Before the cache heads that each thread counted.
     int blocks[kThreads];
     int entries[kThreads];
+    DecodeHead heads[kThreads];  // the first that each thread counted
     int2 warp_totals[kThreads / 32];
   };
 
-  // All threads of a block call it.
   __device__ MixedLine(const PagedAttentionArguments& arguments, Shared& shared)
-      : DecodeEntries<kMixedBlockTokens, kRows>(arguments),
+      : arguments_(arguments),
+        entries_(arguments),
         shared_(shared),
-        heads_of_thread_((this->cache_heads() + kThreads - 1) / kThreads) {
-    const int begin = min(static_cast<int>(threadIdx.x) * heads_of_thread_, this->cache_heads());
-    const int end = min(begin + heads_of_thread_, this->cache_heads());
-    int2 own = {0, 0};
-    for (int cache_head = begin; cache_head < end; ++cache_head) {
-      const int packs = this->packs(cache_head);
-      own.x += packs * this->units(cache_head);
-      own.y += packs;
-    }
-    int2 sum = own;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int2 before = {__shfl_up_sync(kFullWarp, sum.x, distance), __shfl_up_sync(kFullWarp, sum.y, distance)};
-      if (static_cast<int>(threadIdx.x) % 32 >= distance) sum = {sum.x + before.x, sum.y + before.y};
-    }
-    if (threadIdx.x % 32 == 31) shared_.warp_totals[threadIdx.x / 32] = sum;
-    __syncthreads();
-    for (int warp = 0; warp < kThreads / 32; ++warp) {
-      const int2 total = shared_.warp_totals[warp];
-      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + total.x, sum.y + total.y};
-      blocks_ += total.x;
-    }
-    shared_.blocks[threadIdx.x] = sum.x - own.x;
-    shared_.entries[threadIdx.x] = sum.y - own.y;
-    __syncthreads();
+        heads_of_thread_((entries_.cache_heads() + kThreads - 1) / kThreads),
+        begin_(min(static_cast<int>(threadIdx.x) * heads_of_thread_, entries_.cache_heads())),
+        end_(min(begin_ + heads_of_thread_, entries_.cache_heads())) {}
+
+  // Lays out the line by what the tables say ahead of the kernel's turn, when they may still change. All threads of the
+  // block call it. Whether rows and slots are inside their tensors; if not, nothing may be asked of the line.
+  __device__ bool lay_out_ahead() {
+    prepared_ = heads_of_thread_ == 1 && lay_out(EntriesAhead(arguments_), nullptr);
+    return prepared_;
   }
+
+  // The same in the kernel's turn. Reports rows and slots that lead outside. Nothing moves on the line if it still is as
+  // it was laid out ahead, but keys may have come.
+  __device__ bool lay_out(const FaultSink& faults) {
+    DecodeHead head;
+    if (prepared_ && begin_ < end_) head = shared_.heads[threadIdx.x];
+    const bool same = prepared_ && (begin_ == end_ || entries_.renew(begin_, head));
+    prepared_ = __syncthreads_and(same);
+    if (!prepared_) return lay_out(entries_, blockIdx.x == 0 ? &faults : nullptr);
+    if (begin_ < end_) shared_.heads[threadIdx.x] = head;
+    __syncthreads();
+    return true;
+  }
+
+  // After that: whether it still is.
+  __device__ bool prepared() const { return prepared_; }
 
   __device__ int blocks() const { return blocks_; }
-
-  // Unlike blocks on the line, 0 without keys.
-  __device__ int key_blocks(int cache_head) const {
-    return (this->key_count(cache_head) + kMixedBlockTokens - 1) / kMixedBlockTokens;
-  }
 
   // The entry that holds a block of the line. All lanes of a warp call it.
   __device__ MixedPlace find(int block) const {
@@ -108,28 +107,77 @@ class MixedLine : public DecodeEntries<kMixedBlockTokens, kRows> {
     int first_block = shared_.blocks[thread];
     int first_entry = shared_.entries[thread];
     for (;; ++cache_head) {
-      const int packs = this->packs(cache_head);
-      const int blocks = this->units(cache_head);
+      const DecodeHead head = this->head(cache_head);
+      const int packs = entries_.packs(head);
+      const int blocks = entries_.units(head);
       if (block < first_block + packs * blocks) {
         const int pack = (block - first_block) / blocks;
-        return {{first_entry + pack, cache_head, pack}, first_block + pack * blocks, blocks};
+        return {{first_entry + pack, cache_head, pack}, head, first_block + pack * blocks, blocks};
       }
       first_block += packs * blocks;
       first_entry += packs;
     }
   }
 
+  __device__ DecodeHead head(int cache_head) const {
+    if (heads_of_thread_ == 1) return shared_.heads[cache_head];
+    DecodeHead head;
+    entries_.read_head(cache_head, nullptr, head);
+    return head;
+  }
+
+  __device__ const Entries& entries() const { return entries_; }
+
  private:
+  using EntriesAhead = DecodeEntries<kMixedBlockTokens, kRows, true>;
   static constexpr unsigned kFullWarp = 0xffffffffu;
 
+  template <typename AnyEntries>
+  __device__ bool lay_out(const AnyEntries& entries, const FaultSink* faults) {
+    int2 own = {0, 0};
+    bool inside = true;
+    for (int cache_head = begin_; cache_head < end_; ++cache_head) {
+      DecodeHead head;
+      inside = entries.read_head(cache_head, faults, head);
+      if (!inside) break;
+      if (cache_head == begin_) shared_.heads[threadIdx.x] = head;
+      const int packs = entries.packs(head);
+      own.x += packs * entries.units(head);
+      own.y += packs;
+    }
+    int2 sum = own;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int2 before = {__shfl_up_sync(kFullWarp, sum.x, distance), __shfl_up_sync(kFullWarp, sum.y, distance)};
+      if (static_cast<int>(threadIdx.x) % 32 >= distance) sum = {sum.x + before.x, sum.y + before.y};
+    }
+    if (threadIdx.x % 32 == 31) shared_.warp_totals[threadIdx.x / 32] = sum;
+    if (!__syncthreads_and(inside)) return false;
+    blocks_ = 0;
+    for (int warp = 0; warp < kThreads / 32; ++warp) {
+      const int2 total = shared_.warp_totals[warp];
+      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + total.x, sum.y + total.y};
+      blocks_ += total.x;
+    }
+    shared_.blocks[threadIdx.x] = sum.x - own.x;
+    shared_.entries[threadIdx.x] = sum.y - own.y;
+    __syncthreads();
+    return true;
+  }
+
+  const PagedAttentionArguments& arguments_;
+  const Entries entries_;
   Shared& shared_;
   const int heads_of_thread_;
+  const int begin_;  // of this thread's cache heads
+  const int end_;
+  bool prepared_ = false;
   int blocks_ = 0;
 };
 
 struct MixedSegment {
   DecodeEntry entry = {};
-  int64_t table_row = 0;
+  DecodeHead head = {};  // of the entry
+  int line_block = 0;   // of the first block
   int first_block = 0;  // of the entry
   int end_block = 0;
   int number = 0;        // among all segments, those of an entry being neighbours
@@ -137,73 +185,53 @@ struct MixedSegment {
   int count = 0;         // of the entry
 };
 
-// Which small runs a thread block takes: its warps ask for the next one at different times and get the same answer.
-class MixedTickets {
- public:
-  // Zero before and after a launch; in global memory.
-  struct Counters {
-    unsigned taken;
-    unsigned finished;  // thread blocks
-  };
-
-  // `answer` is in shared memory.
-  __device__ MixedTickets(Counters& counters, int& answer) : counters_(counters), answer_(answer) {}
-
-  // One thread calls it, between two barriers: at first, and whenever all warps know the answer.
-  __device__ void forget() { answer_ = kUnknown; }
+// Who takes which small run, in global memory: zeros before and after a launch.
+struct MixedTickets {
+  unsigned taken;
+  unsigned finished;  // thread blocks
 
   // All lanes of a warp call it.
-  __device__ int next() {
-    int answer = 0;
-    if (threadIdx.x % 32 == 0) {
-      answer = atomicCAS(&answer_, kUnknown, kAsked);
-      if (answer == kUnknown) {
-        answer = atomicAdd(&counters_.taken, 1u);
-        atomicExch(&answer_, answer);
-      }
-      while (answer == kAsked) answer = atomicCAS(&answer_, kAsked, kAsked);
-    }
-    return __shfl_sync(0xffffffffu, answer, 0);
+  __device__ int take() {
+    unsigned ticket = 0;
+    if (threadIdx.x % 32 == 0) ticket = atomicAdd(&taken, 1u);
+    return __shfl_sync(0xffffffffu, static_cast<int>(ticket), 0);
   }
 
   // The last thread block to finish leaves zeros behind. One thread calls it.
   __device__ void finish() {
-    if (atomicAdd(&counters_.finished, 1u) + 1 < gridDim.x) return;
-    counters_.taken = 0;
-    counters_.finished = 0;
+    if (atomicAdd(&finished, 1u) + 1 < gridDim.x) return;
+    taken = 0;
+    finished = 0;
   }
-
- private:
-  static constexpr int kUnknown = -1;
-  static constexpr int kAsked = -2;  // some warp is about to know it
-
-  Counters& counters_;
-  int& answer_;
 };
 
-// Goes through the segments that a thread block takes. All its warps do the same.
+// Goes through the segments that a thread block takes. All lanes of one warp call it.
 template <typename Line>
 class MixedTurns {
  public:
-  __device__ MixedTurns(const Line& line, const MixedRuns& runs, const MixedTickets& tickets)
-      : line_(line), runs_(runs), tickets_(tickets) {
-    enter(runs.first_of_share(blockIdx.x));
+  __device__ MixedTurns(const Line& line, MixedTickets& tickets) : line_(line), tickets_(tickets) {}
+
+  // Once the line is laid out.
+  __device__ void begin(int warps) {
+    runs_.share_out(line_.blocks(), gridDim.x, warps);
+    enter(runs_.first_of_share(blockIdx.x));
   }
 
-  // False when there are no more.
-  __device__ bool next(MixedSegment& segment) {
+  // False when there are no more. Without `small_runs` those of the thread block's own run only.
+  __device__ bool next(bool small_runs, MixedSegment& segment) {
     if (block_ >= end_block_) {
-      if (runs_.small_of_share == 0) return false;
-      const int small = tickets_.next();
+      if (runs_.small_of_share == 0 || !small_runs) return false;
+      const int small = tickets_.take();
       enter(runs_.first_of_share(small / runs_.small_of_share) + 1 + small % runs_.small_of_share);
       if (block_ >= end_block_) return false;
     }
     const MixedPlace place = line_.find(block_);
     const int end = min(end_block_, place.first_block + place.blocks);
     segment.entry = place.entry;
-    segment.table_row = line_.table_row(place.entry.cache_head);
+    segment.head = place.head;
+    segment.line_block = block_;
     segment.first_block = block_ - place.first_block;
-    segment.end_block = min(end - place.first_block, line_.key_blocks(place.entry.cache_head));
+    segment.end_block = end - place.first_block;
     const int first_run = runs_.run_of(place.first_block);
     segment.number = run_ + place.entry.index;
     segment.first_number = first_run + place.entry.index;
@@ -220,11 +248,11 @@ class MixedTurns {
   }
 
   const Line& line_;
-  const MixedRuns& runs_;
-  MixedTickets tickets_;
-  int run_;
-  int block_;  // what is next, on the line
-  int end_block_;
+  MixedTickets& tickets_;
+  MixedRuns runs_;
+  int run_ = 0;
+  int block_ = 0;  // what is next, on the line
+  int end_block_ = 0;
 };
 
 }  // namespace kv

@@ -33,7 +33,7 @@ Status mixed_decode_memory(const MixedAttentionArguments& arguments, MixedDecode
                       static_cast<size_t>(arguments.query_heads / arguments.kv_heads);
   const size_t packs = rows / static_cast<size_t>(mixed_decode_rows(arguments)) + static_cast<size_t>(arguments.batch);
   const size_t entries = static_cast<size_t>(arguments.kv_heads) * packs;
-  memory->counter_bytes = sizeof(MixedTickets::Counters) + entries * sizeof(unsigned);
+  memory->counter_bytes = sizeof(MixedTickets) + entries * sizeof(unsigned);
   const size_t segments = static_cast<size_t>(multiprocessors) * MixedRuns::kMostOfShare + entries;
   memory->workspace_bytes = segments * sizeof(DecodePartial<16, 128>);
   return cuda_status(error);

@@ -1,12 +1,11 @@
-// Streaming of a mixed cache by one warp: every kWarps-th block of segment after segment, in pieces that pass through a
+// Streaming of a mixed cache by one warp: every kWarps-th block of stretch after stretch, in pieces that pass through a
 // ring in shared memory. A piece is a sparse block or half of a dense one, which are about as large. Device code.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/mixed-decode-attention/mixed-decode-attention-line.h"
+#include "kernels/mixed-decode-attention/mixed-decode-attention-plan.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention-warp.h"
-#include "kernels/stage-ring.h"
 
 namespace kv {
 
@@ -18,11 +17,12 @@ union alignas(1024) MixedPiece {
 };
 
 // Copies is how pieces travel: kSlots, and for a slot of the ring start_sparse, start_dense_half, start_nothing, wait
-// and release_writes. Source says which segment comes next: bool next(MixedSegment&).
-template <typename Element, int kHeadDim, int kWarps, typename Copies, typename Source>
+// and release_writes.
+template <typename Element, int kHeadDim, typename Copies>
 class MixedWarpStream {
  public:
   static constexpr int kSlots = Copies::kSlots;
+  static constexpr int kWarps = Copies::kWarps;
   using Piece = MixedPiece<Element, kHeadDim>;
   struct Ring {
     Piece pieces[kSlots];
@@ -30,26 +30,14 @@ class MixedWarpStream {
     bool sparse[kSlots];
   };
 
-  template <typename Parameters>
-  __device__ MixedWarpStream(const Parameters& parameters, const Source& source, Copies& copies, Ring& ring)
-      : arguments_(parameters.arguments), source_(source), ring_(ring), copies_(copies) {}
+  __device__ MixedWarpStream(const MixedAttentionArguments& arguments, MixedPlan& plan, Copies& copies, Ring& ring)
+      : arguments_(arguments), plan_(plan), ring_(ring), copies_(copies) {}
 
-  // Requests pieces, where there are any, until so many are not yet taken. The piece last taken gives way.
-  __device__ void fill(int pieces) {
+  // Requests all pieces that there is room for, as far as the plan goes. The piece last taken gives way.
+  __device__ void fill() {
     __syncwarp();
-    while (find_block() && requested_ < pieces) request();
+    while (requested_ < kSlots && find_block()) request();
   }
-
-  // Goes on with the next segment, after a fill and once all pieces of the one before were taken. False when there is
-  // none. Whether there is one every warp knows since that fill.
-  __device__ bool next_segment(MixedSegment& segment) {
-    segment = segment_;
-    ahead_ = false;
-    return found_;
-  }
-
-  // Which piece is free after a fill of less than the whole ring.
-  __device__ int free_piece() const { return (taking_.stage + kSlots - 1) % kSlots; }
 
   // Takes the next piece, after a fill.
   __device__ Piece& take() {
@@ -69,28 +57,24 @@ class MixedWarpStream {
   __device__ void release_writes() { copies_.release_writes(); }
 
  private:
-  // Whether there is a block to request. Goes on with the next segment, but not with the one after it.
+  // Whether there is a block to request. Does not wait for the plan.
   __device__ bool find_block() {
-    if (block_ < segment_.end_block) return true;
-    if (ahead_ || !found_) return false;
-    ahead_ = true;
-    found_ = source_.next(segment_);
-    if (!found_) segment_ = {};
-    row_start_ = found_ ? segment_.table_row * arguments_.table_width : 0;
-    block_ = segment_.first_block + threadIdx.x / 32;
-    look_up();
-    return block_ < segment_.end_block;
-  }
-
-  __device__ void look_up() {
-    if (block_ >= segment_.end_block) return;
-    key_place_ = arguments_.block_table[row_start_ + block_];
-    value_place_ = arguments_.value_table[row_start_ + block_];
+    while (block_ >= stretch_blocks_) {
+      if (!plan_.ring.is_full(next_stretch_)) return false;
+      const MixedStretch& stretch = plan_.stretches[next_stretch_.stage];
+      if (stretch.nothing) return false;
+      stretch_ = next_stretch_.stage;
+      stretch_blocks_ = stretch.blocks;
+      block_ = stretch.template first_of_warp<kWarps>();
+      next_stretch_.advance();
+    }
+    return true;
   }
 
   __device__ void request() {
     const bool of_keys = part_ < 2;
-    const int place = of_keys ? key_place_ : value_place_;
+    const MixedStretch& stretch = plan_.stretches[stretch_];
+    const int place = of_keys ? stretch.key_places[block_] : stretch.value_places[block_];
     const bool sparse = place < 0;
     Piece& piece = ring_.pieces[requesting_.stage];
     if (threadIdx.x % 32 == 0) ring_.sparse[requesting_.stage] = sparse;
@@ -106,27 +90,22 @@ class MixedWarpStream {
     if (part_ < 4) return;
     part_ = 0;
     block_ += kWarps;
-    look_up();
   }
 
   const MixedAttentionArguments& arguments_;
-  Source source_;
+  MixedPlan& plan_;
   Ring& ring_;
   Copies& copies_;
   RingPosition<kSlots> requesting_;
   RingPosition<kSlots> taking_;
   int requested_ = 0;  // pieces that were not yet taken
   bool sparse_ = false;
-  // The segment that pieces are requested of.
-  MixedSegment segment_;
-  bool ahead_ = false;  // of the segment whose pieces are taken
-  bool found_ = true;
-  // What to request next: half part_ % 2 of the keys (0, 1) or values (2, 3) of block_.
-  int64_t row_start_ = 0;
+  // What to request next: half part_ % 2 of the keys (0, 1) or values (2, 3) of block_ of a stretch.
+  MixedPlan::Position next_stretch_;
+  int stretch_ = 0;
+  int stretch_blocks_ = 0;
   int block_ = 0;
   int part_ = 0;
-  int key_place_ = 0;
-  int value_place_ = 0;
 };
 
 }  // namespace kv

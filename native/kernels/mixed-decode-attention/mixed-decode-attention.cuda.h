@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/mixed-blocks.h"
+#include "runtime/execution.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -23,14 +24,15 @@ struct MixedDecodeMemory {
 };
 Status mixed_decode_memory(const MixedAttentionArguments& arguments, MixedDecodeMemory* memory);
 
-// These take what fits_mixed_decode accepts; they refuse the rest (capability).
+// These take what fits_mixed_decode accepts; they refuse the rest (capability). Tables that lead outside the pools are
+// reported to `faults` and not followed: index maps, key counts, slots and rows need no check before.
 namespace sm80 {
 Status mixed_decode_attention(const MixedAttentionArguments& arguments, void* counters, void* workspace,
-                              cudaStream_t stream);
+                              FaultSink faults, cudaStream_t stream);
 }  // namespace sm80
 namespace sm90a {
 Status mixed_decode_attention(const MixedAttentionArguments& arguments, void* counters, void* workspace,
-                              cudaStream_t stream);
+                              FaultSink faults, cudaStream_t stream);
 }  // namespace sm90a
 
 }  // namespace kv

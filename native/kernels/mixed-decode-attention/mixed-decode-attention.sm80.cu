@@ -5,11 +5,11 @@
 namespace kv::sm80 {
 namespace {
 
-template <typename Element, int kHeadDim>
+template <typename Element, int kHeadDim, int kRows>
 class ThreadCopies {
  public:
-  static constexpr int kWarps = 4;
   // What the shared memory of compute capability 8.9 holds.
+  static constexpr int kWarps = kRows == 8 ? 4 : 3;
   static constexpr int kSlots = kHeadDim == 128 ? 2 : 4;
 
   struct Maps {};
@@ -17,7 +17,7 @@ class ThreadCopies {
 
   static Status describe(const MixedAttentionArguments&, Maps*) { return Status::success(); }
 
-  __device__ ThreadCopies(const MixedDecodeParameters<Maps>& parameters, Shared&)
+  __device__ ThreadCopies(const MixedDecodeParameters<Maps>& parameters, Shared&, bool)
       : arguments_(parameters.arguments), lane_(threadIdx.x % 32) {}
 
   __device__ void start_sparse(const SparseBlocks& blocks, int block, void* piece, RingPosition<kSlots>) {
@@ -65,8 +65,8 @@ class ThreadCopies {
 }  // namespace
 
 Status mixed_decode_attention(const MixedAttentionArguments& arguments, void* counters, void* workspace,
-                              cudaStream_t stream) {
-  return launch_mixed_decode<ThreadCopies>(arguments, counters, workspace, stream);
+                              FaultSink faults, cudaStream_t stream) {
+  return launch_mixed_decode<ThreadCopies>(arguments, counters, workspace, faults, stream);
 }
 
 }  // namespace kv::sm80

@@ -12,7 +12,7 @@
 namespace kv::sm90a {
 namespace {
 
-template <typename Element, int kHeadDim>
+template <typename Element, int kHeadDim, int kRows>
 class EngineCopies {
  public:
   static constexpr int kWarps = 8;
@@ -40,8 +40,8 @@ class EngineCopies {
     return encode_tensor_map(pool, &maps->values);
   }
 
-  __device__ EngineCopies(const MixedDecodeParameters<Maps>& parameters, Shared& shared)
-      : maps_(parameters.maps), shared_(shared), leads_(threadIdx.x % 32 == 0) {
+  __device__ EngineCopies(const MixedDecodeParameters<Maps>& parameters, Shared& shared, bool leads)
+      : maps_(parameters.maps), shared_(shared), leads_(leads) {
     if (leads_) {
       for (uint64_t& landed : shared.landed) ptx::mbarrier_init(&landed, 1);
       ptx::fence_mbarrier_init();
@@ -91,8 +91,8 @@ class EngineCopies {
 }  // namespace
 
 Status mixed_decode_attention(const MixedAttentionArguments& arguments, void* counters, void* workspace,
-                              cudaStream_t stream) {
-  return launch_mixed_decode<EngineCopies>(arguments, counters, workspace, stream);
+                              FaultSink faults, cudaStream_t stream) {
+  return launch_mixed_decode<EngineCopies>(arguments, counters, workspace, faults, stream);
 }
 
 }  // namespace kv::sm90a
