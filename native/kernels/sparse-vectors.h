@@ -69,31 +69,37 @@ inline VecInt picked_dims(uint32_t pick, int token, int head_dim) {
 
 #elif defined(__AVX2__)
 
-// Four kept dims of each of two tokens, of the same eight dims: of the four lanes of a register's half two are of
-// either token, and all of the same four dims.
-inline Vec load_kept_pair(const Half* first, const Half* second) {
-  const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(first));
-  const __m128i y = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second));
-  return _mm256_cvtph_ps(_mm_unpacklo_epi32(x, y));
+// The kept dims of two tokens, eight of each, of the same 16 dims. Of the four lanes of a register's half two are of
+// either token, and all of the same quad of dims: which, says kept_quad.
+inline void load_kept_pair(const Half* first, const Half* second, Vec* kept) {
+  const __m256d x = reinterpret_cast<__m256d>(load(first));
+  const __m256d y = reinterpret_cast<__m256d>(load(second));
+  kept[0] = reinterpret_cast<Vec>(_mm256_unpacklo_pd(x, y));
+  kept[1] = reinterpret_cast<Vec>(_mm256_unpackhi_pd(x, y));
 }
-inline Vec load_kept_pair(const Bfloat* first, const Bfloat* second) {
-  int64_t x;
-  int64_t y;
-  std::memcpy(&x, first, sizeof x);
-  std::memcpy(&y, second, sizeof y);
-  const __m256i both = _mm256_unpacklo_epi32(_mm256_set1_epi64x(x), _mm256_set1_epi64x(y));
+inline void load_kept_pair(const Bfloat* first, const Bfloat* second, Vec* kept) {
+  const __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(first)));
+  const __m256i y = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(second)));
   const __m256i widened = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
                                            -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
-  return reinterpret_cast<Vec>(_mm256_shuffle_epi8(both, widened));
+  kept[0] = reinterpret_cast<Vec>(_mm256_shuffle_epi8(_mm256_unpacklo_epi32(x, y), widened));
+  kept[1] = reinterpret_cast<Vec>(_mm256_shuffle_epi8(_mm256_unpackhi_epi32(x, y), widened));
 }
 
+// The quad of 16 dims that a half of a vector of load_kept_pair is of.
+constexpr int kept_quad(Half, int vector, int half) { return vector + 2 * half; }
+constexpr int kept_quad(Bfloat, int vector, int half) { return 2 * vector + half; }
+
 // Which of its four dims each lane of load_kept_pair is, in the lane's lowest two bits; what is above them has no
-// meaning. `word` holds the meta16 of both tokens, of 16 dims, of which the eight are the first or the second half.
-inline VecInt picked_dims_of_pair(uint32_t word, int half) {
-  const __m256i first = _mm256_setr_epi32(0, 2, 16, 18, 4, 6, 20, 22);
-  const __m256i second = _mm256_setr_epi32(8, 10, 24, 26, 12, 14, 28, 30);
+// meaning. `word` holds the meta16 of both tokens.
+template <class T>
+inline VecInt picked_dims_of_pair(uint32_t word, int vector) {
+  VecInt shifts = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    shifts[lane] = 4 * kept_quad(T{}, vector, lane / 4) + lane % 2 * 2 + lane / 2 % 2 * 16;
+  }
   const __m256i both = _mm256_set1_epi32(static_cast<int32_t>(word));
-  return reinterpret_cast<VecInt>(_mm256_srlv_epi32(both, half == 0 ? first : second));
+  return reinterpret_cast<VecInt>(_mm256_srlv_epi32(both, reinterpret_cast<__m256i>(shifts)));
 }
 
 #else

@@ -11,8 +11,9 @@ namespace KV_ISA {
 constexpr int kRowGroup = 4;
 // Keys whose dot products are in flight together.
 constexpr int kKeyGroup = 4;
-// Output vectors of a row that stay in registers, with kRowGroup rows: 16 of 32 registers, or 8 of 16.
-constexpr int kValueVectors = kLanes == 16 ? 4 : 2;
+// Output vectors of a row that stay in registers: with kRowGroup rows 16 of 32 registers, or 8 of 16.
+template <int kRows>
+constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
 typedef float Quad __attribute__((vector_size(16)));
 
@@ -61,33 +62,48 @@ struct Run {
   }
 };
 
+// scores[row * score_stride + k] = the sum over the lanes of totals[row][k].
+template <int kRows, int kKeys>
+inline void store_sums(const Vec (&totals)[kRows][kKeys], float* scores, int64_t score_stride) {
+  constexpr int kRowsAtOnce = kKeyGroup / kKeys;
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; row += kRowsAtOnce) {
+    const Vec* first = totals[row];
+    const Vec* last = totals[row + kRowsAtOnce <= kRows ? row + kRowsAtOnce - 1 : row];
+    const Quad sums = horizontal_sums(first[0], first[1], last[kKeys - 2], last[kKeys - 1]);
+    float parts[kKeyGroup];
+    std::memcpy(parts, &sums, sizeof sums);
+    std::memcpy(scores + row * score_stride, parts, kKeys * sizeof(float));
+    if (last != first) std::memcpy(scores + (row + 1) * score_stride, parts + kKeys, kKeys * sizeof(float));
+  }
+}
+
 // scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys of a run. Query rows are
 // `dim` floats apart; dim is a multiple of kLanes. Rounds the number of scores written up to kKeyGroup.
 template <int kRows, class Keys>
 inline void score_run(const float* queries, const Keys& keys, int dim, float* scores, int64_t score_stride) {
-  for (int key = 0; key < keys.count; key += kKeyGroup) {
-    int group[kKeyGroup];
-    for (int k = 0; k < kKeyGroup; ++k) {
+  // Of 16 registers, sums of four rows and four keys leave none.
+  constexpr int kKeys = kLanes < 16 && kRows > 2 ? 2 : kKeyGroup;
+  for (int key = 0; key < keys.count; key += kKeys) {
+    int group[kKeys];
+    for (int k = 0; k < kKeys; ++k) {
       group[k] = key + k < keys.count ? key + k : keys.count - 1;
       keys.fetch_next(key + k, 0, dim);
     }
-    Vec totals[kRows][kKeyGroup] = {};
+    Vec totals[kRows][kKeys] = {};
     for (int d = 0; d < dim; d += kLanes) {
-      Vec loaded[kKeyGroup];
+      Vec loaded[kKeys];
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeyGroup; ++k) loaded[k] = keys.at(group[k], d);
+      for (int k = 0; k < kKeys; ++k) loaded[k] = keys.at(group[k], d);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
-        const Vec query = load(queries + row * dim + d);
+        Vec query = load(queries + row * dim + d);
+        if (kKeys < kKeyGroup) asm("" : "+x"(query));  // or it is loaded once for each key
 #pragma GCC unroll 4
-        for (int k = 0; k < kKeyGroup; ++k) totals[row][k] += query * loaded[k];
+        for (int k = 0; k < kKeys; ++k) totals[row][k] += query * loaded[k];
       }
     }
-#pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) {
-      const Quad sums = horizontal_sums(totals[row][0], totals[row][1], totals[row][2], totals[row][3]);
-      std::memcpy(scores + row * score_stride + key, &sums, sizeof sums);
-    }
+    store_sums(totals, scores + key, score_stride);
   }
 }
 
@@ -122,15 +138,17 @@ inline void add_value_columns(const float* weights, int64_t weight_stride, const
   }
 }
 
-// As above for all `dim` columns, dim a multiple of kLanes; output rows are `dim` floats apart.
-template <int kRows, class Values>
-inline void add_values(const float* weights, int64_t weight_stride, const Values& values, int dim, float* output) {
-  int d = 0;
-  for (; d + kValueVectors * kLanes <= dim; d += kValueVectors * kLanes) {
-    add_value_columns<kRows, kValueVectors>(weights, weight_stride, values, d, output + d, dim);
+// As above for all columns from `first` on, of `dim`, a multiple of kLanes; output rows are `dim` floats apart.
+template <int kRows, int kVectors = kValueVectors<kRows>, class Values>
+inline void add_values(const float* weights, int64_t weight_stride, const Values& values, int dim, float* output,
+                       int first = 0) {
+  int d = first;
+  for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes) {
+    add_value_columns<kRows, kVectors>(weights, weight_stride, values, d, output + d, dim);
   }
-  for (; d < dim; d += kLanes)
-    add_value_columns<kRows, 1>(weights, weight_stride, values, d, output + d, dim);
+  if constexpr (kVectors > 1) {
+    if (d < dim) add_values<kRows, kVectors / 2>(weights, weight_stride, values, dim, output, d);
+  }
 }
 
 }  // namespace KV_ISA

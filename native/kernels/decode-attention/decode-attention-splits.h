@@ -82,7 +82,9 @@ inline void load_queries(const PagedAttentionArguments& a, const RowRange& range
   for (int64_t row = 0; row < range.rows(); ++row) {
     const T* query = static_cast<const T*>(a.query) + range.token(row) * a.query_token_stride +
                      range.head(row) * a.query_head_stride;
-    for (int d = 0; d < dim; ++d) queries[row * dim + d] = d < a.head_dim ? to_float(query[d]) * a.scale : 0;
+    float* to = queries + row * dim;
+    load_row(query, to, a.head_dim, dim);
+    for (int d = 0; d < dim; d += kLanes) store(to + d, load(to + d) * a.scale);
   }
 }
 
@@ -157,7 +159,7 @@ inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, i
 //   score(range, keys, queries [row, dim], dim, scores [row, kScoreStride], work): the scores of the split's keys, and
 //     of up to kKeyGroup - 1 more places;
 //   add_values(range, keys, weights [row, kScoreStride], dim, output [row, dim], work): adds the weighted values;
-//   work_floats(dim): the size of `work`.
+//   work_floats(rows, dim): the size of `work`.
 // `dim` is the head dimension rounded up to kLanes.
 template <class Cache>
 inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
@@ -190,7 +192,7 @@ inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, 
   }
 
   const size_t scratch_floats =
-      static_cast<size_t>(most_rows * (partials.dim + kScoreStride) + cache.work_floats(partials.dim));
+      static_cast<size_t>(most_rows * (partials.dim + kScoreStride) + cache.work_floats(most_rows, partials.dim));
   int64_t task_splits = splits / (workers.count() * kTasksPerWorker);
   task_splits = task_splits < 1 ? 1 : task_splits > kTaskSplits ? kTaskSplits : task_splits;
   workers.for_each(static_cast<size_t>(divide_up(splits, task_splits)), [&](size_t index, int worker) {

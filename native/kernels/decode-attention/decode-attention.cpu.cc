@@ -43,7 +43,7 @@ template <class T>
 struct DenseCache {
   const PagedAttentionArguments& a;
 
-  int64_t work_floats(int dim) const { return int64_t{kRunKeys} * dim; }
+  int64_t work_floats(int64_t, int dim) const { return int64_t{kRunKeys} * dim; }
 
   void score(const RowRange& range, const SplitKeys& keys, const float* queries, int dim, float* scores,
              float* work) const {

@@ -85,7 +85,20 @@ inline void store_sums_of_pairs(Vec a, Vec b, float* to) {
   std::memcpy(to + 8, in_order + 2, 2 * sizeof(float));
 }
 
-// As above; the tokens t and t + 8 of 16, whose metadata share a word, are scored together.
+// Queries as score_sparse_dims takes them: their dims in the order of load_kept_pair.
+template <class T>
+const float* order_queries(const float* queries, int64_t floats, float* ordered) {
+  for (int64_t group = 0; group < floats; group += 16) {
+#pragma GCC unroll 4
+    for (int place = 0; place < 4; ++place) {
+      const int quad = kept_quad(T{}, place / 2, place % 2);
+      std::memcpy(ordered + group + 4 * place, queries + group + 4 * quad, 4 * sizeof(float));
+    }
+  }
+  return ordered;
+}
+
+// As above, of ordered queries; the tokens t and t + 8 of 16, whose metadata share a word, are scored together.
 template <int kRows, int kDim, class T>
 void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t*, float* scores,
                        int64_t score_stride) {
@@ -96,19 +109,20 @@ void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const u
     const uint32_t* words = keys.metadata + key_meta16(token, 0, kDim).word;
     Vec totals[kRows][kPairs] = {};
     for (int group = 0; group < kDim / 16; ++group) {
+#pragma GCC unroll 4
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const T* first = keys.non_zeros + key_non_zero(token + pair, 8 * group, kDim);
+        const uint32_t word = words[key_meta16(pair, group, kDim).word];
+        Vec kept[2];
+        load_kept_pair(first, first + 4 * kDim, kept);
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        Vec query[kRows];
+        for (int v = 0; v < 2; ++v) {
+          const VecInt dims = picked_dims_of_pair<T>(word, v);
 #pragma GCC unroll 4
-        for (int row = 0; row < kRows; ++row) query[row] = load(queries + row * kDim + 16 * group + 8 * half);
-#pragma GCC unroll 4
-        for (int pair = 0; pair < kPairs; ++pair) {
-          const T* first = keys.non_zeros + key_non_zero(token + pair, 8 * group, kDim) + 4 * half;
-          const Vec kept = load_kept_pair(first, first + 4 * kDim);
-          const uint32_t word = words[key_meta16(pair, group, kDim).word];
-          const VecInt dims = picked_dims_of_pair(word, half);
-#pragma GCC unroll 4
-          for (int row = 0; row < kRows; ++row) totals[row][pair] += pick(query[row], dims) * kept;
+          for (int row = 0; row < kRows; ++row) {
+            const Vec query = load(queries + row * kDim + 16 * group + 8 * v);
+            totals[row][pair] += pick(query, dims) * kept[v];
+          }
         }
       }
     }
@@ -149,6 +163,12 @@ void score_sparse(const float* queries, const SparseBlock<T>& keys, const uint32
 
 #if !defined(__AVX512F__)
 inline void load_picks(const uint32_t*, int, uint32_t*) {}
+#endif
+#if !defined(__AVX2__) || defined(__AVX512F__)
+template <class T>
+const float* order_queries(const float* queries, int64_t, float*) {
+  return queries;
+}
 #endif
 
 // output[row, first .. first + kSparseVectors * kLanes) += weights[row, 64 tokens] times a sparse block's values.
@@ -200,24 +220,26 @@ class MixedCache {
  public:
   explicit MixedCache(const MixedAttentionArguments& arguments) : a_(arguments) {}
 
-  int64_t work_floats(int dim) const { return 2 * dim; }
+  int64_t work_floats(int64_t rows, int dim) const { return (rows + 2) * dim; }
 
   void score(const RowRange& range, const SplitKeys& keys, const float* queries, int dim, float* scores,
              float* work) const {
     const int32_t* table = range.blocks;
-    uint32_t* picks = reinterpret_cast<uint32_t*>(work);
+    const float* ordered = order_queries<T>(queries, range.rows() * dim, work);
+    uint32_t* picks = reinterpret_cast<uint32_t*>(work + range.rows() * dim);
     for_each_block(keys, [&](int32_t first, int count, bool last) {
       const Ahead ahead = last ? value_ahead(value_blocks(range), keys.first) : key_ahead(table, first + count);
       const int32_t entry = table[first / kMixedBlockTokens];
       if (entry < 0) load_picks(metadata(a_.sparse_keys, entry), dim, picks);
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
         constexpr int kRows = decltype(group)::count;
-        const float* of_rows = queries + row * dim;
         float* to = scores + row * kScoreStride + (first - keys.first);
         if (entry > 0) {
-          score_run<kRows>(of_rows, dense_block(a_.keys, entry, ahead, count), dim, to, kScoreStride);
+          const auto block = dense_block(a_.keys, entry, ahead, count);
+          score_run<kRows>(queries + row * dim, block, dim, to, kScoreStride);
         } else {
-          score_sparse<kRows>(of_rows, sparse_block(a_.sparse_keys, entry, ahead), picks, dim, to, kScoreStride);
+          const auto block = sparse_block(a_.sparse_keys, entry, ahead);
+          score_sparse<kRows>(ordered + row * dim, block, picks, dim, to, kScoreStride);
         }
       });
     });
