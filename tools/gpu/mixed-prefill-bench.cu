@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention-compare.h"
+#include "kernels/mixed-blocks.cuda.h"
 #include "kernels/mixed-prefill-attention/mixed-prefill-attention.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 

@@ -67,7 +67,6 @@ class MixedDecodeBlock {
     }
     __syncthreads();
     for (int i = 0; i < shared.finished_count; ++i) block.merge_segments(shared.finished[i]);
-    if (threadIdx.x == 0) parameters.tickets->finish();
   }
 
  private:
@@ -94,6 +93,7 @@ class MixedDecodeBlock {
     for (bool more = true; more || planned > 1;) {
       if (more && planned < MixedPlan::kDepth) {
         more = planner.add(finished < kMostFinished - 2 * MixedPlan::kDepth);
+        if (!more && threadIdx.x % 32 == 0) parameters_.tickets->finish();
         ++planned;
         continue;
       }

@@ -188,7 +188,7 @@ struct MixedSegment {
 // Who takes which small run, in global memory: zeros before and after a launch.
 struct MixedTickets {
   unsigned taken;
-  unsigned finished;  // thread blocks
+  unsigned finished;  // thread blocks that take no more
 
   // All lanes of a warp call it.
   __device__ int take() {
@@ -197,7 +197,7 @@ struct MixedTickets {
     return __shfl_sync(0xffffffffu, static_cast<int>(ticket), 0);
   }
 
-  // The last thread block to finish leaves zeros behind. One thread calls it.
+  // One thread of each thread block calls it when that takes no more. The last one leaves zeros behind.
   __device__ void finish() {
     if (atomicAdd(&finished, 1u) + 1 < gridDim.x) return;
     taken = 0;

@@ -118,7 +118,7 @@ class MixedPlanner {
   }
 
  private:
-  static constexpr int kBlocksAhead = 8;  // more of them push each other out of that cache
+  static constexpr int kBlocksAhead = 12;
 
   __device__ int64_t table_row() const {
     return line_.entries().table_row(segment_.entry.cache_head, segment_.head.slot);
