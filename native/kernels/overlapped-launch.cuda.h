@@ -1,6 +1,6 @@
 // Launches that may begin, on Hopper, while the kernel ahead of them in the stream ends, so that a step of many small
 // kernels does not pay for the start of each. Every block of such a kernel calls ptx::wait_for_previous_kernel(),
-// before it reads what others write and before it writes anything.
+// before it writes anything and before it reads what others write; what it reads ahead, it checks afterwards.
 #pragma once
 
 #include "ptx/dependent-launch.h"

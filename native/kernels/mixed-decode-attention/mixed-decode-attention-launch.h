@@ -28,6 +28,7 @@ Status launch_mixed_decode(const MixedAttentionArguments& arguments, void* count
   int multiprocessors = 0;
   const auto kernel = mixed_decode_kernel<Element, kHeadDim, kColumnTiles, Copies>;
   constexpr int kSharedBytes = sizeof(typename Block::Shared);
+  static_assert(kSharedBytes <= Copies::kMostSharedBytes, "more shared memory than these devices have");
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);

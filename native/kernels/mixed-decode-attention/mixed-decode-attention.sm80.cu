@@ -8,7 +8,7 @@ namespace {
 template <typename Element, int kHeadDim, int kRows>
 class ThreadCopies {
  public:
-  // What the shared memory of compute capability 8.9 holds.
+  static constexpr int kMostSharedBytes = 99 * 1024;  // of compute capability 8.9
   static constexpr int kWarps = kRows == 8 ? 4 : 3;
   static constexpr int kSlots = kHeadDim == 128 ? 2 : 4;
 

@@ -15,6 +15,7 @@ namespace {
 template <typename Element, int kHeadDim, int kRows>
 class EngineCopies {
  public:
+  static constexpr int kMostSharedBytes = 227 * 1024;
   static constexpr int kWarps = 8;
   // More of them only make the memory's queues longer.
   static constexpr int kSlots = kHeadDim == 128 ? 2 : 4;

@@ -279,6 +279,24 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(device.memory().live).toBe(before);
   });
 
+  it('refuses losses that were disposed since, and changes nothing then', async () => {
+    const losses: BlockLoss[] = [];
+    const blockLoss = (_: KvLayer, __: KvOperand, { device }: KvCapacity) => {
+      const loss = device.tensor('f32', ['slot', 'kvHead', 'block'], [slots, 2, 16], new Float32Array(slots * 2 * 16));
+      losses.push(loss);
+      return loss;
+    };
+    const steps = run({ keys: 1, values: 1, blockLoss });
+    const { store, stream } = steps;
+    await steps.step(chunk(0, 0, 640), 'prefill');
+    for (const loss of losses) loss.dispose();
+    const before = [store.bytes(), store.lengths(0)];
+    expect(() => store.finishPrefill(stream, 0)).toThrow(DisposedError);
+    expect([store.bytes(), store.lengths(0)]).toEqual(before);
+    await expect(steps.step(chunk(0, 640, 1), 'decode')).rejects.toThrow(DisposedError);
+    expect([store.bytes(), store.lengths(0)]).toEqual(before);
+  });
+
   it('takes another sparsity for each layer, and a mask of elements', async () => {
     const device = open();
     const layers = [layer, { ...layer, index: 1 }];

@@ -29,8 +29,9 @@ export interface HieraSparseOptions extends BlockSparsity {
   readonly elementMask?: (layer: KvLayer, operand: KvOperand) => Uint8Array | undefined;
   /**
    * Which blocks become sparse: those of least loss, with a loss for each block of 64 of `tokensPerSlot`. Read in stream
-   * order whenever blocks become sparse, so that it may change in between; yours to dispose, after the store. Default:
-   * the sums of the magnitudes of what is not kept.
+   * order whenever blocks become sparse, so that it may change in between; yours to dispose, after the store. A fork goes
+   * by the losses of its own slot; after a selector, blocks are counted in what it kept. Default: the sums of the
+   * magnitudes of what is not kept.
    */
   readonly blockLoss?: (layer: KvLayer, operand: KvOperand, capacity: KvCapacity) => BlockLoss | undefined;
 }

@@ -50,6 +50,7 @@ describeOnDevices('copyIndexMap', ({ open }) => {
     ['lists of different lengths', { dense: { from: [0, 1], to: [2] } }],
     ['a negative block', { sparse: { from: [-1], to: [2] } }],
     ['a copy that is no whole number', { sparse: { from: [1], to: [1.5] } }],
+    ['a copy that no entry can name', { dense: { from: [1], to: [2 ** 31 - 1] } }],
     ['a block twice', { dense: { from: [4, 7, 4], to: [1, 2, 3] } }],
   ])('refuses %s', async (_, bad) => {
     const entries = Int32Array.from({ length: 3 * 2 * 4 }, (__, index) => index);

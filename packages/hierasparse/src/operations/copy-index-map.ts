@@ -59,6 +59,8 @@ export function copyIndexMap(stream: Stream, { table, fromSlot, toSlot, dense, s
   native.writtenBy(stream);
 }
 
+const mostBlocks = 2 ** 31 - 1; // that an entry of 32 bits can name
+
 /** What an index map says of each block of a kind, and of its copy. */
 function entriesOf(kind: string, { from, to }: BlockCopies, entryOf: (block: number) => number): [number, number][] {
   if (from.length !== to.length) {
@@ -67,7 +69,7 @@ function entriesOf(kind: string, { from, to }: BlockCopies, entryOf: (block: num
       { subject: kind, given: to.length, wanted: from.length },
     );
   }
-  const wrong = [...from, ...to].find((block) => !Number.isInteger(block) || block < 0);
+  const wrong = [...from, ...to].find((block) => !Number.isInteger(block) || block < 0 || block >= mostBlocks);
   if (wrong !== undefined) {
     throw new InvalidValueError(`copyIndexMap: ${wrong} is no number of a ${kind} block.`, { subject: kind, given: wrong });
   }

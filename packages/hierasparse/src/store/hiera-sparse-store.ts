@@ -20,6 +20,7 @@ import {
   type Tensor,
   type TokenSelection,
 } from '@kv/sparse-core';
+import { nativeOf } from '@kv/sparse-core/native';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
@@ -162,6 +163,7 @@ export class HieraSparseStore implements KvStore {
   }
 
   finishPrefill(stream: Stream, slot: number): void {
+    this.#expectLosses(stream);
     for (const head of this.#heads[slot] ?? []) head.finish();
     this.#prune(stream, [slot]);
   }
@@ -270,8 +272,14 @@ export class HieraSparseStore implements KvStore {
     };
   }
 
+  /** Losses are the caller's, who may have disposed them: known before anything changes. */
+  #expectLosses(stream: Stream): void {
+    for (const loss of Object.values(this.#parts.losses)) nativeOf('hieraSparseStore', 'blockLoss', loss, stream);
+  }
+
   /** Brings the full blocks of slots, between sinks and local window, to a sparsity; default: to what theirs is now. */
   #prune(stream: Stream, slots: readonly number[], sparsity?: Shares): void {
+    this.#expectLosses(stream);
     const { localWindow, masks, losses } = this.#parts;
     const extensions: Extension[] = [];
     for (const slot of slots) {
