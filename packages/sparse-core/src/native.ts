@@ -2,6 +2,7 @@
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { loadAddon } from './load-addon.js';
 export { enqueueAttention, nativePagedRows } from './operations/attention-arguments.js';
+export { expectCapacity } from './stores/expect-capacity.js';
 export {
   expectContiguous,
   expectContiguousRows,

@@ -27,8 +27,8 @@ export function nativeOf(operation: string, name: string, tensor: TensorHandle, 
   const native = usableTensor(operation, name, tensor);
   if (tensor.device !== stream.device) {
     throw new DeviceError(
-      `${operation}: ${name} lives on ${tensor.device.name} and the stream is of ${stream.device.name}; ` +
-        'copy it to that device first.',
+      `${operation}: ${name} lives on one device, ${tensor.device.name}, and the stream is of another, ` +
+        `${stream.device.name}. Make it on the stream's device, or copy it there first.`,
       { subject: name, given: tensor.device.name, wanted: stream.device.name },
     );
   }

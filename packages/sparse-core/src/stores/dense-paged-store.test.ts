@@ -1,9 +1,9 @@
 import { expect, it } from 'vitest';
 import { kvPolicy } from '../contracts/kv-policy.js';
-import type { KvStore } from '../contracts/kv-store.js';
+import type { KvLayer, KvStore } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
 import { createDevice, type Device } from '../device.js';
-import { InvalidValueError, OutOfMemoryError } from '../errors.js';
+import { InvalidValueError, OutOfMemoryError, ShapeError } from '../errors.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
 import { Random } from '../testing/random.js';
@@ -211,6 +211,26 @@ describeOnDevices('densePagedStore', ({ open }) => {
     expect(await store.denseBlocks()?.keyCounts.read(stream)).toEqual(new Int32Array([7, 7, 0, 0, 2, 2]));
     batch.dispose();
     for (const each of stores) each.dispose();
+  });
+
+  it('refuses capacities and heads that are none', () => {
+    const create = (wrong: object, head: object = {}) =>
+      densePagedStore().create([{ ...layers[0], ...head } as KvLayer, layers[1] as KvLayer], { ...capacity, ...wrong });
+    for (const name of ['slots', 'tokensPerSlot', 'tokens', 'batchRows']) {
+      for (const given of [0, -1, 1.5, NaN, Infinity]) expect(() => create({ [name]: given })).toThrow(InvalidValueError);
+    }
+    for (const given of [0, -2, 4, 1.5, NaN]) expect(() => create({}, { kvHeads: given })).toThrow(ShapeError);
+    expect(() => create({}, { headDim: 32 })).toThrow(ShapeError);
+  });
+
+  it('is disposed once, however often it is said', async () => {
+    const [one, other] = densePagedStore().create(layers, capacity) as [KvStore, KvStore];
+    one.dispose();
+    one.dispose();
+    using rows = randomRows(device, new Random(3), 4, kvHeads);
+    append(device, stream, other, [{ slot: 0, position: 0, rows: 4 }], rows, rows);
+    await stream.synchronize();
+    other.dispose();
   });
 
   it('is what kvPolicy() stands for', () => {

@@ -11,7 +11,7 @@ import type {
 import type { TokenSelection } from '../contracts/kv-selector.js';
 import type { RowBatch } from '../contracts/row-batch.js';
 import type { FloatDType } from '../dtype.js';
-import { InvalidValueError, ShapeError } from '../errors.js';
+import { InvalidValueError } from '../errors.js';
 import { appendKv } from '../operations/append-kv.js';
 import { copyBlocks } from '../operations/copy-blocks.js';
 import { decodeAttention } from '../operations/decode-attention.js';
@@ -19,6 +19,7 @@ import { gatherKv } from '../operations/gather-kv.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
+import { expectCapacity } from './expect-capacity.js';
 import { KvBlockPool } from './kv-block-pool.js';
 
 export interface DensePagedOptions {
@@ -41,12 +42,7 @@ export function densePagedStore({ dtype, blockTokens = 64 }: DensePagedOptions =
     create(layers, capacity) {
       const [first] = layers;
       if (first === undefined) return [];
-      if (layers.some((layer) => layer.headDim !== first.headDim)) {
-        throw new ShapeError('The layers of one cache must have the same headDim.', {
-          subject: 'headDim',
-          given: layers.map((layer) => layer.headDim),
-        });
-      }
+      expectCapacity(layers, capacity);
       // Every sequence may leave one block of each head partly filled.
       const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
       const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
@@ -203,6 +199,7 @@ class DensePagedStore implements KvStore {
   }
 
   dispose(): void {
+    if (this.#blockTable.disposed) return;
     for (const list of this.#blocks.flat()) this.#pool.free(list.splice(0));
     this.#blockTable.dispose();
     this.#keyCounts.dispose();
