@@ -17,10 +17,10 @@ export type Shares = Readonly<Record<KvOperand, number>>;
 export function sharesOf(sparsity: BlockSparsity, layer: number): Shares {
   const share = (operand: KvOperand) => {
     const given = sparsity[operand] ?? 0;
-    const value = typeof given === 'number' ? given : given(layer);
-    if (!(value >= 0 && value <= 1)) {
+    const value = typeof given === 'function' ? given(layer) : given;
+    if (typeof value !== 'number' || !(value >= 0 && value <= 1)) {
       throw new InvalidValueError(
-        `The sparsity of ${operand} is ${value} in layer ${layer}; it must be a share of the blocks, 0 to 1.`,
+        `The sparsity of ${operand} is ${String(value)} in layer ${layer}; it must be a share of the blocks, 0 to 1.`,
         { subject: operand, given: value, wanted: [0, 1] },
       );
     }

@@ -1,5 +1,6 @@
-import { CapabilityError, type Device, ShapeError, type TensorHandle } from '@kv/sparse-core';
+import { CapabilityError, type Device, DTypeError, ShapeError, type TensorHandle } from '@kv/sparse-core';
 import { blockTokens, type KvOperand } from './mixed-blocks.js';
+import { expectHeadDim, expectOperand } from './operations/block-arguments.js';
 
 /** Which elements of a sparse block are kept, the same in all blocks of a kv head; of four neighbours at most two. */
 export class ElementMask implements Disposable {
@@ -10,10 +11,20 @@ export class ElementMask implements Disposable {
   /**
    * @param kept `[kvHead, blockToken, dim]`, not zero where an element is kept
    * @throws CapabilityError when more than two of four neighbours are kept: neighbours of a key are the dims
-   *   `4 n .. 4 n + 3` of a token, neighbours of a value the tokens `4 n .. 4 n + 3` of a dim
-   * @throws ShapeError when `kept` is not of whole blocks
+   *   `4 n .. 4 n + 3` of a token, neighbours of a value the tokens `4 n .. 4 n + 3` of a dim; or when such heads have
+   *   no sparse blocks
+   * @throws ShapeError when `kept` is not of whole blocks, DTypeError when it is no `Uint8Array`
    */
   constructor(device: Device, operand: KvOperand, headDim: number, kept: Uint8Array) {
+    expectOperand('ElementMask', operand);
+    expectHeadDim('ElementMask', headDim);
+    if (!((kept as unknown) instanceof Uint8Array)) {
+      throw new DTypeError('The element mask must be a Uint8Array, not zero where an element is kept.', {
+        subject: 'kept',
+        given: kept,
+        wanted: 'Uint8Array',
+      });
+    }
     const blockElements = blockTokens * headDim;
     if (kept.length === 0 || kept.length % blockElements !== 0) {
       throw new ShapeError(

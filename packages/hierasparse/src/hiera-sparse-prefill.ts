@@ -8,7 +8,7 @@ import { HieraSparseStore } from './store/hiera-sparse-store.js';
  * the prompt ends; its own sparsity is at least this one.
  * @throws InvalidValueError when a share is not between 0 and 1
  */
-export function hieraSparsePrefill(sparsity: BlockSparsity): PrefillAttention {
+export function hieraSparsePrefill(sparsity: BlockSparsity = {}): PrefillAttention {
   sharesOf(sparsity, 0);
   return new HieraSparsePrefill(sparsity);
 }

@@ -1,4 +1,4 @@
-import { CapabilityError, createDevice, densePagedStore, densePrefill, DeviceError } from '@kv/sparse-core';
+import { CapabilityError, createDevice, createRowBatch, densePagedStore, densePrefill, DeviceError } from '@kv/sparse-core';
 import { DisposedError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from '@kv/sparse-core';
 import type { KvCapacity, KvLayer, KvStore } from '@kv/sparse-core';
 import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
@@ -207,6 +207,10 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(() => hieraSparseStore({ keys: 1.5 })).toThrow(InvalidValueError);
     expect(() => hieraSparseStore({ sinkTokens: -1 })).toThrow(InvalidValueError);
     expect(() => hieraSparsePrefill({ values: NaN })).toThrow(InvalidValueError);
+    for (const keys of ['0.5', () => '0.5', () => undefined, {}]) {
+      expect(() => hieraSparseStore({ keys: keys as never })).toThrow(InvalidValueError);
+    }
+    expect(() => hieraSparseStore({ dtype: 'f32' as never })).toThrow(DTypeError);
     expect(() => hieraSparseStore().create([{ ...layer, headDim: 96 }], capacity)).toThrow(CapabilityError);
     const [dense] = densePagedStore().create([layer], capacity) as [KvStore];
     const prefill = hieraSparsePrefill({ keys: 1 });
@@ -217,6 +221,40 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     const steps = new StoreRun(unaware, prefill, { device, random: new Random(1), dtype: 'f16', slots, group });
     await expect(steps.step(chunk(0, 0, 4), 'prefill')).rejects.toThrow(CapabilityError);
     await expect(run({}).step(chunk(0, 0, 2000), 'prefill')).rejects.toThrow(InvalidValueError);
+  });
+
+  it('refuses streams of another device, and changes nothing then', async () => {
+    const { store, stream } = run({ keys: 1, values: 1 });
+    const other = createDevice({ kind: 'cpu', threads: 1 });
+    const foreign = other.createStream();
+    const batch = createRowBatch(other, foreign, chunk(0, 0, 640));
+    expect(() => store.prepare(foreign, batch)).toThrow(DeviceError);
+    expect(() => store.finishPrefill?.(foreign, 0)).toThrow(DeviceError);
+    expect(() => store.copy?.(foreign, 0, 1)).toThrow(DeviceError);
+    expect(() => store.release(foreign, 0)).toThrow(DeviceError);
+    expect(store.bytes().device).toBe(0);
+    // All of the room is there still.
+    const all = range(slots).map((slot) => ({ slot, position: 0, rows: tokensPerSlot }));
+    store.prepare(stream, createRowBatch(stream.device, stream, all));
+    await stream.synchronize();
+  });
+
+  it('is disposed once, however often it is said, and says so afterwards', async () => {
+    const device = open();
+    const capacity = { device, slots, tokensPerSlot, tokens: 1024 };
+    const [first, second] = hieraSparseStore({ keys: 1, localWindow }).create([layer, { ...layer, index: 1 }], capacity) as [
+      KvStore,
+      KvStore,
+    ];
+    const options = { device, random: new Random(1), dtype: 'f16', slots, group } as const;
+    const [disposed, alive] = [first, second].map((store) => new StoreRun(store, densePrefill(), options)) as [StoreRun, StoreRun];
+    await disposed.check(chunk(0, 0, 300), 'prefill');
+    first.dispose();
+    first.dispose();
+    await expect(disposed.step(chunk(0, 300, 1), 'decode')).rejects.toThrow(DisposedError);
+    expect(() => first.finishPrefill?.(disposed.stream, 0)).toThrow(DisposedError);
+    await alive.check(chunk(0, 0, 300), 'prefill');
+    second.dispose();
   });
 
   it('refuses masks that do not fit when it is created, and keeps no memory then', () => {
@@ -230,6 +268,7 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(() => ofSecond(oneHead).create(layers, capacity)).toThrow(ShapeError);
     const tooMany = new Uint8Array(2 * 64 * 64).fill(1);
     expect(() => ofSecond(tooMany).create(layers, capacity)).toThrow(CapabilityError);
+    expect(() => ofSecond(null as never).create(layers, capacity)).toThrow(DTypeError);
     expect(device.memory().live).toBe(before);
   });
 

@@ -1,15 +1,17 @@
 import {
   CapabilityError,
+  DTypeError,
   InvalidValueError,
   type KvCapacity,
   type KvLayer,
   type KvStoreFactory,
   ShapeError,
 } from '@kv/sparse-core';
+import { expectCapacity } from '@kv/sparse-core/native';
 import { type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
 import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
-import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType } from './mixed-blocks.js';
+import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './mixed-blocks.js';
 import { expectHeadDim, nativeBlockLoss } from './operations/block-arguments.js';
 import { HieraSparseStore } from './store/hiera-sparse-store.js';
 import { MixedBlockPools } from './store/mixed-block-pools.js';
@@ -45,6 +47,7 @@ const dense: Shares = { keys: 0, values: 0 };
  * local window are candidates too. Pools are of the sizes that the cache may come to need: with a `hieraSparsePrefill`
  * in the capacity, little more than the compressed bytes.
  * @throws InvalidValueError when a share is not between 0 and 1, or a count of tokens is negative
+ * @throws DTypeError when sparse blocks cannot be of the dtype
  */
 export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFactory {
   const { sinkTokens = 64, localWindow = 256, dtype, elementMask, blockLoss } = options;
@@ -55,6 +58,13 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
       given,
     });
   }
+  if (dtype !== undefined && !sparseDTypes.includes(dtype)) {
+    throw new DTypeError(
+      `hieraSparseStore: dtype is ${dtype as string}; blocks can be made sparse in ${sparseDTypes.join(' or ')}. ` +
+        'Use densePagedStore() for a cache of other elements.',
+      { subject: 'dtype', given: dtype, wanted: sparseDTypes },
+    );
+  }
   sharesOf(options, 0);
   const name = nameOf(options);
   return {
@@ -62,7 +72,8 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
     create(layers, capacity) {
       const [first] = layers;
       if (first === undefined) return [];
-      expectOneHeadDim(layers);
+      expectCapacity(layers, capacity);
+      expectHeadDim('hieraSparseStore', first.headDim);
       const { device, rowDType, prefill } = capacity;
       const promptSparsity = prefill instanceof HieraSparsePrefill ? prefill.sparsity : {};
       const rules = layers.map(({ index, kvHeads }) => {
@@ -87,9 +98,9 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
           const mask = (operand: KvOperand) => {
             const kept = elementMask?.(layer, operand);
             if (kept === undefined) return undefined;
-            expectWholeHeads(layer, kept);
             const made = new ElementMask(device, operand, layer.headDim, kept);
             undo.push(() => made.dispose());
+            expectAllHeads(layer, made);
             return { [operand]: made };
           };
           const loss = (operand: KvOperand) => {
@@ -135,27 +146,15 @@ function expectMoreAfter(layer: number, prompt: Shares, after: Shares): void {
   }
 }
 
-/** @throws CapabilityError, ShapeError */
-function expectOneHeadDim(layers: readonly KvLayer[]): void {
-  const headDims = layers.map((layer) => layer.headDim);
-  const [first = 0] = headDims;
-  expectHeadDim('hieraSparseStore', first);
-  if (headDims.every((headDim) => headDim === first)) return;
-  throw new ShapeError('The layers of one cache must have the same headDim.', {
-    subject: 'headDim',
-    given: headDims,
-  });
-}
-
 /** @throws ShapeError */
-function expectWholeHeads({ index, kvHeads, headDim }: KvLayer, kept: Uint8Array): void {
-  const wanted = kvHeads * blockTokens * headDim;
-  if (kept.length === wanted) return;
-  throw new ShapeError(
-    `The element mask of layer ${index} has ${kept.length} elements; ${kvHeads} kv heads of ${blockTokens} tokens and ` +
-      `${headDim} dims have ${wanted}.`,
-    { subject: 'elementMask', given: kept.length, wanted },
-  );
+function expectAllHeads({ index, kvHeads }: KvLayer, { kept }: ElementMask): void {
+  const [given] = kept.shape;
+  if (given === kvHeads) return;
+  throw new ShapeError(`The element mask of layer ${index} is of ${given} kv heads; the layer has ${kvHeads}.`, {
+    subject: 'elementMask',
+    given,
+    wanted: kvHeads,
+  });
 }
 
 /** @throws ShapeError, DTypeError, DeviceError, DisposedError */

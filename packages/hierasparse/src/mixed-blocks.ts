@@ -1,4 +1,4 @@
-import type { TensorHandle } from '@kv/sparse-core';
+import type { FloatDType, TensorHandle } from '@kv/sparse-core';
 
 /** Tokens of a block. */
 export const blockTokens = 64;
@@ -7,7 +7,8 @@ export const blockTokens = 64;
 export const headDims: readonly number[] = [64, 128];
 
 /** Elements that sparse tensor cores take. */
-export type SparseDType = 'f16' | 'bf16';
+export const sparseDTypes = ['f16', 'bf16'] as const satisfies readonly FloatDType[];
+export type SparseDType = (typeof sparseDTypes)[number];
 
 /** Which of the two a pool of blocks holds. */
 export type KvOperand = 'keys' | 'values';

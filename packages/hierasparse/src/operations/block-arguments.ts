@@ -1,4 +1,4 @@
-import { CapabilityError, type Stream } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, type Stream } from '@kv/sparse-core';
 import {
   expectContiguous,
   expectDType,
@@ -10,10 +10,13 @@ import {
   type BlockLoss,
   blockTokens,
   headDims,
+  type KvOperand,
   type MixedBlocks,
+  operands,
   type SparseBlocks,
   sparseBlockElements,
   sparseBlockWords,
+  sparseDTypes,
 } from '../mixed-blocks.js';
 
 /** @throws CapabilityError unless blocks of such heads can be sparse */
@@ -23,6 +26,27 @@ export function expectHeadDim(operation: string, headDim: number): void {
     `${operation}: headDim is ${headDim}; blocks can be made sparse with ${headDims.join(' or ')} dims. ` +
       'Use the dense store for this model.',
     { subject: 'headDim', given: headDim, wanted: headDims },
+  );
+}
+
+/** @throws InvalidValueError unless it is one of the two */
+export function expectOperand(operation: string, operand: KvOperand): void {
+  if (operands.includes(operand)) return;
+  throw new InvalidValueError(`${operation}: operand is ${operand as string}; it must be ${operands.join(' or ')}.`, {
+    subject: 'operand',
+    given: operand,
+    wanted: operands,
+  });
+}
+
+/** @throws InvalidValueError unless each of the numbers is one of a pool's sparse blocks */
+export function expectSparseIds(operation: string, ids: readonly number[], { nonZeros }: SparseBlocks): void {
+  const [blocks] = nonZeros.shape;
+  const wrong = ids.findIndex((id) => !Number.isInteger(id) || id < 0 || id >= blocks);
+  if (wrong === -1) return;
+  throw new InvalidValueError(
+    `${operation}: sparse block ${String(ids[wrong])} was given; the pool has ${blocks}, counted from 0.`,
+    { subject: 'ids', given: ids[wrong], wanted: blocks },
   );
 }
 
@@ -37,7 +61,7 @@ export function nativeDense(
   stream: Stream,
 ): NativeTensor {
   const { native } = nativeOf(operation, name, dense, stream);
-  expectDType(operation, name, dense, ['f16', 'bf16']);
+  expectDType(operation, name, dense, sparseDTypes);
   expectShape(operation, name, dense, [undefined, blockTokens, undefined]);
   expectHeadDim(operation, dense.shape[2]);
   expectContiguous(operation, name, dense);

@@ -1,4 +1,4 @@
-import { CapabilityError, type Device, InvalidValueError, ShapeError } from '@kv/sparse-core';
+import { CapabilityError, type Device, DTypeError, InvalidValueError, ShapeError } from '@kv/sparse-core';
 import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { ElementMask } from '../element-mask.js';
@@ -254,6 +254,9 @@ describeOnDevices('compress24', ({ open }) => {
     mask('values', [4, 5, 7])().dispose();
     mask('keys', [4 * 64 + 9, 5 * 64 + 9, 7 * 64 + 9])().dispose();
     expect(() => new ElementMask(device, 'keys', 64, new Uint8Array(100))).toThrow(ShapeError);
+    expect(() => new ElementMask(device, 'keys', 96, new Uint8Array(64 * 96))).toThrow(CapabilityError);
+    expect(() => new ElementMask(device, 'key' as never, 64, new Uint8Array(64 * 64))).toThrow(InvalidValueError);
+    expect(() => new ElementMask(device, 'keys', 64, new Array(64 * 64).fill(0) as never)).toThrow(DTypeError);
   });
 
   it('refuses bad input with a typed error', async () => {
@@ -286,8 +289,15 @@ describeOnDevices('compress24', ({ open }) => {
     const { blockLoss: wide } = lossOf([1, 1, 4]);
     const gaps = wide.view(['slot', 'kvHead', 'block', 'half'], [1, 1, 2, 2]).slice('half', 0, 1);
     expect(() => compress24(stream, { ...lossOf([1, 1, 2]), blockLoss: gaps as never })).toThrow(ShapeError);
-    // What only the device knows: ids that the pool does not have, more blocks than there are.
-    await expect(call({ sparseIds: [9] })).rejects.toThrow(InvalidValueError);
+    for (const id of [9, -1, 0.5, NaN, 2 ** 32]) expect(() => call({ sparseIds: [id] })).toThrow(InvalidValueError);
+    for (const freedFrom of [-1, 1.5, NaN, 2 ** 32 + 1]) expect(() => call({ freedFrom })).toThrow(InvalidValueError);
+    expect(() => call({ sparseIds: [1, 1], freedFrom: 0 })).toThrow(InvalidValueError);
+    const unchecked = { operand: 'keys' as const, kept: device.tensor('u8', ['kvHead', 'blockToken', 'dim'], [1, 64, 64]) };
+    expect(() => compress24(stream, { operand: 'keys', blocks, prunings: [good], elementMask: unchecked as never })).toThrow(
+      InvalidValueError,
+    );
+    expect(() => compress24(stream, { operand: 'key' as never, blocks, prunings: [good] })).toThrow(InvalidValueError);
+    // What only the device knows: more blocks than there are dense ones.
     await expect(call({ sparseIds: [0, 1, 2], freedFrom: 0 })).rejects.toThrow(InvalidValueError);
     await expect(call({ freedFrom: 0 })).rejects.toThrow(InvalidValueError);
     await call({});

@@ -1,7 +1,7 @@
 import type { Stream } from '@kv/sparse-core';
 import { expectShape, loadAddon, nativeOf } from '@kv/sparse-core/native';
 import type { KvOperand, MixedBlocks, SparseBlocks } from '../mixed-blocks.js';
-import { nativeDense, nativeSparse } from './block-arguments.js';
+import { expectOperand, expectSparseIds, nativeDense, nativeSparse } from './block-arguments.js';
 
 export interface Decompress24Arguments {
   readonly operand: KvOperand;
@@ -14,13 +14,15 @@ export interface Decompress24Arguments {
 
 /**
  * Writes sparse blocks out as dense ones, zero where nothing was kept: the inverse of `compress24`.
- * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError; an id that the pool does not have
- * rejects the stream's next wait with an InvalidValueError
+ * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError
+ * @throws InvalidValueError for an id that the pool does not have
  */
 export function decompress24(stream: Stream, { operand, sparse, ids, dense }: Decompress24Arguments): void {
+  expectOperand('decompress24', operand);
   const nativeBlocks = nativeDense('decompress24', 'dense', dense, stream);
   const [nonZeros, metadata] = nativeSparse('decompress24', sparse, dense, stream);
   expectShape('decompress24', 'dense', dense, [ids.length, undefined, undefined]);
+  expectSparseIds('decompress24', ids, sparse);
   using nativeIds = stream.device.tensor('i32', ['id'], [ids.length], Int32Array.from(ids));
   loadAddon().decompress24(stream.native, operand === 'values', nonZeros, metadata, nativeIds.native, nativeBlocks);
   nativeOf('decompress24', 'dense', dense, stream).writtenBy(stream);

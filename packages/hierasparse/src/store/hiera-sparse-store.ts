@@ -5,6 +5,7 @@ import {
   copyBlocks,
   decodeAttention,
   type DecodeCall,
+  DisposedError,
   type FinishDecode,
   gatherKv,
   InvalidValueError,
@@ -105,6 +106,7 @@ export class HieraSparseStore implements KvStore {
 
   /** Blocks that have left the local window since, of answers too, become candidates first. */
   prepare(stream: Stream, batch: RowBatch): void {
+    this.#expectPrunable(stream);
     this.#prune(
       stream,
       batch.entries.map(({ slot }) => slot),
@@ -137,6 +139,7 @@ export class HieraSparseStore implements KvStore {
    */
   attend(stream: Stream, { batch, query, output, scale }: PrefillCall, sparsity: Shares): void {
     this.#expectPrompts(sparsity);
+    this.#expectPrunable(stream);
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale, causal: true };
     const all = batch.entries.map(({ slot }) => slot);
@@ -163,12 +166,13 @@ export class HieraSparseStore implements KvStore {
   }
 
   finishPrefill(stream: Stream, slot: number): void {
-    this.#expectLosses(stream);
-    for (const head of this.#heads[slot] ?? []) head.finish();
+    this.#expectPrunable(stream);
+    for (const head of this.#headsOf(slot)) head.finish();
     this.#prune(stream, [slot]);
   }
 
   copy(stream: Stream, fromSlot: number, toSlot: number): void {
+    this.#expectUsable(stream);
     const [from, to] = [this.#headsOf(fromSlot), this.#headsOf(toSlot)];
     if (this.lengths(toSlot).some((count) => count > 0)) {
       throw new InvalidValueError(
@@ -207,6 +211,7 @@ export class HieraSparseStore implements KvStore {
   }
 
   release(stream: Stream, slot: number): void {
+    this.#expectUsable(stream);
     this.#counts[slot] = this.lengths(slot).map(() => 0);
     stream.write(this.#keyCounts.slice('slot', slot, slot + 1), new Int32Array(this.layer.kvHeads));
     for (const head of this.#heads[slot] ?? []) head.release();
@@ -240,6 +245,7 @@ export class HieraSparseStore implements KvStore {
   }
 
   dispose(): void {
+    if (this.#keyCounts.disposed) return;
     for (const head of this.#heads.flat()) head.release();
     for (const tensor of [this.#maps.keys, this.#maps.values, this.#keyCounts]) tensor.dispose();
     for (const mask of Object.values(this.#parts.masks)) mask.dispose();
@@ -272,14 +278,25 @@ export class HieraSparseStore implements KvStore {
     };
   }
 
-  /** Losses are the caller's, who may have disposed them: known before anything changes. */
-  #expectLosses(stream: Stream): void {
-    for (const loss of Object.values(this.#parts.losses)) nativeOf('hieraSparseStore', 'blockLoss', loss, stream);
+  /** Known before anything changes. @throws DeviceError, DisposedError */
+  #expectUsable(stream: Stream): void {
+    if (this.#keyCounts.disposed) {
+      throw new DisposedError(
+        `The store '${this.name}' of layer ${this.layer.index} was disposed; keep it until its last use is enqueued.`,
+        { subject: 'store' },
+      );
+    }
+    nativeOf(this.name, 'the store', this.#keyCounts, stream);
+  }
+
+  /** Losses are the caller's, who may have disposed them. @throws DeviceError, DisposedError */
+  #expectPrunable(stream: Stream): void {
+    this.#expectUsable(stream);
+    for (const loss of Object.values(this.#parts.losses)) nativeOf(this.name, 'blockLoss', loss, stream);
   }
 
   /** Brings the full blocks of slots, between sinks and local window, to a sparsity; default: to what theirs is now. */
   #prune(stream: Stream, slots: readonly number[], sparsity?: Shares): void {
-    this.#expectLosses(stream);
     const { localWindow, masks, losses } = this.#parts;
     const extensions: Extension[] = [];
     for (const slot of slots) {
@@ -377,7 +394,7 @@ export class HieraSparseStore implements KvStore {
   }
 
   #isPruned(slot: number): boolean {
-    return this.#heads[slot]?.some((head) => head.pruned) ?? false;
+    return this.#headsOf(slot).some((head) => head.pruned);
   }
 
   #expectPrompts(sparsity: Shares): void {
