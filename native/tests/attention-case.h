@@ -35,6 +35,15 @@ struct AttentionShape {
   int64_t gap = 0;       // elements between rows that belong to nobody
 };
 
+// One row by the oracle, and how far f32 arithmetic may be from it, storing the output apart. A row that sees no
+// key is zeros and -infinity.
+struct WantedRow {
+  std::vector<double> output;
+  double output_error = 0;
+  double log_sum_exp = -std::numeric_limits<double>::infinity();
+  double log_sum_exp_error = 0;
+};
+
 // Owns every buffer that `arguments` points to.
 struct AttentionCase {
   AttentionShape shape;
@@ -111,6 +120,10 @@ struct AttentionCase {
     return key_counts[static_cast<size_t>(slots[static_cast<size_t>(b)] * shape.kv_heads + kv_head)];
   }
 
+  int32_t count_of(int32_t b, int32_t kv_head) const {
+    return const_cast<AttentionCase*>(this)->count_of(b, kv_head);
+  }
+
   int64_t cache_index(int32_t b, int32_t kv_head, int32_t key) const {
     const int64_t cache_head = int64_t{slots[static_cast<size_t>(b)]} * shape.kv_heads + kv_head;
     const int64_t block =
@@ -118,23 +131,54 @@ struct AttentionCase {
     return block * arguments.block_stride + (key % shape.block_tokens) * arguments.token_stride;
   }
 
+  // f64 `[key, dim]` of one entry and kv head, from `pool`: the keys or the values.
+  std::vector<double> cached(const std::vector<uint8_t>& pool, int32_t b, int32_t kv_head) const {
+    std::vector<double> all;
+    for (int32_t key = 0; key < count_of(b, kv_head); ++key) {
+      const std::vector<double> row =
+          read_elements(shape.cache_dtype, pool, cache_index(b, kv_head, key), shape.head_dim);
+      all.insert(all.end(), row.begin(), row.end());
+    }
+    return all;
+  }
+
   void poison() {
     std::fill(output.begin(), output.end(), uint8_t{0xff});
     std::fill(log_sum_exp.begin(), log_sum_exp.end(), std::numeric_limits<float>::quiet_NaN());
   }
 
+  // What the oracle says of every row, `[token, query_head]`.
+  std::vector<WantedRow> oracle() const {
+    std::vector<WantedRow> rows(log_sum_exp.size());
+    const int32_t group = shape.query_heads / shape.kv_heads;
+    for (int32_t b = 0; b < arguments.batch; ++b) {
+      for (int32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+        const std::vector<double> head_keys = cached(keys, b, kv_head);
+        const std::vector<double> head_values = cached(values, b, kv_head);
+        for (int32_t i = 0; i < shape.queries[static_cast<size_t>(b)]; ++i) {
+          for (int32_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+            rows[row_index(b, i, h)] = wanted_row(b, i, h, head_keys.data(), head_values.data());
+          }
+        }
+      }
+    }
+    return rows;
+  }
+
   // Compares output and log_sum_exp with the oracle; prints the first difference. Returns whether all agree.
-  bool agrees(Isa isa) const {
+  bool agrees(const std::vector<WantedRow>& wanted, Isa isa) const {
     const char* what = isa_name(isa);
     for (int32_t b = 0; b < arguments.batch; ++b) {
       for (int32_t i = 0; i < shape.queries[static_cast<size_t>(b)]; ++i) {
         for (int32_t h = 0; h < shape.query_heads; ++h) {
-          if (!row_agrees(b, i, h, what)) return false;
+          if (!row_agrees(b, i, h, wanted[row_index(b, i, h)], what)) return false;
         }
       }
     }
     return gaps_untouched(what);
   }
+
+  bool agrees(Isa isa) const { return agrees(oracle(), isa); }
 
  private:
   void fill(std::mt19937& random, DType dtype, std::vector<uint8_t>& bytes, int64_t count) {
@@ -164,26 +208,32 @@ struct AttentionCase {
     }
   }
 
-  bool row_agrees(int32_t b, int32_t i, int32_t h, const char* what) const {
+  size_t row_index(int32_t b, int32_t i, int32_t h) const {
+    return static_cast<size_t>((query_start[static_cast<size_t>(b)] + i) * shape.query_heads + h);
+  }
+
+  WantedRow wanted_row(int32_t b, int32_t i, int32_t h, const double* head_keys, const double* head_values) const {
     const AttentionShape& s = shape;
     const int32_t kv_head = h / (s.query_heads / s.kv_heads);
     const int32_t n = s.queries[static_cast<size_t>(b)];
-    const int32_t keys_of_head = const_cast<AttentionCase*>(this)->count_of(b, kv_head);
+    const int32_t keys_of_head = count_of(b, kv_head);
     const int32_t visible = std::max(0, s.causal ? keys_of_head - n + i + 1 : keys_of_head);
     const int64_t token = query_start[static_cast<size_t>(b)] + i;
     const int64_t query_at = token * arguments.query_token_stride + h * arguments.query_head_stride;
-    const int64_t output_at = token * arguments.output_token_stride + h * arguments.output_head_stride;
 
+    const int32_t dim = s.head_dim;
+    const double scale = arguments.scale;
+    const std::vector<double> query_row = read_elements(s.query_dtype, query, query_at, dim);
     std::vector<double> scores(static_cast<size_t>(visible));
     double largest = -std::numeric_limits<double>::infinity();
     double largest_magnitude = 0;  // of sum |scale * q * k|, which bounds the rounding of a score
     for (int32_t key = 0; key < visible; ++key) {
-      const int64_t at = cache_index(b, kv_head, key);
+      const double* q = query_row.data();
+      const double* k = head_keys + int64_t{key} * dim;
       double score = 0;
       double magnitude = 0;
-      for (int32_t d = 0; d < s.head_dim; ++d) {
-        const double query_element = read_element(s.query_dtype, query, query_at + d);
-        const double term = query_element * read_element(s.cache_dtype, keys, at + d) * arguments.scale;
+      for (int32_t d = 0; d < dim; ++d) {
+        const double term = q[d] * k[d] * scale;
         score += term;
         magnitude += std::fabs(term);
       }
@@ -192,47 +242,63 @@ struct AttentionCase {
       largest_magnitude = std::max(largest_magnitude, magnitude);
     }
     double sum = 0;
-    std::vector<double> expected(static_cast<size_t>(s.head_dim), 0.0);
-    double largest_value = 0;
-    for (int32_t key = 0; key < visible; ++key) {
-      const double weight = std::exp(scores[static_cast<size_t>(key)] - largest);
-      sum += weight;
-      for (int32_t d = 0; d < s.head_dim; ++d) {
-        const double value = read_element(s.cache_dtype, values, cache_index(b, kv_head, key) + d);
-        expected[static_cast<size_t>(d)] += weight * value;
-        largest_value = std::max(largest_value, std::fabs(value));
-      }
+    std::vector<double> weights;
+    for (const double score : scores) {
+      weights.push_back(std::exp(score - largest));
+      sum += weights.back();
     }
+    WantedRow row;
+    row.output.assign(static_cast<size_t>(dim), 0.0);
+    double largest_value = 0;
+    for (int32_t d = 0; d < dim && visible > 0; ++d) {
+      const double* w = weights.data();
+      double weighted = 0;
+      for (int32_t key = 0; key < visible; ++key) {
+        const double value = head_values[int64_t{key} * dim + d];
+        weighted += w[key] * value;
+        const double size = std::fabs(value);
+        if (size > largest_value) largest_value = size;
+      }
+      row.output[static_cast<size_t>(d)] = weighted / sum;
+    }
+    if (visible == 0) return row;
 
     // A score is a chain of head_dim additions and a scaling; on the exact grid it has no error. A weight
     // carries twice that, the rounding of its exponential (4) and of two products for each rescaling
     // (once in 64 keys); a sum over `visible` weights adds that many roundings. The quotient of two such
     // sums carries twice the whole.
     const double u = 0x1p-24;
-    const double score_error = s.exact ? 0 : (s.head_dim + 4) * u * largest_magnitude;
+    const double score_error = s.exact ? 0 : (dim + 4) * u * largest_magnitude;
     const double sum_error = 2 * score_error + u * (visible * (1 + 2.0 / 64) + 8);
-    for (int32_t d = 0; d < s.head_dim; ++d) {
-      const double want = visible > 0 ? expected[static_cast<size_t>(d)] / sum : 0;
-      const double got = read_element(s.output_dtype, output, output_at + d);
+    row.output_error = 2 * sum_error * largest_value;
+    row.log_sum_exp = largest + std::log(sum);
+    row.log_sum_exp_error = sum_error + 2 * u * (std::fabs(row.log_sum_exp) + std::fabs(std::log(sum)));
+    return row;
+  }
+
+  bool row_agrees(int32_t b, int32_t i, int32_t h, const WantedRow& wanted, const char* what) const {
+    const int64_t token = query_start[static_cast<size_t>(b)] + i;
+    const int64_t output_at = token * arguments.output_token_stride + h * arguments.output_head_stride;
+    for (int32_t d = 0; d < shape.head_dim; ++d) {
+      const double want = wanted.output[static_cast<size_t>(d)];
+      const double got = read_element(shape.output_dtype, output, output_at + d);
       const double tolerance =
-          2 * sum_error * largest_value + unit_roundoff(s.output_dtype) * std::fabs(want) + 0x1p-25;
+          wanted.output_error + unit_roundoff(shape.output_dtype) * std::fabs(want) + 0x1p-25;
       if (!(std::fabs(got - want) <= tolerance)) {
         std::printf("%s: output[entry %d, query %d, head %d, dim %d] is %.9g, want %.9g within %.3g\n", what,
                     b, i, h, d, got, want, tolerance);
         return false;
       }
     }
-    const float got = log_sum_exp[static_cast<size_t>(token * s.query_heads + h)];
-    if (visible == 0) {
+    const float got = log_sum_exp[row_index(b, i, h)];
+    if (std::isinf(wanted.log_sum_exp)) {
       if (std::isinf(got) && got < 0) return true;
       std::printf("%s: log_sum_exp of a masked row is %g, want -inf\n", what, static_cast<double>(got));
       return false;
     }
-    const double want = largest + std::log(sum);
-    const double tolerance = sum_error + 2 * u * (std::fabs(want) + std::fabs(std::log(sum)));
-    if (std::fabs(got - want) <= tolerance) return true;
+    if (std::fabs(got - wanted.log_sum_exp) <= wanted.log_sum_exp_error) return true;
     std::printf("%s: log_sum_exp[entry %d, query %d, head %d] is %.9g, want %.9g within %.3g\n", what, b, i,
-                h, static_cast<double>(got), want, tolerance);
+                h, static_cast<double>(got), wanted.log_sum_exp, wanted.log_sum_exp_error);
     return false;
   }
 

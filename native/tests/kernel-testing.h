@@ -34,6 +34,14 @@ inline float read_element(DType dtype, const std::vector<uint8_t>& bytes, int64_
   return *static_cast<const float*>(p);
 }
 
+// `count` elements as doubles: oracles loop over these, since sanitizers make each read of raw storage dear.
+inline std::vector<double> read_elements(DType dtype, const std::vector<uint8_t>& bytes, int64_t first,
+                                         int64_t count) {
+  std::vector<double> values(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = read_element(dtype, bytes, first + i);
+  return values;
+}
+
 // Half the distance from 1 to the next number of the type.
 inline double unit_roundoff(DType dtype) {
   return dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;

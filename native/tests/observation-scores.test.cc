@@ -34,24 +34,24 @@ struct ScoreCase {
     a.scores = scores.data();
   }
 
-  double dot(int64_t query_at, int64_t key_at) const {
+  double dot(const double* query, const double* key) const {
     double sum = 0;
-    for (int32_t d = 0; d < arguments.head_dim; ++d) {
-      sum += static_cast<double>(read_element(arguments.query_dtype, cache.query, query_at + d)) *
-             static_cast<double>(read_element(arguments.cache_dtype, cache.keys, key_at + d));
-    }
+    for (int32_t d = 0; d < arguments.head_dim; ++d) sum += query[d] * key[d];
     return sum * static_cast<double>(arguments.scale);
   }
 
   // The weights of one query over the prefix.
-  std::vector<double> weights(int32_t b, int32_t kv_head, int32_t head, int32_t row, int32_t prefix) const {
+  std::vector<double> weights(int32_t b, const std::vector<double>& keys, int32_t head, int32_t row,
+                              int32_t prefix) const {
     const int64_t token = cache.query_start[static_cast<size_t>(b)] + row;
     const int64_t query_at = token * arguments.query_token_stride + head * arguments.query_head_stride;
+    const std::vector<double> query =
+        read_elements(arguments.query_dtype, cache.query, query_at, arguments.head_dim);
     const int32_t seen = arguments.domain == ScoreDomain::full ? prefix + row + 1 : prefix;
     std::vector<double> weights;
     double sum = 0;
     for (int32_t key = 0; key < seen; ++key) {
-      weights.push_back(std::exp(dot(query_at, cache.cache_index(b, kv_head, key))));
+      weights.push_back(std::exp(dot(query.data(), &keys[static_cast<size_t>(key * arguments.head_dim)])));
       sum += weights.back();
     }
     weights.resize(static_cast<size_t>(prefix));
@@ -63,11 +63,12 @@ struct ScoreCase {
     const int32_t window = cache.shape.queries[static_cast<size_t>(b)];
     const int32_t prefix = std::max(0, cache.count_of(b, kv_head) - window);
     const int32_t group = arguments.query_heads / arguments.kv_heads;
+    const std::vector<double> keys = cache.cached(cache.keys, b, kv_head);
     std::vector<double> expected(static_cast<size_t>(prefix), 0.0);
     for (int32_t head = 0; head < group; ++head) {
       std::vector<double> sums(expected.size(), 0.0);
       for (int32_t row = 0; row < window; ++row) {
-        const std::vector<double> of_row = weights(b, kv_head, kv_head * group + head, row, prefix);
+        const std::vector<double> of_row = weights(b, keys, kv_head * group + head, row, prefix);
         for (size_t key = 0; key < sums.size(); ++key) sums[key] += of_row[key];
       }
       for (size_t key = 0; key < sums.size(); ++key) {
