@@ -33,5 +33,6 @@ add_cuda_kernels(cuda_every "80-real;89-real;90a-real" ${cuda_every})
 
 # It was declared before the language was known; its CUDA objects come from the libraries above.
 set_target_properties(kv_core PROPERTIES CUDA_ARCHITECTURES OFF)
-target_compile_definitions(kv_core PUBLIC KV_HAVE_CUDA=1)
-target_link_libraries(kv_core PUBLIC CUDA::cudart_static)
+# Nothing but what picks kernels and devices knows of CUDA, so a build with it shares all other objects with one without.
+set_property(SOURCE ${dispatch_sources} runtime/cuda-device-absent.cc APPEND PROPERTY COMPILE_DEFINITIONS KV_HAVE_CUDA=1)
+target_link_libraries(kv_core INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
