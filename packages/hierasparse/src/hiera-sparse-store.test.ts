@@ -79,14 +79,26 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     }
   });
 
-  it('ends a prompt with the same blocks sparse, in chunks or at once, when all are', async () => {
-    const whole = run({ keys: 1, values: 1 }, hieraSparsePrefill({ keys: 1, values: 1 }));
-    const parts = run({ keys: 1, values: 1 });
-    await whole.step(chunk(0, 0, 700), 'prefill');
-    // The same random numbers: rows are drawn token by token, so only what one step draws must agree.
-    await parts.step(chunk(0, 0, 700), 'prefill');
-    for (const steps of [whole, parts]) steps.finishPrefill(0);
-    expect(await whole.step(chunk(0, 700, 1), 'decode')).toEqual(await parts.step(chunk(0, 700, 1), 'decode'));
+  it('ends a prompt with the same blocks sparse, read so or dense, when all are', async () => {
+    const sparse = run({ keys: 1, values: 1 }, hieraSparsePrefill({ keys: 1, values: 1 }));
+    const dense = run({ keys: 1, values: 1 });
+    for (const steps of [sparse, dense]) {
+      await steps.step(chunk(0, 0, 700), 'prefill');
+      steps.finishPrefill(0);
+    }
+    expect(await sparse.step(chunk(0, 700, 1), 'decode')).toEqual(await dense.step(chunk(0, 700, 1), 'decode'));
+  });
+
+  it('leaves 64 tokens of sinks and 256 of local window dense if nothing else is asked for', async () => {
+    const device = open();
+    const [store] = hieraSparseStore({ keys: 1 }).create([layer], { device, slots, tokensPerSlot, tokens: 1024 }) as [KvStore];
+    const steps = new StoreRun(store, densePrefill(), { device, random: new Random(1), dtype: 'f16', slots, group });
+    await steps.step(chunk(0, 0, 64 + 3 * 64 + 256 + 63), 'prefill');
+    steps.finishPrefill(0, (head) => head.prune({ keys: 1, values: 0 }, 1, 256));
+    await steps.check(chunk(0, 575, 1), 'decode');
+    const dense = 2 * 64 * 64 * 2 + 2 * 4;
+    // Of nine blocks of each head three lose 7/16 of their keys.
+    expect(store.bytes().device).toBe(2 * (9 * dense - 3 * 64 * 64 * 2 * (7 / 16)));
   });
 
   it('gives its memory back, and serves others from it', async () => {
@@ -354,8 +366,11 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
       const options = { device, random: new Random(1), dtype: 'f16', slots, group } as const;
       const steps = new StoreRun(store, densePrefill(), options);
       await steps.step(chunk(0, 0, 640), 'prefill');
-      steps.finishPrefill(0);
-      await steps.step(chunk(0, 640, 1), 'decode');
+      steps.finishPrefill(0, (head) => {
+        const kept = (_: KvOperand, block: Uint16Array) => block.map((element, index) => (first[index] === 0 ? 0 : element));
+        head.prune({ keys: store.layer.index, values: 0 }, 0, 0, undefined, kept);
+      });
+      await steps.check(chunk(0, 640, 1), 'decode');
       bytes.push(store.bytes().device);
       const dims = await store.denseBlocks()?.keyCounts.read(steps.stream);
       expect(dims?.[0]).toBe(store.layer.index === 0 ? 641 : undefined);

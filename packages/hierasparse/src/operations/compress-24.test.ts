@@ -33,6 +33,9 @@ describeOnDevices('compress24', ({ open }) => {
     const stream = device.createStream();
     const random = new Random(1);
     const contents = withOddities(random, random.elements(dtype, 3 * 64 * headDim), dtype === 'f16' ? 0x7c00 : 0x7f80);
+    // Groups of nothing but zeros of either sign, along tokens and dims.
+    contents.fill(0, 0, 4 * headDim);
+    contents.fill(0x8000, 4 * headDim, 8 * headDim);
     const blocks = oneHead(device, dtype, headDim, contents, [2, 0, 1]);
     const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [4, 1, 0], freedFrom: 0 };
     compress24(stream, { operand, blocks, prunings: [pruning] });
@@ -110,6 +113,17 @@ describeOnDevices('compress24', ({ open }) => {
         expect(new Set(entries).size).toBe(blocks);
       }
     }
+  });
+
+  it('takes losses that f16 could not hold', async () => {
+    const device = open();
+    const stream = device.createStream();
+    // 2,048 numbers are lost of each block, of 60,000 or a bit less.
+    const contents = encode('f16', range(3 * 64 * 64).map((index) => 60_000 - 32 * Math.floor(index / (64 * 64))));
+    const blocks = oneHead(device, 'f16', 64, contents, [0, 1, 2]);
+    const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [0], freedFrom: 2 };
+    compress24(stream, { operand: 'keys', blocks, prunings: [pruning] });
+    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([1, 1, -1]);
   });
 
   it('prunes many heads at once, and the same ones further', async () => {

@@ -36,7 +36,7 @@ export class BlockIds {
     if (needed <= available) return;
     throw new OutOfMemoryError(
       `The key/value cache has ${available} of ${this.#count} ${this.#subject} left and ${needed} are needed. ` +
-        'Open the model with a larger contextTokens, or release sequences.',
+        'Give the cache more tokens (cacheTokens of a runner), or release sequences.',
       { subject: this.#subject, given: needed, wanted: available },
     );
   }

@@ -39,6 +39,7 @@ export class HeadOracle {
     sinkBlocks: number,
     localWindow: number,
     lossOf = (operand: KvOperand, block: number) => this.#loss(operand, block),
+    keptOf = (operand: KvOperand, block: Uint16Array) => pruned(operand, this.#headDim, block),
   ): void {
     this.#end = Math.max(this.#end, sinkBlocks, Math.floor((this.count - localWindow) / blockTokens));
     const range = Array.from({ length: this.#end - sinkBlocks }, (_, index) => sinkBlocks + index);
@@ -53,7 +54,7 @@ export class HeadOracle {
       for (const { block } of least) {
         sparse.add(block);
         const first = block * blockTokens * this.#headDim;
-        pruned(operand, this.#headDim, this.#block(operand, block)).forEach((element, index) => {
+        keptOf(operand, this.#block(operand, block)).forEach((element, index) => {
           this.#rows[operand][first + index] = element;
         });
       }

@@ -53,7 +53,7 @@ export class KvBlockPool {
     if (count > this.available) {
       throw new OutOfMemoryError(
         `The key/value cache has ${this.available} of ${this.blocks} blocks left and ${count} are needed. ` +
-          'Open the model with a larger contextTokens, or release sequences.',
+          'Give the cache more tokens (cacheTokens of a runner), or release sequences.',
         { subject: 'kv blocks', given: count, wanted: this.available },
       );
     }
