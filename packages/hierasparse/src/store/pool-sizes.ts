@@ -14,7 +14,7 @@ export interface PoolSizes {
 }
 
 /** What the sizes follow from, of one layer. */
-export interface LayerSparsity {
+export interface LayerRules {
   readonly kvHeads: number;
   /** What is sparse of a prompt while it is read. */
   readonly prompt: Shares;
@@ -34,7 +34,7 @@ export interface DenseTokens {
  * window leave their pairs. Where prompts are dense every block needs a pair anyway, and one that stays dense keeps it.
  */
 export function poolSizes(
-  layers: readonly LayerSparsity[],
+  layers: readonly LayerRules[],
   { slots, tokens, batchRows = tokens }: Pick<KvCapacity, 'slots' | 'tokens' | 'batchRows'>,
   { sinkBlocks, localWindow }: DenseTokens,
 ): PoolSizes {
@@ -42,11 +42,11 @@ export function poolSizes(
   const most = Math.ceil(tokens / blockTokens) + slots;
   const batch = Math.ceil(batchRows / blockTokens) + slots;
   const outsideRange = slots * (sinkBlocks + Math.ceil(localWindow / blockTokens) + 1);
-  const inAllHeads = (ofHead: (layer: LayerSparsity) => number) =>
+  const inAllHeads = (ofHead: (layer: LayerRules) => number) =>
     layers.reduce((sum, layer) => sum + layer.kvHeads * ofHead(layer), 0);
   // Every sequence may round half a block of each head up.
   const share = (part: number) => (part === 0 ? 0 : Math.min(most, Math.ceil(part * most + slots / 2)));
-  const rounds = ({ prompt }: LayerSparsity) => operands.some((operand) => prompt[operand] % 1 !== 0);
+  const rounds = ({ prompt }: LayerRules) => operands.some((operand) => prompt[operand] % 1 !== 0);
   return {
     pairs: inAllHeads(({ prompt }) => (anySparse(prompt) ? Math.min(most, outsideRange + batch) : most)),
     singles: inAllHeads(({ prompt }) =>
