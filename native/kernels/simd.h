@@ -185,7 +185,8 @@ inline void with_float_type(DType dtype, Body&& body) {
   }
 }
 
-inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+// a where either is NaN: a maximum of scores that grows keeps what it was.
+inline Vec maximum(Vec a, Vec b) { return b > a ? b : a; }
 
 // Lane i of the result is lane index[i] of a followed by b.
 inline Vec permute(Vec a, Vec b, VecInt index) {
@@ -216,13 +217,12 @@ inline float horizontal_maximum(Vec v) {
   return best;
 }
 
-// e^x for x <= 88, to about 1 ulp; 0 below -87.3, so that exponential(-infinity) is 0.
+// e^x for x <= 88, to about 1 ulp; 0 below -87.7, so that exponential(-infinity) is 0; NaN of NaN.
 inline Vec exponential(Vec x) {
-  const Vec lowest = splat(-87.3f);
-  const VecInt live = x > lowest;
-  const Vec safe = maximum(x, lowest);
-  // e^x = 2^n e^r with |r| <= ln(2)/2; the magic constant rounds to an integer in the low bits.
-  const Vec magic = splat(12582912.0f);
+  const Vec safe = maximum(x, splat(-88.0f));
+  // e^x = 2^n e^r with |r| <= ln(2)/2; the magic constant rounds to an integer in the low bits, n + 127. Shifted up they
+  // are 2^n, or 0 for n = -127.
+  const Vec magic = splat(12582912.0f + 127.0f);
   const Vec shifted = safe * 1.44269504088896341f + magic;
   const Vec n = shifted - magic;
   const Vec r = (safe - n * 0.693145751953125f) - n * 1.42860682030941723212e-6f;
@@ -233,8 +233,7 @@ inline Vec exponential(Vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  const VecInt exponent = (reinterpret_cast<VecInt>(shifted) << 23);
-  return reinterpret_cast<Vec>((reinterpret_cast<VecInt>(p) + exponent) & live);
+  return p * reinterpret_cast<Vec>(reinterpret_cast<VecInt>(shifted) << 23);
 }
 
 }  // namespace KV_ISA

@@ -75,11 +75,11 @@ inline void finish_panel(const PagedAttentionArguments& a, const RowRange& range
     const int64_t token = range.token(first_row + row);
     const int64_t head = range.head(first_row + row);
     const float sum = panel.sum[row];
-    const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+    const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
     T* output = static_cast<T*>(a.output) + token * a.output_token_stride + head * a.output_head_stride;
     for (int d = 0; d < a.head_dim; ++d) from_float(output + d, panel.output[d * kPanelRows + row] * inverse);
     if (a.log_sum_exp != nullptr) {
-      a.log_sum_exp[token * a.query_heads + head] = sum > 0 ? panel.maximum[row] + logf(sum) : -HUGE_VALF;
+      a.log_sum_exp[token * a.query_heads + head] = sum == 0 ? -HUGE_VALF : panel.maximum[row] + logf(sum);
     }
   }
 }

@@ -39,7 +39,7 @@ float greatest_of(const float* scores, int64_t count) {
   for (; i + kLanes <= count; i += kLanes) {
     const Vec x = load(scores + i);
     unordered |= x != x;
-    best = maximum(x, best);
+    best = maximum(best, x);
   }
   float greatest = horizontal_maximum(best);
   bool ordered = true;
