@@ -31,13 +31,13 @@ Status validate(const Compress24Arguments& a, int32_t index) {
       return invalid(index, "finds dense block " + std::to_string(entry - 1) + ", which the pool does not have");
     }
     dense += entry > 0 ? 1 : 0;
-    freed += entry - 1 >= p.freed_from && entry > 0 ? 1 : 0;
+    freed += entry > 0 && entry - 1 >= p.freed_from ? 1 : 0;
   }
   if (p.count < 0 || p.count > dense || freed != p.count) {
     return invalid(index, "makes " + std::to_string(p.count) + " blocks sparse and frees " + std::to_string(freed) +
                               "; its range has " + std::to_string(dense) + " dense ones");
   }
-  if (p.first_id < 0 || p.first_id + p.count > a.id_count) {
+  if (p.first_id < 0 || p.first_id > a.id_count - p.count) {
     return invalid(index, "takes ids from " + std::to_string(p.first_id) + " on; there are " +
                               std::to_string(a.id_count));
   }
