@@ -2,8 +2,8 @@
 // tile has half.
 #pragma once
 
+#include "kernels/mixed-blocks.h"
 #include "kernels/prefill-attention/prefill-attention-tile.h"
-#include "kernels/sparse-vectors.h"
 
 namespace kv {
 namespace KV_ISA {
