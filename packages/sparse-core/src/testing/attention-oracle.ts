@@ -92,10 +92,6 @@ export interface OracleRow {
   readonly logSumExpError: number;
 }
 
-function dot(a: Float64Array, b: Float64Array): number {
-  return a.reduce((sum, x, index) => sum + x * (b[index] ?? NaN), 0);
-}
-
 /**
  * Attention of one query over `visible` leading keys, in float64, with the error that f32 may add; with a
  * `weightRoundoff`, tensor cores that read weights of that unit roundoff.
@@ -109,30 +105,46 @@ export function attentionRow(
   weightRoundoff = 0,
 ): OracleRow {
   const dim = query.length;
-  const tokens = Array.from({ length: Math.max(0, visible) }, (_, token) => token);
-  const scores = tokens.map((token) => scale * dot(query, key(token)));
-  const largest = Math.max(...scores);
-  const weights = scores.map((score) => Math.exp(score - largest));
-  const sum = weights.reduce((total, weight) => total + weight, 0);
-  const output = new Float64Array(dim);
-  for (const token of tokens) {
-    value(token).forEach((x, d) => {
-      output[d] = (output[d] ?? 0) + ((weights[token] ?? NaN) * x) / sum;
-    });
+  const count = Math.max(0, visible);
+  const scores = new Float64Array(count);
+  let [largest, largestMagnitude] = [-Infinity, 0];
+  for (let token = 0; token < count; token++) {
+    const numbers = key(token);
+    let score = 0;
+    let magnitude = 0;
+    for (let d = 0; d < dim; d++) {
+      const term = scale * (query[d] ?? NaN) * (numbers[d] ?? NaN);
+      score += term;
+      magnitude += Math.abs(term);
+    }
+    scores[token] = score;
+    largest = Math.max(largest, score);
+    largestMagnitude = Math.max(largestMagnitude, magnitude);
   }
+  const output = new Float64Array(dim);
+  let [sum, largestValue] = [0, 0];
+  for (let token = 0; token < count; token++) {
+    const numbers = value(token);
+    const weight = Math.exp((scores[token] ?? NaN) - largest);
+    sum += weight;
+    for (let d = 0; d < dim; d++) {
+      const number = numbers[d] ?? NaN;
+      output[d] = (output[d] ?? NaN) + weight * number;
+      largestValue = Math.max(largestValue, Math.abs(number));
+    }
+  }
+  for (let d = 0; d < dim && count > 0; d++) output[d] = (output[d] ?? NaN) / sum;
   // A score is a chain of `dim` additions and a scaling. A weight carries twice that (its own and the
   // maximum's), its exponential's rounding (4) and that of rescaling (2 for each 64 keys); a sum adds one
   // rounding a key; the quotient of two sums carries twice the whole.
-  const magnitudes = tokens.map((token) => Math.abs(scale) * dot(query.map(Math.abs), key(token).map(Math.abs)));
-  const scoreError = (dim + 4) * unitRoundoff.f32 * Math.max(0, ...magnitudes);
+  const scoreError = (dim + 4) * unitRoundoff.f32 * largestMagnitude;
   // Tensor cores cut off the bits that f32 additions round, so each addition may cost twice as much.
   const additionCost = weightRoundoff > 0 ? 2 : 1;
-  const sumError = additionCost * (2 * scoreError + unitRoundoff.f32 * (tokens.length * (1 + 2 / 64) + 8));
+  const sumError = additionCost * (2 * scoreError + unitRoundoff.f32 * (count * (1 + 2 / 64) + 8));
   // The largest weight is at least 1; one below the smallest normal f16 is off by at most half of the smallest
   // f16, 2^-25.
-  const weightError = weightRoundoff > 0 ? weightRoundoff + tokens.length * 2 ** -25 : 0;
-  const largestValue = Math.max(0, ...tokens.map((token) => Math.max(...value(token).map(Math.abs))));
-  const logSumExp = tokens.length > 0 ? largest + Math.log(sum) : -Infinity;
+  const weightError = weightRoundoff > 0 ? weightRoundoff + count * 2 ** -25 : 0;
+  const logSumExp = count > 0 ? largest + Math.log(sum) : -Infinity;
   return {
     output,
     logSumExp,
