@@ -45,6 +45,15 @@ Status validate_block_format(DType dtype, int32_t head_dim) {
   return Status::success();
 }
 
+Status validate_block_memory(std::initializer_list<const void*> memory) {
+  for (const void* data : memory) {
+    if (reinterpret_cast<uintptr_t>(data) % 16 == 0) continue;
+    return Status::failure(StatusCode::capability,
+                           "blocks and masks begin at a multiple of 16 bytes; copy them into a tensor of their own");
+  }
+  return Status::success();
+}
+
 Status validate_sizes(const MixedAttentionArguments& a) {
   Status status = validate_sizes(static_cast<const PagedAttentionArguments&>(a));
   if (!status.ok()) return status;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/paged-attention.h"
 #include "runtime/status.h"
@@ -89,6 +90,9 @@ struct MixedAttentionArguments : PagedAttentionArguments {
 
 // Refuses other dtypes than f16 and bf16, and other head sizes than 64 and 128 (capability).
 Status validate_block_format(DType dtype, int32_t head_dim);
+
+// Refuses memory of blocks that does not begin at a multiple of 16 bytes, which CUDA kernels move at once (capability).
+Status validate_block_memory(std::initializer_list<const void*> memory);
 
 // As of paged attention; refuses other block and head sizes and cache dtypes than those above (capability).
 Status validate_sizes(const MixedAttentionArguments& arguments);

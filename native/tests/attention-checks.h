@@ -71,6 +71,31 @@ inline void check_shifted_scores(AttentionOperation operation, Isa isa, int quer
   }
 }
 
+// One of the keys is NaN, which the first `blind` of the queries do not see.
+inline void check_nan_shows_where_it_is_seen(AttentionOperation operation, Isa isa, int queries, int blind) {
+  const int keys = 400;
+  AttentionShape s;
+  s.queries = {queries};
+  s.key_counts = {keys};
+  s.cache_dtype = DType::f16;
+  AttentionCase sound(s, 6);
+  AttentionCase spoilt(s, 6);
+  const int64_t spoilt_key = spoilt.cache_index(0, 0, keys - queries + blind);
+  write_element(s.cache_dtype, spoilt.keys, spoilt_key, std::numeric_limits<float>::quiet_NaN());
+  Workers workers(2);
+  run(operation, sound, workers, isa);
+  run(operation, spoilt, workers, isa);
+  for (int query = 0; query < queries; ++query) {
+    const auto shows = [&](float got, float wanted) { return query < blind ? got == wanted : std::isnan(got); };
+    const auto at = static_cast<size_t>(query);
+    CHECK(shows(spoilt.log_sum_exp[at], sound.log_sum_exp[at]));
+    for (int32_t d = 0; d < s.head_dim; ++d) {
+      const int64_t element = query * spoilt.arguments.output_token_stride + d;
+      CHECK(shows(read_element(s.output_dtype, spoilt.output, element), read_element(s.output_dtype, sound.output, element)));
+    }
+  }
+}
+
 // On more threads, and one entry at a time, bit for bit the same.
 inline void check_independent_of_threads_and_neighbours(AttentionOperation operation, Isa isa,
                                                         int most_queries) {

@@ -13,7 +13,8 @@ constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
 
 // Two blocks of one kv head, of which the first is sparse already and the second is to become so.
 struct Compression {
-  std::vector<uint16_t> dense = std::vector<uint16_t>(64 * 64);
+  std::vector<uint16_t> dense = std::vector<uint16_t>(64 * 64 + 1);
+  int first_element = 0;
   std::vector<uint16_t> non_zeros = std::vector<uint16_t>(2 * 32 * 64);
   std::vector<uint32_t> metadata = std::vector<uint32_t>(2 * 2 * 64);
   std::vector<int32_t> table = {-1, 1};
@@ -23,7 +24,7 @@ struct Compression {
   Status run() {
     Compress24Arguments a;
     a.head_dim = 64;
-    a.dense = dense.data();
+    a.dense = dense.data() + first_element;
     a.dense_block_count = 1;
     a.non_zeros = non_zeros.data();
     a.metadata = metadata.data();
@@ -42,6 +43,13 @@ struct Compression {
     return compress_24(a, context);
   }
 };
+
+TEST("compress-24 refuses blocks that begin inside 16 bytes") {
+  Compression c;
+  c.first_element = 1;
+  CHECK(c.run().code == StatusCode::capability);
+  CHECK(c.table[1] == 1);
+}
 
 TEST("compress-24 refuses numbers that lead outside, however large, before it writes") {
   for (const int32_t number : {kLeast, kLeast + 1, -3, 3, kMost - 1, kMost}) {

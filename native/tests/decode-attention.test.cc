@@ -16,6 +16,10 @@ TEST("decode-attention does not depend on threads, neighbours or blocks") {
   });
 }
 
+TEST("decode-attention shows a NaN in the rows that see it, and in no other") {
+  on_every_isa([](Isa isa) { check_nan_shows_where_it_is_seen(decode_attention, isa, 3, 1); });
+}
+
 TEST("decode-attention refuses contradictions") { check_refusals(decode_attention); }
 
 }  // namespace kv

@@ -57,6 +57,8 @@ KV_CUDA_KERNEL(compress_24, Compress24Arguments)
 Status compress_24(const Compress24Arguments& arguments, ExecutionContext& context) {
   Status status = validate_block_format(arguments.dtype, arguments.head_dim);
   if (!status.ok()) return status;
+  status = validate_block_memory({arguments.dense, arguments.non_zeros, arguments.metadata, arguments.element_mask});
+  if (!status.ok()) return status;
   if (context.device == DeviceKind::cuda) return compress_24_cuda(arguments, context);
   for (int32_t p = 0; p < arguments.pruning_count; ++p) {
     status = validate(arguments, p);

@@ -145,13 +145,13 @@ inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, i
       store(total + d, before + weight * load(partial.output + d));
     }
   }
-  const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+  const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
   for (int d = 0; d < a.head_dim; ++d) {
-    from_float(output + d, sum > 0 ? partials.at(first_split, row).output[d] * inverse : 0.0f);
+    from_float(output + d, sum == 0 ? 0.0f : partials.at(first_split, row).output[d] * inverse);
   }
   if (a.log_sum_exp != nullptr) {
     a.log_sum_exp[range.token(row) * a.query_heads + range.head(row)] =
-        sum > 0 ? peak + logf(sum) : -HUGE_VALF;
+        sum == 0 ? -HUGE_VALF : peak + logf(sum);
   }
 }
 

@@ -11,7 +11,9 @@ KV_CPU_KERNEL(decompress_24, Decompress24Arguments)
 KV_CUDA_KERNEL(decompress_24, Decompress24Arguments)
 
 Status decompress_24(const Decompress24Arguments& arguments, ExecutionContext& context) {
-  const Status status = validate_block_format(arguments.dtype, arguments.head_dim);
+  Status status = validate_block_format(arguments.dtype, arguments.head_dim);
+  if (!status.ok()) return status;
+  status = validate_block_memory({arguments.dense, arguments.sparse.non_zeros, arguments.sparse.metadata});
   if (!status.ok()) return status;
   if (context.device == DeviceKind::cuda) return decompress_24_cuda(arguments, context);
   for (int32_t i = 0; i < arguments.count; ++i) {
