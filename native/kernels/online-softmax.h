@@ -30,7 +30,8 @@ class OnlineSoftmax {
       float maximum = fmaxf(fmaxf(maxima[row][0], maxima[row][1]), fmaxf(maxima[row][2], maxima[row][3]));
       maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, 1));
       maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, 2));
-      maximum *= scale_log2_;
+      // Rounded up, or the weights of large scores could pass 2^8 by any factor.
+      maximum = __fmul_ru(maximum, scale_log2_);
       // The reference may lag behind the maximum: weights up to 2^8 are as exact as weights up to 1, and
       // what was accumulated needs correction only when the maximum grows a lot.
       const bool moves = maximum > reference_[row] + kSlack;

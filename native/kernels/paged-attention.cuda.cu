@@ -19,7 +19,11 @@ struct PagedTable {
   }
 };
 
-size_t counts_of(const PagedBatch& b) { return static_cast<size_t>(b.slot_count) * static_cast<size_t>(b.kv_heads); }
+// A table that is refused becomes an empty one, of slot 0, even where there is none.
+size_t counts_of(const PagedBatch& b) {
+  const int64_t slots = b.slot_count > 0 ? b.slot_count : 1;
+  return static_cast<size_t>(slots) * static_cast<size_t>(b.kv_heads);
+}
 
 }  // namespace
 

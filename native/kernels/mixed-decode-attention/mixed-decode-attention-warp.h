@@ -77,7 +77,8 @@ class ColumnSoftmax {
       for (int row = 1; row < kRowTiles; ++row) {
         maximum[column] = fmaxf(maximum[column], fmaxf(scores[row][tile][i], scores[row][tile][i + 2]));
       }
-      maximum[column] *= scale_log2_;
+      // Rounded up, or the weights of large scores could pass 2^8 by any factor.
+      maximum[column] = __fmul_ru(maximum[column], scale_log2_);
       // The reference may lag behind the maximum: weights up to 2^8 are as exact as weights up to 1.
       moves = moves || maximum[column] > reference_[column] + kSlack;
     }

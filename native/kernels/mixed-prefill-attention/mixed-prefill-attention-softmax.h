@@ -69,7 +69,8 @@ class ColumnSoftmax {
       for (int distance = 4; distance < 32; distance *= 2) {
         maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance));
       }
-      maximum *= scale_log2_;
+      // Rounded up, or the weights of large scores could pass 1 by any factor, and be raised without end.
+      maximum = __fmul_ru(maximum, scale_log2_);
       const bool raised = raised_rows_ >> row & 1;
       correction[row] = raised ? ptx::exp2_approximate(reference_[row] - maximum) : 1.0f;
       if (raised) reference_[row] = maximum;

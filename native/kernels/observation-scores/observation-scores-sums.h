@@ -64,7 +64,7 @@ class RowSums {
         if (i / 2 % 2 == row) maximum = fmaxf(maximum, scores[i]);
       }
       // Any finite reference serves a row that sees none of these keys. It never falls: sums must not overflow.
-      const float reference = fmaxf(fmaxf(maximum * scale_log2_, kLowest), references_[row]);
+      const float reference = fmaxf(fmaxf(__fmul_ru(maximum, scale_log2_), kLowest), references_[row]);
       if (sums_[row] > 0) sums_[row] *= ptx::exp2_approximate(references_[row] - reference);
       references_[row] = reference;
     }
