@@ -37,7 +37,8 @@ export interface Compress24Arguments {
  * Magnitudes compare by their bits: NaN is largest, then infinity. A block with a NaN or infinity that would not be
  * kept comes last.
  * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError; more blocks than a
- * range has dense ones, or than `freedFrom` frees, reject the stream's next wait with an InvalidValueError
+ * range has dense ones, or than `freedFrom` frees, reject the stream's next wait with an InvalidValueError, and blocks
+ * or masks that begin inside 16 bytes with a CapabilityError
  */
 export function compress24(stream: Stream, options: Compress24Arguments): void {
   const { operand, blocks, prunings, elementMask, blockLoss } = options;

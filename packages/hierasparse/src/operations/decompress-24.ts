@@ -15,7 +15,8 @@ export interface Decompress24Arguments {
 /**
  * Writes sparse blocks out as dense ones, zero where nothing was kept: the inverse of `compress24`.
  * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError
- * @throws InvalidValueError for an id that the pool does not have
+ * @throws InvalidValueError for an id that the pool does not have; blocks that begin inside 16 bytes reject the stream's
+ * next wait with a CapabilityError
  */
 export function decompress24(stream: Stream, { operand, sparse, ids, dense }: Decompress24Arguments): void {
   expectOperand('decompress24', operand);
