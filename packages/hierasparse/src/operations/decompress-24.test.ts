@@ -39,7 +39,7 @@ describeOnDevices('decompress24', ({ open }) => {
     },
   );
 
-  it('refuses bad input with a typed error', () => {
+  it('refuses bad input with a typed error', async () => {
     const device = open();
     const stream = device.createStream();
     const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: 1, sparseBlocks: 2, table: [1, 1, 1] };
@@ -57,5 +57,8 @@ describeOnDevices('decompress24', ({ open }) => {
       expect(() => decompress24(stream, { ...good, ids: [id] })).toThrow(InvalidValueError);
     }
     expect(() => decompress24(stream, { ...good, operand: 'value' as never })).toThrow(InvalidValueError);
+    const inside = device.tensor('f16', ['element'], [64 * 64 + 1]).slice('element', 1, 64 * 64 + 1);
+    decompress24(stream, { ...good, dense: inside.view(axes, [1, 64, 64]) });
+    await expect(stream.synchronize()).rejects.toThrow(CapabilityError);
   });
 });

@@ -3,6 +3,7 @@ import { describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import {
   attend,
+  checkEveryGroup,
   checkMixedAgainstOracle,
   checkMixedRefusals,
   mixedCache,
@@ -34,7 +35,7 @@ class WholeNumbers extends Random {
   }
 }
 
-describeOnDevices('mixedDecodeAttention', ({ open }) => {
+describeOnDevices('mixedDecodeAttention', ({ name, open }) => {
   it('matches the float64 oracle over random shapes, dtypes and mixtures', async () => {
     const device = open();
     const random = new Random(1);
@@ -70,16 +71,12 @@ describeOnDevices('mixedDecodeAttention', ({ open }) => {
   );
 
   it('serves every group of 1 to 16 query heads a kv head', async () => {
-    const device = open();
-    for (let group = 1; group <= 16; group++) {
-      const sizes: MixedSizes = { ...sizesOf({ keys: 'some', values: 'all' }, group % 2 === 0 ? 64 : 128), group };
-      await checkMixedAgainstOracle(mixedDecodeAttention, device, new Random(group), { ...sizes, rows: [1], keyCounts: [[130, 73]] });
-    }
+    await checkEveryGroup(mixedDecodeAttention, open(), 1);
   });
 
-  it('gives of whole numbers, whose sums are exact, what the cache written out gives, bit for bit', async () => {
+  // On CUDA the two kernels split the keys differently.
+  it.skipIf(name === 'cuda')('gives of whole numbers, whose sums are exact, what the cache written out gives', async () => {
     const device = open();
-    if (device.kind === 'cuda') return; // There the two kernels split the keys differently.
     // Of 64 dims the scale is 1/8, exact too.
     const sizes = sizesOf({ keys: 'some', values: 'some' }, 64);
     const cache = await mixedCache(device, new WholeNumbers(8), sizes);

@@ -6,7 +6,7 @@ import {
   ShapeError,
   type Stream,
 } from '@kv/sparse-core';
-import { attentionRow, decode, type Random, unitRoundoff } from '@kv/sparse-core/testing';
+import { attentionRow, decode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect } from 'vitest';
 import { blockTokens, type KvOperand, type SparseDType } from '../mixed-blocks.js';
 import { compress24, type Pruning } from '../operations/compress-24.js';
@@ -168,6 +168,21 @@ async function written(
     whole.set(block, index * blockTokens * headDim);
   });
   return whole;
+}
+
+/** Holds groups of 1 to 16 query heads to the oracle, `rows` rows each. */
+export async function checkEveryGroup(attention: MixedAttention, device: Device, rows: number): Promise<void> {
+  for (let group = 1; group <= 16; group++) {
+    await checkMixedAgainstOracle(attention, device, new Random(group), {
+      rows: [rows],
+      keyCounts: [[130, 73]],
+      kvHeads: 2,
+      group,
+      headDim: group % 2 === 0 ? 64 : 128,
+      dtype: 'f16',
+      sparse: { keys: 'some', values: 'all' },
+    });
+  }
 }
 
 /** Runs `attention` on a random mixed cache of these sizes, and holds every output element to the float64 oracle. */
