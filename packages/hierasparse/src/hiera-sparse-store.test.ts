@@ -269,6 +269,32 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     second.dispose();
   });
 
+  it('gives everything back when it does not fit', async () => {
+    const { kind } = open();
+    const device = createDevice({ kind, threads: 1, memoryLimit: 50_000_000 });
+    const factory = hieraSparseStore({ keys: 0.5, values: 1, elementMask: () => new Uint8Array(2 * 64 * 64) });
+    const capacity = { device, slots, tokensPerSlot, tokens: 1024, prefill: hieraSparsePrefill({ keys: 0.5 }) };
+    const layers = [layer, { ...layer, index: 1 }];
+    const stores = factory.create(layers, capacity);
+    const needed = device.memory().live;
+    for (const store of stores) store.dispose();
+    await device.defaultStream.synchronize();
+    // Of a layer two masks of 8,192 bytes, two index maps of 384, and counts of 24, made in this order.
+    const ofLayer = [1, 24, 25, 408, 409, 792, 793, 792 + 8192, 793 + 8192];
+    for (const missing of [...ofLayer, ...ofLayer.map((bytes) => 792 + 2 * 8192 + bytes), needed / 2, needed]) {
+      using rest = device.tensor('u8', ['byte'], [50_000_000 - needed + missing]);
+      expect(() => factory.create(layers, capacity)).toThrow(OutOfMemoryError);
+      await device.defaultStream.synchronize();
+      expect(device.memory().live).toBe(rest.byteLength);
+    }
+    // An index map that no array could fill.
+    const endless = { ...capacity, slots: 1024, tokensPerSlot: 2 ** 31 - 1, prefill: densePrefill() };
+    const ofTable = expect.objectContaining({ code: 'KV_OUT_OF_MEMORY', subject: 'table' }) as Error;
+    expect(() => hieraSparseStore().create([layer], endless)).toThrow(ofTable);
+    await device.defaultStream.synchronize();
+    expect(device.memory().live).toBe(0);
+  });
+
   it('refuses masks that do not fit when it is created, and keeps no memory then', () => {
     const device = open();
     const capacity = { device, slots, tokensPerSlot, tokens: 1024 };

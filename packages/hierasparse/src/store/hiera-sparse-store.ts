@@ -21,7 +21,7 @@ import {
   type Tensor,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { nativeOf } from '@kv/sparse-core/native';
+import { nativeOf, zeroTable } from '@kv/sparse-core/native';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
@@ -93,12 +93,19 @@ export class HieraSparseStore implements KvStore {
     this.layer = layer;
     this.#parts = parts;
     this.#tableWidth = Math.ceil(tokensPerSlot / blockTokens);
-    const shape = [slots, layer.kvHeads, this.#tableWidth] as const;
-    const none = new Int32Array(slots * layer.kvHeads * this.#tableWidth);
-    const map = () => device.tensor('i32', ['slot', 'kvHead', 'block'], shape, none);
-    this.#maps = { keys: map(), values: map() };
-    const counts = new Int32Array(slots * layer.kvHeads);
-    this.#keyCounts = device.tensor('i32', ['slot', 'kvHead'], [slots, layer.kvHeads], counts);
+    const made: Disposable[] = [];
+    const keep = <T extends Disposable>(table: T): T => {
+      made.push(table);
+      return table;
+    };
+    const map = () => keep(zeroTable(device, ['slot', 'kvHead', 'block'], [slots, layer.kvHeads, this.#tableWidth]));
+    try {
+      this.#maps = { keys: map(), values: map() };
+      this.#keyCounts = zeroTable(device, ['slot', 'kvHead'], [slots, layer.kvHeads]);
+    } catch (error) {
+      for (const each of made) each[Symbol.dispose]();
+      throw error;
+    }
     const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
     this.#heads = Array.from({ length: slots }, () => perHead(() => new HeadBlocks(parts)));
     this.#counts = Array.from({ length: slots }, () => perHead(() => 0));

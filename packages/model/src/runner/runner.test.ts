@@ -288,8 +288,13 @@ describe('a runner', () => {
   it('refuses a cache that does not fit, and leaves nothing behind', async () => {
     await withRunner(goldenModel('llama2-mha'), { contextTokens: 64 }, (_runner, model) => {
       const before = model.device.memory().live;
-      const tooMuch = { sequences: 1_000_000, contextTokens: 4096 };
-      expect(() => model.createRunner(tooMuch)).toThrow(OutOfMemoryError);
+      const tooMuch = [
+        { sequences: 1_000_000, contextTokens: 4096 },
+        { sequences: 2 ** 31 - 1 },
+        { cacheTokens: 1e15 },
+        { maxBatchRows: 1e15 },
+      ];
+      for (const options of tooMuch) expect(() => model.createRunner(options)).toThrow(OutOfMemoryError);
       expect(model.device.memory().live).toBe(before);
       return Promise.resolve();
     });
@@ -307,7 +312,7 @@ describe('a runner', () => {
     });
   });
 
-  it.each([{ sequences: 0 }, { contextTokens: 5000 }, { cacheTokens: 0.5 }, { maxBatchRows: -1 }])(
+  it.each([{ sequences: 0 }, { sequences: 1e15 }, { contextTokens: 5000 }, { contextTokens: 1e15 }, { cacheTokens: 0.5 }, { maxBatchRows: -1 }])(
     'refuses %o',
     (options) =>
       withRunner(goldenModel('llama2-mha'), { contextTokens: 64 }, (_runner, model) => {

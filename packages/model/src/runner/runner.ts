@@ -64,6 +64,8 @@ export interface RunnerModel {
 
 const defaultContextTokens = 16_384;
 const defaultBatchRows = 512;
+/** Slots are i32 on the device. */
+const mostSequences = 2 ** 31 - 1;
 
 /**
  * Runs a model layer by layer over a cache of its own. One batch may mix chunks of prompts and tokens of
@@ -101,10 +103,10 @@ export class Runner implements Disposable {
       activations = device.kind === 'cpu' ? 'f32' : model.weights.embedding.dtype,
     } = options;
     const { cacheTokens = sequences * contextTokens } = options;
-    for (const [name, value] of Object.entries({ sequences, contextTokens, cacheTokens, maxBatchRows })) {
-      expectWholeNumber(name, value, 1, Number.MAX_SAFE_INTEGER);
-    }
+    expectWholeNumber('sequences', sequences, 1, mostSequences);
     expectWholeNumber('contextTokens', contextTokens, 1, config.maxPositions);
+    expectWholeNumber('cacheTokens', cacheTokens, 1, Number.MAX_SAFE_INTEGER);
+    expectWholeNumber('maxBatchRows', maxBatchRows, 1, Number.MAX_SAFE_INTEGER);
     expectActivations(activations, model.weights.embedding.dtype);
     this.model = model;
     this.policy = policy;
@@ -114,7 +116,6 @@ export class Runner implements Disposable {
     this.stream = device.createStream();
     // Weights that lie misaligned in their file were copied on the device's own stream.
     this.stream.waitFor(device.defaultStream);
-    this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
     const capacity = {
       device,
       slots: sequences,
@@ -132,6 +133,7 @@ export class Runner implements Disposable {
       this.dispose();
       throw error;
     }
+    this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
   }
 
   /** Bytes that the cache holds now. */

@@ -213,11 +213,38 @@ describeOnDevices('densePagedStore', ({ open }) => {
     for (const each of stores) each.dispose();
   });
 
+  it('gives everything back when it does not fit', async () => {
+    const small = createDevice({ kind: device.kind, threads: 1, memoryLimit: 1_000_000 });
+    const factory = densePagedStore({ blockTokens: 8 });
+    const own = { ...capacity, device: small };
+    const stores = factory.create(layers, own);
+    const needed = small.memory().live;
+    for (const store of stores) store.dispose();
+    await small.defaultStream.synchronize();
+    // The last two tables of the last layer are the last to be made, of 192 and 24 bytes.
+    for (const missing of [1, 24, 25, 216, 217, 432, 433, needed / 2, needed]) {
+      using rest = small.tensor('u8', ['byte'], [1_000_000 - needed + missing]);
+      expect(() => factory.create(layers, own)).toThrow(OutOfMemoryError);
+      await small.defaultStream.synchronize();
+      expect(small.memory().live).toBe(rest.byteLength);
+    }
+    // A table that no array could fill.
+    const endless = { ...own, slots: 1024, tokensPerSlot: 2 ** 31 - 1 };
+    const ofTable = expect.objectContaining({ code: 'KV_OUT_OF_MEMORY', subject: 'table' }) as Error;
+    expect(() => densePagedStore({ blockTokens: 1 }).create(layers, endless)).toThrow(ofTable);
+    await small.defaultStream.synchronize();
+    expect(small.memory().live).toBe(0);
+  });
+
   it('refuses capacities and heads that are none', () => {
     const create = (wrong: object, head: object = {}) =>
       densePagedStore().create([{ ...layers[0], ...head } as KvLayer, layers[1] as KvLayer], { ...capacity, ...wrong });
     for (const name of ['slots', 'tokensPerSlot', 'tokens', 'batchRows']) {
       for (const given of [0, -1, 1.5, NaN, Infinity]) expect(() => create({ [name]: given })).toThrow(InvalidValueError);
+      expect(() => create({ [name]: 2 ** 53 })).toThrow(InvalidValueError);
+    }
+    for (const name of ['slots', 'tokensPerSlot']) {
+      for (const given of [2 ** 31, 1e15]) expect(() => create({ [name]: given })).toThrow(InvalidValueError);
     }
     for (const given of [0, -2, 4, 1.5, NaN]) expect(() => create({}, { kvHeads: given })).toThrow(ShapeError);
     expect(() => create({}, { headDim: 32 })).toThrow(ShapeError);

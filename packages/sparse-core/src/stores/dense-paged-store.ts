@@ -21,6 +21,7 @@ import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
 import { expectCapacity } from './expect-capacity.js';
 import { KvBlockPool } from './kv-block-pool.js';
+import { zeroTable } from './zero-table.js';
 
 export interface DensePagedOptions {
   /** Element type of the cache. Default: that of the rows if it has 16 bits, else f16. */
@@ -58,7 +59,15 @@ export function densePagedStore({ dtype, blockTokens = 64 }: DensePagedOptions =
         if (--open === 0) pool.dispose();
       };
       const poolBytes = (pool.keys.byteLength + pool.values.byteLength) / layers.length;
-      return layers.map((layer) => new DensePagedStore(layer, { capacity, pool, poolBytes, closePool }));
+      const stores: DensePagedStore[] = [];
+      try {
+        for (const layer of layers) stores.push(new DensePagedStore(layer, { capacity, pool, poolBytes, closePool }));
+      } catch (error) {
+        for (const store of stores) store.dispose();
+        pool.dispose();
+        throw error;
+      }
+      return stores;
     },
   };
 }
@@ -92,11 +101,13 @@ class DensePagedStore implements KvStore {
     this.#poolBytes = poolBytes;
     this.#closePool = closePool;
     this.#tableWidth = Math.ceil(tokensPerSlot / pool.blockTokens);
-    const tableShape = [slots, layer.kvHeads, this.#tableWidth] as const;
-    const tableEntries = slots * layer.kvHeads * this.#tableWidth;
-    this.#blockTable = device.tensor('i32', ['slot', 'kvHead', 'block'], tableShape, new Int32Array(tableEntries));
-    const counts = new Int32Array(slots * layer.kvHeads);
-    this.#keyCounts = device.tensor('i32', ['slot', 'kvHead'], [slots, layer.kvHeads], counts);
+    this.#blockTable = zeroTable(device, ['slot', 'kvHead', 'block'], [slots, layer.kvHeads, this.#tableWidth]);
+    try {
+      this.#keyCounts = zeroTable(device, ['slot', 'kvHead'], [slots, layer.kvHeads]);
+    } catch (error) {
+      this.#blockTable.dispose();
+      throw error;
+    }
     const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
     this.#blocks = Array.from({ length: slots }, () => perHead(() => [] as number[]));
     this.#counts = Array.from({ length: slots }, () => perHead(() => 0));

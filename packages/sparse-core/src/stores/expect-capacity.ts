@@ -1,8 +1,11 @@
 import type { KvCapacity, KvLayer } from '../contracts/kv-store.js';
 import { InvalidValueError, ShapeError } from '../errors.js';
 
+/** Slots and positions are i32 on the device. */
+const maxIndex = 2 ** 31 - 1;
+
 /**
- * What every store relies on: counts above 0, and heads of one size.
+ * What every store relies on: counts above 0, slots and positions that are i32, and heads of one size.
  * @throws InvalidValueError, ShapeError
  */
 export function expectCapacity(
@@ -10,10 +13,12 @@ export function expectCapacity(
   { slots, tokensPerSlot, tokens, batchRows = tokens }: KvCapacity,
 ): void {
   for (const [subject, given] of Object.entries({ slots, tokensPerSlot, tokens, batchRows })) {
-    if (Number.isSafeInteger(given) && given > 0) continue;
-    throw new InvalidValueError(`${subject} of a cache is ${given}; it must be a whole number above 0.`, {
+    const most = subject === 'slots' || subject === 'tokensPerSlot' ? maxIndex : Number.MAX_SAFE_INTEGER;
+    if (Number.isInteger(given) && given > 0 && given <= most) continue;
+    throw new InvalidValueError(`${subject} of a cache is ${given}; it must be a whole number from 1 to ${most}.`, {
       subject,
       given,
+      wanted: [1, most],
     });
   }
   for (const { index, queryHeads, kvHeads } of layers) {
