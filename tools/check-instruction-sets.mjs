@@ -1,14 +1,26 @@
 // A processor without AVX-512 must never meet a function compiled with it. Of the inline functions that several
 // sources define the linker keeps any one copy, so an object built for a wider set may define none outside the
-// namespace of that set. Reads the objects of the native build.
+// namespace of that set; and what kernels are compiled for, the runtime must ask the processor for before it runs them.
+// Reads the objects of the native build.
 import { execFileSync } from 'node:child_process';
-import { existsSync, readdirSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-const build = fileURLToPath(new URL('../native/build/CMakeFiles', import.meta.url));
+const native = fileURLToPath(new URL('../native', import.meta.url));
+const build = join(native, 'build/CMakeFiles');
 let objects = 0;
 let problems = 0;
+
+const asked = new Set(readFileSync(join(native, 'runtime/isa.cc'), 'utf8').toLowerCase().match(/\w+(?=")|(?<=bit_)\w+/g));
+const flags = /^set\(isa_flags_\w+ (.*)\)/gm;
+for (const [, list] of readFileSync(join(native, 'CMakeLists.txt'), 'utf8').matchAll(flags)) {
+  for (const [, feature] of list.matchAll(/-m(\w+)/g)) {
+    if (asked.has(feature)) continue;
+    console.error(`check-instruction-sets: kernels are compiled with -m${feature}, which runtime/isa.cc does not ask for`);
+    problems += 1;
+  }
+}
 for (const isa of ['avx2', 'avx512']) {
   const folder = join(build, `kernels_${isa}.dir`);
   if (!existsSync(folder)) continue;

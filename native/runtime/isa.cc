@@ -1,16 +1,34 @@
 #include "runtime/isa.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace kv {
+#if defined(__x86_64__)
+namespace {
+
+// __builtin_cpu_supports knows it only from GCC 11 on. That the system saves the registers, "avx2" says.
+bool supports_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+}  // namespace
+#endif
 
 Isa best_isa() {
 #if defined(__x86_64__)
+  // What isa_flags of CMakeLists.txt compile the kernels for.
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c()) return Isa::baseline;
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     return Isa::avx512;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
-#endif
+  return Isa::avx2;
+#else
   return Isa::baseline;
+#endif
 }
 
 const char* isa_name(Isa isa) {
