@@ -269,6 +269,21 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     second.dispose();
   });
 
+  it('refuses rows that it was not prepared for, and enqueues nothing then', async () => {
+    const steps = run({ keys: 1, values: 0.5 }, hieraSparsePrefill({ values: 0.5 }));
+    const { store, stream } = steps;
+    await steps.check(chunk(1, 0, 500), 'prefill', pruneTo(0, 0.5));
+    using rows = stream.device.tensor('f16', ['token', 'kvHead', 'dim'], [13, 2, 64], new Uint16Array(13 * 2 * 64));
+    // Slots without blocks, where those of others would be written, and past the end of a block.
+    for (const slot of range(slots)) {
+      const batch = createRowBatch(stream.device, stream, chunk(slot, store.lengths(slot)[0] ?? 0, 13));
+      expect(() => store.append(stream, { batch, keys: rows, values: rows })).toThrow(InvalidValueError);
+      batch.dispose();
+    }
+    steps.finishPrefill(1, pruneTo(1, 0.5));
+    await steps.check(chunk(1, 500, 1), 'decode', pruneTo(1, 0.5));
+  });
+
   it('gives everything back when it does not fit', async () => {
     const { kind } = open();
     const device = createDevice({ kind, threads: 1, memoryLimit: 50_000_000 });

@@ -3,6 +3,7 @@ export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon
 export { loadAddon } from './load-addon.js';
 export { enqueueAttention, nativePagedRows } from './operations/attention-arguments.js';
 export { expectCapacity } from './stores/expect-capacity.js';
+export { expectPrepared } from './stores/expect-prepared.js';
 export { zeroTable } from './stores/zero-table.js';
 export {
   expectContiguous,

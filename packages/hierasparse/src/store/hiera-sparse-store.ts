@@ -21,7 +21,7 @@ import {
   type Tensor,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { nativeOf, zeroTable } from '@kv/sparse-core/native';
+import { expectPrepared, nativeOf, zeroTable } from '@kv/sparse-core/native';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
@@ -129,6 +129,7 @@ export class HieraSparseStore implements KvStore {
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
+    expectPrepared(this, batch, (slot, kvHead) => (this.#headsOf(slot)[kvHead]?.count ?? 0) * blockTokens);
     // What is appended to is dense, under one number for keys and values.
     const { slots, queryStart } = batch;
     appendKv(stream, { keys, values, blocks: this.#asDense(), slots, queryStart });

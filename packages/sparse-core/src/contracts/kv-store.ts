@@ -78,6 +78,7 @@ export interface KvStore {
   /**
    * Enqueues the adding of a step's keys and values behind those of its sequences. Old tokens are never moved.
    * Counts nothing: a recorded step comes here once, and `prepare` and `advance` at every replay.
+   * @throws InvalidValueError when `prepare` made no room for them; nothing is enqueued
    */
   append(stream: Stream, call: AppendCall): void;
   /** Counts a step's rows, whose `append` is enqueued. Enqueues nothing. */

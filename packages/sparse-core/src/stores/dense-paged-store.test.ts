@@ -213,6 +213,35 @@ describeOnDevices('densePagedStore', ({ open }) => {
     for (const each of stores) each.dispose();
   });
 
+  it('refuses rows that it was not prepared for, and enqueues nothing then', async () => {
+    const [store] = densePagedStore({ dtype: 'f32', blockTokens: 8 }).create(layers, capacity) as [KvStore];
+    const random = new Random(26);
+    using rows = randomRows(device, random, 13, kvHeads);
+    append(device, stream, store, [{ slot: 1, position: 0, rows: 13 }], rows, rows);
+    using query = randomRows(device, random, 1, queryHeads);
+    const before = await decode(device, stream, store, query, [1]);
+    const appendAlone = (slot: number, count: number) => {
+      const batch = createRowBatch(device, stream, [{ slot, position: 0, rows: count }]);
+      const keys = rows.slice('token', 0, count).view(['token', 'kvHead', 'dim'], [count, kvHeads, headDim]);
+      try {
+        store.append(stream, { batch, keys, values: keys });
+      } finally {
+        batch.dispose();
+      }
+    };
+    // Slots without blocks, where those of others would be written, and past the end of a block.
+    for (const [slot, count] of [[0, 1], [2, 13], [1, 4]] as const) {
+      expect(() => appendAlone(slot, count)).toThrow(InvalidValueError);
+    }
+    expect(await decode(device, stream, store, query, [1])).toEqual(before);
+    // In the block that the slot has there is room for three.
+    appendAlone(1, 3);
+    store.release(stream, 1);
+    expect(() => appendAlone(1, 1)).toThrow(InvalidValueError);
+    await stream.synchronize();
+    store.dispose();
+  });
+
   it('gives everything back when it does not fit', async () => {
     const small = createDevice({ kind: device.kind, threads: 1, memoryLimit: 1_000_000 });
     const factory = densePagedStore({ blockTokens: 8 });

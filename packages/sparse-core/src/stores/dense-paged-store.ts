@@ -20,6 +20,7 @@ import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
 import { expectCapacity } from './expect-capacity.js';
+import { expectPrepared } from './expect-prepared.js';
 import { KvBlockPool } from './kv-block-pool.js';
 import { zeroTable } from './zero-table.js';
 
@@ -128,6 +129,7 @@ class DensePagedStore implements KvStore {
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
+    expectPrepared(this, batch, (slot, kvHead) => this.#blocksOf(slot, kvHead).length * this.#pool.blockTokens);
     const { slots, queryStart } = batch;
     appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart });
   }
