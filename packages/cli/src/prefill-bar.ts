@@ -1,10 +1,37 @@
+import type { WriteStream } from 'node:tty';
+
 import cliProgress from 'cli-progress';
+
+import { formatCount, formatSeconds } from './format.js';
 
 /** How often a line is written where nothing can be redrawn, in milliseconds. */
 const lineInterval = 5000;
 
 /** Shows how far the reading of prompts is: a bar on a terminal, a line now and then elsewhere. */
 export class PrefillBar implements Disposable {
+  readonly #display: TerminalBar | ProgressLines;
+
+  constructor(stream: NodeJS.WritableStream, label: string) {
+    const isTerminal = (stream as Partial<WriteStream>).isTTY === true;
+    this.#display = isTerminal ? new TerminalBar(stream, label) : new ProgressLines(stream, label);
+  }
+
+  /** @param total tokens that will be read in all */
+  update(tokens: number, total: number): void {
+    this.#display.update(tokens, total);
+  }
+
+  /** Ends the bar where it is; what is written next stands below it. */
+  dispose(): void {
+    this.#display.end();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+}
+
+class TerminalBar {
   readonly #bar: cliProgress.SingleBar;
   readonly #label: string;
 
@@ -13,28 +40,49 @@ export class PrefillBar implements Disposable {
     this.#bar = new cliProgress.SingleBar({
       stream,
       format: '{label} [{bar}] {percentage}% | {value}/{total} tokens | {duration_formatted}',
-      formatValue: (value, _options, type) =>
-        type === 'value' || type === 'total' ? value.toLocaleString('en-US') : String(value),
+      formatValue: (value, _options, type) => (type === 'value' || type === 'total' ? formatCount(value) : String(value)),
       barCompleteChar: '█',
       barIncompleteChar: '░',
       barsize: 30,
-      noTTYOutput: true,
-      notTTYSchedule: lineInterval,
     });
   }
 
-  /** @param total tokens that will be read in all */
   update(tokens: number, total: number): void {
     if (this.#bar.isActive) this.#bar.update(tokens);
     else this.#bar.start(total, tokens, { label: this.#label });
   }
 
-  /** Ends the bar where it is; what is written next stands below it. */
-  dispose(): void {
+  end(): void {
     if (this.#bar.isActive) this.#bar.stop();
   }
+}
 
-  [Symbol.dispose](): void {
-    this.dispose();
+/** The first state and the last one are written, and those between after an interval. */
+class ProgressLines {
+  readonly #stream: NodeJS.WritableStream;
+  readonly #label: string;
+  #started: number | undefined;
+  #nextLine = 0;
+  #unwritten: string | undefined;
+
+  constructor(stream: NodeJS.WritableStream, label: string) {
+    this.#stream = stream;
+    this.#label = label;
+  }
+
+  update(tokens: number, total: number): void {
+    const now = performance.now();
+    this.#started ??= now;
+    const percentage = Math.floor((100 * tokens) / total);
+    const seconds = formatSeconds((now - this.#started) / 1000);
+    this.#unwritten = `${this.#label}: ${formatCount(tokens)}/${formatCount(total)} tokens (${percentage}%), ${seconds}\n`;
+    if (now < this.#nextLine) return;
+    this.#nextLine = now + lineInterval;
+    this.end();
+  }
+
+  end(): void {
+    if (this.#unwritten !== undefined) this.#stream.write(this.#unwritten);
+    this.#unwritten = undefined;
   }
 }
