@@ -34,7 +34,7 @@ describe('kv compare', () => {
       questions,
     );
     expect({ exitCode }).toEqual({ exitCode: 0 });
-    expect(stderr).toContain('dense [');
+    expect(stderr).toMatch(/^dense: .*\(100%\), /m);
     const [, policy, selection, answers, right, firstToken, prefill, decode, bytes, ratio] = rowOf('dense', stdout);
     expect({ policy, selection, answers, right, ratio }).toEqual({
       policy: 'dense',
