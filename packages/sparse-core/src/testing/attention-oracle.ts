@@ -28,10 +28,11 @@ export function randomRows<D extends FloatDType>(
   count: number,
   { dim, shift }: AttentionSizes,
 ): ElementArray<D> {
-  const numbers = Float64Array.from({ length: count * dim }, (_, index) => {
+  const numbers = new Float64Array(count * dim);
+  for (let index = 0; index < numbers.length; index++) {
     const drawn = random.normal();
-    return shift !== undefined && index % dim === 0 ? shift : drawn;
-  });
+    numbers[index] = shift !== undefined && index % dim === 0 ? shift : drawn;
+  }
   return encode(dtype, numbers);
 }
 
