@@ -43,7 +43,7 @@ export default defineConfig(
     },
   },
   {
-    files: ['**/*.mjs', '**/*.config.ts', '*.shared.ts'],
+    files: ['**/*.mjs', '**/*.config.ts', '*.shared.ts', '*.setup.ts'],
     extends: [tseslint.configs.disableTypeChecked],
     languageOptions: {
       globals: { console: 'readonly', process: 'readonly', URL: 'readonly', performance: 'readonly' },

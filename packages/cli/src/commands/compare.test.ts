@@ -2,7 +2,7 @@ import { readFile, symlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { PassThrough } from 'node:stream';
 
-import { describe, expect, it } from 'vitest';
+import { beforeAll, describe, expect, it } from 'vitest';
 
 import { policies } from '../policies.js';
 import { runCli } from '../run-cli.js';
@@ -15,24 +15,22 @@ function rowOf(policy: string, stdout: string): string[] {
   return line.split('│').map((cell) => cell.trim());
 }
 
-describe('kv compare', () => {
-  it('answers a list of questions and says which answers are right', async () => {
-    const document = await passKeyFile();
-    const questions = await temporaryFile(
-      'questions.json',
-      JSON.stringify([
-        { question: passKeyQuestion, answer: ` ${passKey}` },
-        { question: passKeyQuestion, answer: ' 00000' },
-      ]),
-    );
-    const { exitCode, stdout, stderr } = await runKv(
-      'compare',
-      needleModel,
-      '--document',
-      document,
-      '--questions',
-      questions,
-    );
+describe('kv compare of a list of questions', () => {
+  let exitCode: number;
+  let stdout: string;
+  let stderr: string;
+
+  beforeAll(async () => {
+    const questions = [
+      { question: passKeyQuestion, answer: ` ${passKey}` },
+      { question: passKeyQuestion, answer: ' 00000' },
+    ];
+    const file = await temporaryFile('questions.json', JSON.stringify(questions));
+    const args = ['--document', await passKeyFile(), '--questions', file];
+    ({ exitCode, stdout, stderr } = await runKv('compare', needleModel, ...args));
+  }, 120_000);
+
+  it('says which answers are right', () => {
     expect({ exitCode }).toEqual({ exitCode: 0 });
     expect(stderr).toMatch(/^dense: .*\(100%\), /m);
     const [, policy, selection, answers, right, firstToken, prefill, decode, bytes, ratio] = rowOf('dense', stdout);
@@ -53,13 +51,7 @@ describe('kv compare', () => {
     expect(mebibytes).toBeLessThanOrEqual(((tokens + 2 * 64) * 4) / 1024 + 0.05);
   });
 
-  it('selects with and without the question in sight, and holds as much as it says', async () => {
-    const questions = await temporaryFile(
-      'questions.json',
-      JSON.stringify([{ question: passKeyQuestion, answer: ` ${passKey}` }]),
-    );
-    const args = ['--document', await passKeyFile(), '--questions', questions];
-    const { stdout } = await runKv('compare', needleModel, ...args);
+  it('selects with and without the question in sight, and holds as much as it says', () => {
     const rows = stdout.split('\n').filter((line) => /^│ \S/.test(line)).slice(1);
     expect(rows).toHaveLength(policies.reduce((sum, { select }) => sum + (select ? 2 : 1), 0));
     for (const { name } of policies) {
@@ -80,7 +72,9 @@ describe('kv compare', () => {
     expect(reserved('hierasparse-k1-v1')).toBeLessThan(reserved('hierasparse-v1'));
     expect(reserved('hierasparse-k1-v1')).toBeLessThan(1);
   });
+});
 
+describe('kv compare', () => {
   it('answers a question whose answer is not known', async () => {
     const args = ['--document', await passKeyFile(), '--question', passKeyQuestion, '--threads', '1'];
     const { exitCode, stdout } = await runKv('compare', needleModel, ...args);
@@ -89,16 +83,6 @@ describe('kv compare', () => {
     expect(rowOf('dense', stdout).slice(3, 5)).toEqual(['·', '–']);
     expect(stdout).toMatch(new RegExp(`\\n  dense +${passKey}\\.\\n`));
   });
-
-  it('finds three facts that stand far apart in the document of the main job', async () => {
-    const folder = join(needleModel, 'documents/constitution');
-    const all = JSON.parse(await readFile(join(folder, 'questions.json'), 'utf8')) as unknown[];
-    const questions = await temporaryFile('questions.json', JSON.stringify(all.slice(0, 1)));
-    const args = ['--document', join(folder, 'document.txt'), '--questions', questions];
-    const { stdout } = await runKv('compare', needleModel, ...args);
-    expect(stdout).toContain('What are the pass keys for island, palace and cobalt?');
-    expect(rowOf('dense', stdout)[4]).toBe('1 of 1');
-  }, 300_000);
 
   it('leaves out the policies that cannot take the model, and says why', async () => {
     // The small model's weights under heads of a size that 2:4 sparse blocks do not take.

@@ -1,6 +1,10 @@
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+
 import { devices } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
+import type { Question } from '../compare/questions.js';
 import { policies } from '../policies.js';
 import { passKey, passKeyDocument, passKeyQuestion } from '../testing/pass-key-document.js';
 import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
@@ -48,6 +52,17 @@ describe('kv generate', () => {
     // Figures of MiB are rounded to a tenth: six halves of 0.1 MiB.
     expect(Math.abs(dense - whole - 2 * (dense - half))).toBeLessThan(6 * 0.05 * 1024 + 1);
     expect(await kibibytes('hbw-1/4+hierasparse')).toBeLessThan(await kibibytes('hbw-1/4'));
+  });
+
+  it.each(['dense', 'hierasparse-v1'])('finds three facts that stand far apart in the document of the main job: %s', async (policy) => {
+    const folder = join(needleModel, 'documents/constitution');
+    const document = await readFile(join(folder, 'document.txt'), 'utf8');
+    const [first] = JSON.parse(await readFile(join(folder, 'questions.json'), 'utf8')) as [Question];
+    expect(first.question).toBe('What are the pass keys for island, palace and cobalt?');
+    const file = await temporaryFile('prompt.txt', `${document.trimEnd()}\n${first.question}`);
+    const args = ['--prompt-file', file, '--stop', '.', '\n', '--policy', policy];
+    const { stdout } = await runKv('generate', needleModel, ...args);
+    expect(stdout).toBe(`${first.answer}\n`);
   });
 
   it('writes at most as many tokens as asked for', async () => {
