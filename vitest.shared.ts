@@ -1,3 +1,4 @@
+import { availableParallelism } from 'node:os';
 import { fileURLToPath } from 'node:url';
 import type { ViteUserConfig } from 'vitest/config';
 
@@ -5,18 +6,21 @@ const conditions = ['@kv/source', 'node', 'import', 'default'];
 
 /** How every package is tested: against the sources of its neighbours, with no build of them. */
 export function packageTests(packageName: string): ViteUserConfig {
-  const report = fileURLToPath(new URL(`build/test-reports/${packageName}.json`, import.meta.url));
+  const fromRoot = (path: string) => fileURLToPath(new URL(path, import.meta.url));
   return {
     resolve: { conditions },
     ssr: { resolve: { conditions } },
     test: {
       include: ['src/**/*.test.ts'],
+      setupFiles: [fromRoot('vitest.setup.ts')],
       environment: 'node',
       // A crash of native code then fails one file and not the run.
       pool: 'forks',
+      // Most of a test is its oracle, on one thread.
+      maxWorkers: availableParallelism(),
       testTimeout: 120_000,
       server: { deps: { inline: [/^@kv\//] } },
-      reporters: ['default', ['json', { outputFile: report }]],
+      reporters: ['default', ['json', { outputFile: fromRoot(`build/test-reports/${packageName}.json`) }]],
     },
   };
 }
