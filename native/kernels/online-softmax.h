@@ -64,8 +64,8 @@ class OnlineSoftmax {
     }
   }
 
-  // What turns accumulated outputs into the mean; 0 where no key was seen.
-  static __device__ float normalizer(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
+  // What turns accumulated outputs into the mean; 0 where no key was seen, NaN where a score was NaN.
+  static __device__ float normalizer(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
   // Weights of row r are 2^(scale * log2(e) * score - reference(r)), and add up to sum(r).
   __device__ float reference(int row) const { return reference_[row]; }

@@ -43,7 +43,7 @@ Status mixed_decode_attention_cuda(const MixedAttentionArguments& given, Executi
   if (!fits_mixed_decode(given)) {
     return Status::failure(StatusCode::capability,
                            "decode over sparse blocks on CUDA takes queries, cache and outputs of one 16-bit dtype, "
-                           "whose rows begin at multiples of 16 bytes");
+                           "whose rows begin at multiples of 16 bytes, and a positive scale");
   }
   if (!given.has_sparse_keys && !given.has_sparse_values) return decode_dense_blocks(given, context);
   int major = 0;

@@ -40,7 +40,7 @@ Status mixed_prefill_attention_cuda(const MixedAttentionArguments& given, Execut
   if (!fits(given)) {
     return Status::failure(StatusCode::capability,
                            "attention over sparse blocks on CUDA takes queries, cache and outputs of one 16-bit dtype, "
-                           "whose rows begin at multiples of 16 bytes");
+                           "whose rows begin at multiples of 16 bytes, and a positive scale");
   }
   static_assert(kMixedPrefillWorkspaceBytes == kPrefillAttentionWorkspaceBytes);
   const size_t tables_bytes = checked_tables_bytes(given);

@@ -3,6 +3,7 @@
 // Device code.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 
 #include "ptx/arithmetic.h"
@@ -12,10 +13,10 @@ namespace kv {
 // Weights are exp(scale * score) relative to a reference of the row that need not be its maximum: it moves only when
 // weights would grow large. So maxima are taken at the first keys of a row and seldom after.
 template <int kRows>
-class ColumnSoftmax {
+class MixedPrefillSoftmax {
  public:
   // `scale` is positive.
-  __device__ explicit ColumnSoftmax(float scale) : scale_log2_(scale * kLog2E) {
+  __device__ explicit MixedPrefillSoftmax(float scale) : scale_log2_(scale * kLog2E) {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       reference_[row] = kNothing;
@@ -89,8 +90,8 @@ class ColumnSoftmax {
     }
   }
 
-  // What turns accumulated outputs into the mean; 0 where no key was seen.
-  __device__ float normalizer(int row) const { return sum_[row] > 0.0f ? 1.0f / sum_[row] : 0.0f; }
+  // What turns accumulated outputs into the mean; 0 where no key was seen, NaN where a score was NaN.
+  __device__ float normalizer(int row) const { return sum_[row] == 0.0f ? 0.0f : 1.0f / sum_[row]; }
 
   // Natural log of the sum of exp(scale * score); minus infinity where no key was seen.
   __device__ float log_sum_exp(int row) const { return (reference_[row] + log2f(sum_[row])) * kLn2; }
@@ -101,8 +102,8 @@ class ColumnSoftmax {
   static constexpr float kLn2 = 0.693147181f;
   // Of a lane's weights of a row in one tile, added up. Weights up to 2^8 are as exact as weights up to 1.
   static constexpr float kLargest = 256.0f;
-  // Finite, and so low that the weights of any scores are infinite.
-  static constexpr float kNothing = -1e30f;
+  // Finite, and so low that the weights of scores are infinite, of the lowest ones 1.
+  static constexpr float kNothing = -FLT_MAX;
 
   float scale_log2_;
   float reference_[kRows];  // in powers of two

@@ -29,7 +29,7 @@ struct alignas(1024) MixedBlockStage {
 };
 
 template <typename Element, int kDim>
-class MixedWarpAttention {
+class MixedPrefillWarp {
  public:
   using Stage = MixedBlockStage<Element, kDim>;
   static constexpr int kHeadDim = kDim;
@@ -37,7 +37,7 @@ class MixedWarpAttention {
   static constexpr int kRows = 8 * kRowTiles;
   static constexpr int kKeyTiles = kMixedBlockTokens / 16;
 
-  __device__ explicit MixedWarpAttention(float scale) : softmax_(scale), lane_(threadIdx.x % 32) {}
+  __device__ explicit MixedPrefillWarp(float scale) : softmax_(scale), lane_(threadIdx.x % 32) {}
 
   // Row 8 * tile + lane / 4; a null query is a row of zeros.
   __device__ void set_query(int tile, const Element* query) {
@@ -206,7 +206,7 @@ class MixedWarpAttention {
     }
   }
 
-  ColumnSoftmax<2 * kRowTiles> softmax_;
+  MixedPrefillSoftmax<2 * kRowTiles> softmax_;
   const int lane_;
   uint32_t query_[kRowTiles][kHeadDim / 8];
   float scores_[kKeyTiles][kRowTiles][4];

@@ -90,7 +90,7 @@ class MixedPrefillWork {
   int64_t first_number_ = 0;
 };
 
-// ---- What a warp does of a tile. `Attention` is a MixedWarpAttention. ----
+// ---- What a warp does of a tile. `Attention` is a MixedPrefillWarp. ----
 
 template <typename Element, typename Attention>
 __device__ void load_queries(const PagedAttentionArguments& arguments, const MixedPrefillTile& tile, int first_row,

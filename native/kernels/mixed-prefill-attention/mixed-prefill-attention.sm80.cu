@@ -17,7 +17,7 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kChunk = 8;  // elements in 16 bytes
 
 template <typename Element, int kHeadDim>
-constexpr int kTileRows = kWarps* MixedWarpAttention<Element, kHeadDim>::kRows;
+constexpr int kTileRows = kWarps* MixedPrefillWarp<Element, kHeadDim>::kRows;
 
 template <typename Element, int kHeadDim>
 struct Stage {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
     mixed_prefill_attention_kernel(const __grid_constant__ MixedAttentionArguments arguments) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto* stages = reinterpret_cast<Stage<Element, kHeadDim>*>(shared_memory);
-  using Attention = MixedWarpAttention<Element, kHeadDim>;
+  using Attention = MixedPrefillWarp<Element, kHeadDim>;
   MixedPrefillTile tile;
   if (!MixedPrefillWork<kTileRows<Element, kHeadDim>>(arguments).find(blockIdx.x, &tile)) return;
 

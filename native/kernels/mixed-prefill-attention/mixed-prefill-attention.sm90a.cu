@@ -31,7 +31,7 @@ struct Shape {
   static constexpr int kProducerRegisters = kDim == 128 ? 24 : 32;
   static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumerWarpgroups);
-  static constexpr int kTileRows = MixedWarpAttention<Element, kDim>::kRows * kConsumerWarps;
+  static constexpr int kTileRows = MixedPrefillWarp<Element, kDim>::kRows * kConsumerWarps;
   static constexpr int kStages = 6;  // blocks
   static constexpr int kWorkStages = 2;
 };
@@ -171,7 +171,7 @@ template <typename Shape>
 class Consumer {
  public:
   using Element = typename Shape::Element;
-  using Attention = MixedWarpAttention<Element, Shape::kHeadDim>;
+  using Attention = MixedPrefillWarp<Element, Shape::kHeadDim>;
 
   __device__ Consumer(const Parameters& parameters, SharedStorage<Shape>& shared)
       : arguments_(parameters.arguments),

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   all = merged_across_warp(all);
   // Infinity, where the query sees no key, makes every weight 0.
-  if (lane == 0) log_sum_of(a, launch, query_head, token) = all.sum > 0 ? all.reference + log2f(all.sum) : INFINITY;
+  if (lane == 0) log_sum_of(a, launch, query_head, token) = all.sum == 0.0f ? INFINITY : all.reference + log2f(all.sum);
 }
 
 size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }

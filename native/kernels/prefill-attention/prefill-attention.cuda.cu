@@ -80,10 +80,10 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArgum
 #pragma unroll
   for (int i = 0; i < kDimsOfLane; ++i) {
     const int dim = lane + i * kWarp;
-    if (dim < a.head_dim) output[dim] = from_float<O>(sum > 0 ? result[i] / sum : 0.0f);
+    if (dim < a.head_dim) output[dim] = from_float<O>(sum == 0.0f ? 0.0f : result[i] / sum);
   }
   if (lane == 0 && a.log_sum_exp != nullptr) {
-    a.log_sum_exp[int64_t{token} * a.query_heads + head] = sum > 0 ? maximum + logf(sum) : -INFINITY;
+    a.log_sum_exp[int64_t{token} * a.query_heads + head] = sum == 0.0f ? -INFINITY : maximum + logf(sum);
   }
 }
 

@@ -1,6 +1,7 @@
 import { decodeAttention, type ElementArray, type FloatDType } from '@kv/sparse-core';
 import { describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
+import { blockTokens } from '../mixed-blocks.js';
 import {
   attend,
   checkEveryGroup,
@@ -12,6 +13,8 @@ import {
   randomMixedSizes,
   type Share,
 } from '../testing/mixed-attention-checks.js';
+import { checkLargeScores, checkNaNShows } from '../testing/mixed-attention-extremes.js';
+import { compress24, type Pruning } from './compress-24.js';
 import { mixedDecodeAttention } from './mixed-decode-attention.js';
 
 function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): MixedSizes {
@@ -84,6 +87,48 @@ describeOnDevices('mixedDecodeAttention', ({ name, open }) => {
     const mixed = await attend(mixedDecodeAttention, device, new WholeNumbers(9), sizes, cache.mixed);
     const written = { blocks: cache.dense, slots, queryStart };
     expect(mixed).toEqual(await attend(decodeAttention, device, new WholeNumbers(9), sizes, written));
+  });
+
+  it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {
+    await checkLargeScores(mixedDecodeAttention, open(), 3);
+  });
+
+  it('shows a NaN in the rows that see it, and in no other', async () => {
+    await checkNaNShows(mixedDecodeAttention, open(), 3);
+  });
+
+  // On CUDA it looks at the tables while the launch before it ends, and again in its turn.
+  it('sees what was enqueued just before it', async () => {
+    const device = open();
+    const sizes = sizesOf({ keys: 'none', values: 'none' }, 128);
+    const shape = [3, 10, 128] as const;
+    const axes = ['token', 'queryHead', 'dim'] as const;
+    for (let seed = 0; seed < 5; seed++) {
+      const random = new Random(seed);
+      const { mixed } = await mixedCache(device, random, sizes);
+      const query = device.tensor('f16', axes, shape, random.elements('f16', 3 * 10 * 128));
+      const stream = device.createStream();
+      const attendOnce = () => {
+        const output = device.tensor('f16', axes, shape);
+        mixedDecodeAttention(stream, { query, output, ...mixed, scale: 128 ** -0.5 });
+        return output;
+      };
+      const dense = attendOnce();
+      let ids = 0;
+      const prunings = sizes.keyCounts.flatMap((heads, entry) =>
+        heads.map((keys, kvHead): Pruning => {
+          const endBlock = Math.floor(keys / blockTokens);
+          const sparseIds = Array.from({ length: endBlock }, () => ids++);
+          return { slot: 1 - entry, kvHead, firstBlock: 0, endBlock, sparseIds, freedFrom: 0 };
+        }),
+      );
+      compress24(stream, { operand: 'keys', blocks: mixed.keys, prunings });
+      const sparse = attendOnce();
+      await stream.synchronize();
+      const later = await attendOnce().read();
+      expect(await sparse.read()).toEqual(later);
+      expect(await dense.read()).not.toEqual(later);
+    }
   });
 
   it('gives the same bits wherever the blocks lie', async () => {

@@ -12,6 +12,7 @@ import {
   randomMixedSizes,
   type Share,
 } from '../testing/mixed-attention-checks.js';
+import { checkLargeScores, checkNaNShows } from '../testing/mixed-attention-extremes.js';
 import { mixedPrefillAttention } from './mixed-prefill-attention.js';
 
 function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): MixedSizes {
@@ -65,6 +66,14 @@ describeOnDevices('mixedPrefillAttention', ({ open }) => {
 
   it('serves every group of 1 to 16 query heads a kv head', async () => {
     await checkEveryGroup(mixedPrefillAttention, open(), 3);
+  });
+
+  it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {
+    await checkLargeScores(mixedPrefillAttention, open(), 40);
+  });
+
+  it('shows a NaN in the rows that see it, and in no other', async () => {
+    await checkNaNShows(mixedPrefillAttention, open(), 40);
   });
 
   it('gives the same bits wherever the blocks lie', async () => {

@@ -14,7 +14,7 @@ import type { MixedAttentionArguments } from '../operations/mixed-attention-argu
 import { readPools, type TestPools, testPools } from './block-pools.js';
 import { expanded } from './sparse-oracle.js';
 
-type MixedAttention = (stream: Stream, args: MixedAttentionArguments) => void;
+export type MixedAttention = (stream: Stream, args: MixedAttentionArguments) => void;
 
 /** How many of a head's full blocks are sparse. */
 export type Share = 'none' | 'some' | 'all';

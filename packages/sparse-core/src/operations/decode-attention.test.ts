@@ -7,6 +7,7 @@ import {
   randomSizes,
   tensorCoreSizes,
 } from '../testing/attention-checks.js';
+import { checkLargeScores, checkNaNShows } from '../testing/attention-extremes.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -68,6 +69,14 @@ describeOnDevices('decodeAttention', ({ open }) => {
       const shifted = { ...sizes, rows: [1, 1], keyCounts: [[300, 300], [77, 77]], shift: 336 };
       await checkAgainstOracle(decodeAttention, device, device.createStream(), random, shifted);
     }
+  });
+
+  it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {
+    await checkLargeScores(decodeAttention, open(), new Random(8), 3);
+  });
+
+  it('shows a NaN in the rows that see it, and in no other', async () => {
+    await checkNaNShows(decodeAttention, open(), new Random(9), 3);
   });
 
   it('gives zeros and minus infinity to rows that see no key', async () => {

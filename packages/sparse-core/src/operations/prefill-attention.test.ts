@@ -7,6 +7,7 @@ import {
   randomSizes,
   tensorCoreSizes,
 } from '../testing/attention-checks.js';
+import { checkLargeScores, checkNaNShows } from '../testing/attention-extremes.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -77,6 +78,14 @@ describeOnDevices('prefillAttention', ({ open }) => {
       const shifted = { ...sizes, rows: [20, 37], keyCounts: [[150, 150], [37, 37]], shift: 336 };
       await checkAgainstOracle(prefillAttention, device, stream, random, shifted);
     }
+  });
+
+  it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {
+    await checkLargeScores(prefillAttention, device, new Random(8), 40);
+  });
+
+  it('shows a NaN in the rows that see it, and in no other', async () => {
+    await checkNaNShows(prefillAttention, device, new Random(9), 40);
   });
 
   it('gives zeros and minus infinity to rows that see no key', async () => {
