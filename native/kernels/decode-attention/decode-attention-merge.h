@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/arrivals.h"
 #include "kernels/decode-attention/decode-attention-split.h"
 #include "kernels/online-softmax.h"
 #include "kernels/paged-attention.h"
@@ -171,13 +172,7 @@ class DecodeResults {
       merged.write(partials_[own], row, dim);
     });
     __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      const unsigned arrived = atomicAdd(&arrivals_[entry.index], 1u) + 1;
-      finishes_ = arrived == static_cast<unsigned>(count);
-      if (finishes_) arrivals_[entry.index] = 0;
-      __threadfence();
-    }
+    if (threadIdx.x == 0) finishes_ = arrives_last(arrivals_[entry.index], static_cast<unsigned>(count));
     __syncthreads();
     if (!finishes_) return;
     merge_blocks<kWarps>(&partials_[first], count, entries_.rows(entry), partial_of_(threadIdx.x / 32));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/arrivals.h"
 #include "kernels/decode-attention/decode-attention-merge.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention-line.h"
 #include "kernels/mixed-decode-attention/mixed-decode-attention-plan.h"
@@ -23,7 +24,7 @@ class MixedDecodeBlock {
   using Line = MixedLine<kThreads, kRows>;
   using Planner = MixedPlanner<Parameters, kWarps, Line>;
   using Stream = MixedWarpStream<Element, kHeadDim, Copies>;
-  using Attention = MixedWarpAttention<Element, kHeadDim, kColumnTiles>;
+  using Attention = MixedDecodeWarp<Element, kHeadDim, kColumnTiles>;
   using Partial = DecodePartial<kRows, kHeadDim>;
 
   // Entries of which this thread block's segment was the last to come. It takes no more runs, each of which may finish
@@ -36,6 +37,8 @@ class MixedDecodeBlock {
     StageRing<1> partials_ring;  // each warp leaves one, of the same segment
     MixedPlan plan;
     typename Line::Shared line;
+    MixedSegment last;  // that this thread block takes, if any
+    bool has_last;
     MixedSegment finished[kMostFinished];
     int finished_count;
   };
@@ -44,7 +47,6 @@ class MixedDecodeBlock {
     if (threadIdx.x == 0) {
       shared.partials_ring.init(32, 32 * kWarps);
       shared.plan.ring.init(32 * kWarps, 32);
-      shared.finished_count = 0;
     }
     const bool plans = threadIdx.x / 32 == kWarps;
     auto& ring = shared.rings[plans ? 0 : threadIdx.x / 32];
@@ -66,6 +68,7 @@ class MixedDecodeBlock {
       block.stream(stream);
     }
     __syncthreads();
+    if (shared.has_last) block.merge_last();
     for (int i = 0; i < shared.finished_count; ++i) block.merge_segments(shared.finished[i]);
   }
 
@@ -90,7 +93,8 @@ class MixedDecodeBlock {
     MixedPlan::Position oldest;
     int finished = 0;
     int planned = 0;
-    for (bool more = true; more || planned > 1;) {
+    // The last stretch and the one that says that there is no more are left.
+    for (bool more = true; more || planned > 2;) {
       if (more && planned < MixedPlan::kDepth) {
         more = planner.add(finished < kMostFinished - 2 * MixedPlan::kDepth);
         if (!more && threadIdx.x % 32 == 0) parameters_.tickets->finish();
@@ -101,27 +105,41 @@ class MixedDecodeBlock {
       if (stretch.ends) {
         shared_.partials_ring.wait_full(left);
         const MixedSegment segment = stretch.segment;
-        merge_warps_of(segment, stretch.rows, threadIdx.x % 32, 32,
-                       segment.count > 1 ? &partials_[segment.number] : nullptr);
+        merge_warps_of(segment, stretch.rows, threadIdx.x % 32, 32, destination_of(segment));
         __syncwarp();
         shared_.partials_ring.release_by_thread(left);
         left.advance();
-        if (segment.count > 1 && threadIdx.x % 32 == 0 && arrive(segment)) shared_.finished[finished++] = segment;
+        if (threadIdx.x % 32 == 0 && completes_entry(segment)) shared_.finished[finished++] = segment;
         finished = __shfl_sync(0xffffffffu, finished, 0);
       }
       oldest.advance();
       --planned;
     }
-    if (threadIdx.x % 32 == 0) shared_.finished_count = finished;
+    if (threadIdx.x % 32 != 0) return;
+    shared_.finished_count = finished;
+    shared_.has_last = planned == 2;
+    if (shared_.has_last) shared_.last = shared_.plan.stretches[oldest.stage].segment;
   }
 
-  __device__ bool arrive(const MixedSegment& segment) {
-    unsigned& arrivals = parameters_.arrivals[segment.entry.index];
-    __threadfence();
-    if (atomicAdd(&arrivals, 1u) + 1 < static_cast<unsigned>(segment.count)) return false;
-    arrivals = 0;
-    __threadfence();
-    return true;
+  // Counts a segment whose partial is written. Whether all of its entry's are.
+  __device__ bool completes_entry(const MixedSegment& segment) {
+    return segment.count > 1 &&
+           arrives_last(parameters_.arrivals[segment.entry.index], static_cast<unsigned>(segment.count));
+  }
+
+  // Null where the segment is all of its entry: then its outputs are written.
+  __device__ Partial* destination_of(const MixedSegment& segment) const {
+    return segment.count > 1 ? &partials_[segment.number] : nullptr;
+  }
+
+  // The last segment of the thread block, which streams nothing any more: all its threads call it.
+  __device__ void merge_last() {
+    const MixedSegment& segment = shared_.last;
+    merge_warps_of(segment, entries().rows(segment.head, segment.entry), threadIdx.x, kThreads,
+                   destination_of(segment));
+    __syncthreads();
+    if (threadIdx.x == 0 && completes_entry(segment)) shared_.finished[shared_.finished_count++] = segment;
+    __syncthreads();
   }
 
   // Into a partial of the entry or, without one, its outputs.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/arrivals.h"
 #include "kernels/decode-attention/decode-attention-split.h"
 #include "kernels/mixed-blocks.h"
 
@@ -199,9 +200,7 @@ struct MixedTickets {
 
   // One thread of each thread block calls it when that takes no more. The last one leaves zeros behind.
   __device__ void finish() {
-    if (atomicAdd(&finished, 1u) + 1 < gridDim.x) return;
-    taken = 0;
-    finished = 0;
+    if (arrives_last(finished, gridDim.x)) taken = 0;
   }
 };
 

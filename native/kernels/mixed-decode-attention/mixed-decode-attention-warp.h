@@ -48,10 +48,10 @@ struct SparseValues {
 // Softmax over keys that arrive in tiles, for the two columns of each tile of transposed scores that a thread holds in
 // the accumulator layout of mma: element i of a tile belongs to column i % 2. Eight lanes share a column.
 template <int kColumnTiles>
-class ColumnSoftmax {
+class MixedDecodeSoftmax {
  public:
   // `scale` is positive; weights are exp(scale * score), up to a factor that is common to a column.
-  __device__ explicit ColumnSoftmax(float scale) : scale_log2_(scale * kLog2E) { clear(); }
+  __device__ explicit MixedDecodeSoftmax(float scale) : scale_log2_(scale * kLog2E) { clear(); }
 
   // Forgets all tiles.
   __device__ void clear() {
@@ -139,9 +139,9 @@ class ColumnSoftmax {
 // A thread holds, of each tile of query rows, the scores and outputs of rows 2 * (lane % 4) and the next.
 // Of each block: score_… the keys, weigh, add_… the values.
 template <typename Element, int kHeadDim, int kColumnTiles>
-class MixedWarpAttention {
+class MixedDecodeWarp {
  public:
-  __device__ explicit MixedWarpAttention(float scale) : softmax_(scale), lane_(threadIdx.x % 32) {}
+  __device__ explicit MixedDecodeWarp(float scale) : softmax_(scale), lane_(threadIdx.x % 32) {}
 
   // Forgets all blocks.
   __device__ void clear() {
@@ -266,7 +266,7 @@ class MixedWarpAttention {
   // Adds up the sums; call once, after the last block.
   __device__ void finish() { softmax_.finish(); }
 
-  __device__ const ColumnSoftmax<kColumnTiles>& softmax() const { return softmax_; }
+  __device__ const MixedDecodeSoftmax<kColumnTiles>& softmax() const { return softmax_; }
 
   // Unnormalised: dim 16 * tile + lane / 4 + 8 * half of row column % 2 of this thread's rows of tile column / 2.
   __device__ float output(int tile, int half, int column) const {
@@ -299,7 +299,7 @@ class MixedWarpAttention {
                                   values.chunk(row + lane_ / 16 * 8 + lane_ % 8, 2 * tile + lane_ / 8 % 2));
   }
 
-  ColumnSoftmax<kColumnTiles> softmax_;
+  MixedDecodeSoftmax<kColumnTiles> softmax_;
   const int lane_;
   int visible_[2 * kColumnTiles];
   uint32_t query_[kColumnTiles][kHeadDim / 8];
