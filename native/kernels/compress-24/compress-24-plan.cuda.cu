@@ -4,6 +4,7 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
+#include "kernels/arrivals.h"
 #include "kernels/compress-24/compress-24-group.h"
 #include "kernels/compress-24/compress-24.cuda.h"
 #include "kernels/cuda-elements.h"
@@ -44,10 +45,10 @@ class PruningOfBlock {
         plan_(parameters.plan),
         faults_(parameters.faults),
         shared_(shared),
-        pruning_(parameters.arguments.prunings[blockIdx.y]),
+        pruning_(parameters.arguments.prunings[blockIdx.x]),
         places_(parameters.arguments.table + int64_t{pruning_.table_row} * parameters.arguments.table_width +
                 pruning_.first_block),
-        row_(int64_t{blockIdx.y} * parameters.arguments.most_blocks),
+        row_(int64_t{blockIdx.x} * parameters.arguments.most_blocks),
         blocks_(pruning_.end_block - pruning_.first_block) {}
 
   template <typename Element>
@@ -58,7 +59,7 @@ class PruningOfBlock {
     if (pruning_.count > 0 && pruning_.count < dense && arguments_.block_loss == nullptr) {
       compute_losses<Element>();
       if (!arrives_last()) return;
-    } else if (blockIdx.x != 0) {
+    } else if (blockIdx.y != 0) {
       return;
     }
     if (!is_valid(dense) || pruning_.count == 0) return stay_from(0);
@@ -77,7 +78,7 @@ class PruningOfBlock {
   __device__ bool is_dense(int block) const { return block < blocks_ && places_[block] > 0; }
 
   __device__ bool has_row() const {
-    return pruning_.table_row >= 0 && pruning_.table_row < arguments_.slot_count * arguments_.kv_heads;
+    return pruning_.table_row >= 0 && pruning_.table_row < int64_t{arguments_.slot_count} * arguments_.kv_heads;
   }
   __device__ bool has_range() const {
     return has_row() && pruning_.first_block >= 0 && blocks_ >= 0 && pruning_.end_block <= arguments_.table_width &&
@@ -94,7 +95,7 @@ class PruningOfBlock {
   __device__ bool is_valid(int dense) {
     const Pruning& p = pruning_;
     if (!has_row()) {
-      return report(FaultCode::slot_out_of_range, p.table_row, arguments_.slot_count * arguments_.kv_heads);
+      return report(FaultCode::slot_out_of_range, p.table_row, int64_t{arguments_.slot_count} * arguments_.kv_heads);
     }
     if (!has_range() || p.count < 0) {
       return report(FaultCode::pruning_out_of_range, p.table_row, arguments_.table_width);
@@ -106,7 +107,7 @@ class PruningOfBlock {
     bool outside = false;
     for (int block = threadIdx.x; block < blocks_; block += kThreads) {
       const int place = places_[block];
-      freed += place > p.freed_from;
+      freed += place > 0 && place > p.freed_from;
       outside |= place > 0 && is_outside(place - 1, arguments_.dense_block_count);
     }
     for (int i = threadIdx.x; i < p.count; i += kThreads) {
@@ -123,7 +124,7 @@ class PruningOfBlock {
   }
 
   __device__ bool report(FaultCode code, int64_t value, int64_t limit) {
-    if (threadIdx.x == 0) report_fault(faults_, code, value, blockIdx.y, limit);
+    if (threadIdx.x == 0) report_fault(faults_, code, value, blockIdx.x, limit);
     return false;
   }
 
@@ -143,7 +144,7 @@ class PruningOfBlock {
   template <typename Element>
   __device__ void compute_losses() {
     const uint8_t* mask = arguments_.element_mask != nullptr ? mask_of(arguments_, pruning_) : nullptr;
-    for (int block = blockIdx.x; block < blocks_; block += gridDim.x) {
+    for (int block = blockIdx.y; block < blocks_; block += gridDim.y) {
       const int place = places_[block];
       if (place <= 0 || place > arguments_.dense_block_count) continue;
       const float loss = block_sum(loss_of<Element>(dense_block(arguments_, place), mask));
@@ -187,13 +188,8 @@ class PruningOfBlock {
 
   // Whether the losses of all shares are there.
   __device__ bool arrives_last() {
-    if (threadIdx.x == 0) {
-      __threadfence();
-      shared_.last = atomicAdd(&plan_.arrivals[blockIdx.y], 1u) + 1 == gridDim.x;
-      if (shared_.last) plan_.arrivals[blockIdx.y] = 0;
-    }
+    if (threadIdx.x == 0) shared_.last = kv::arrives_last(plan_.arrivals[blockIdx.x], gridDim.y);
     __syncthreads();
-    __threadfence();
     return shared_.last;
   }
 
@@ -316,10 +312,6 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   PruningOfBlock(parameters, shared).plan<Element>();
 }
 
-int64_t planned_blocks(const Compress24Arguments& arguments) {
-  return int64_t{arguments.pruning_count} * arguments.most_blocks;
-}
-
 }  // namespace
 
 size_t pruning_counter_bytes(const Compress24Arguments& arguments) {
@@ -344,7 +336,7 @@ Status plan_prunings(const Compress24Arguments& arguments, const PruningPlan& pl
   const int most_shares = std::min(kMostShares, arguments.most_blocks);
   const int shares = std::clamp(kLaunchedBlocks / arguments.pruning_count, 1, most_shares);
   const auto kernel = arguments.dtype == DType::f16 ? plan_kernel<__half> : plan_kernel<__nv_bfloat16>;
-  return launch_overlapped(kernel, dim3(shares, arguments.pruning_count), kThreads, 0, stream,
+  return launch_overlapped(kernel, dim3(arguments.pruning_count, shares), kThreads, 0, stream,
                            Parameters{arguments, plan, faults});
 }
 

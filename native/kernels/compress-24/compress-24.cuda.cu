@@ -119,11 +119,11 @@ __global__ void __launch_bounds__(threads_of(kHeadDim))
   __shared__ MetadataBytes<kHeadDim> metadata;
   const Compress24Arguments& arguments = parameters.arguments;
   ptx::follow_previous_kernel();
-  const BlockPlan plan = parameters.plan.blocks[int64_t{blockIdx.y} * arguments.most_blocks + blockIdx.x];
+  const BlockPlan plan = parameters.plan.blocks[blockIdx.x];
   if (plan.sparse >= 0) return;
   const int64_t sparse = -(int64_t{plan.sparse} + 1);
   uint16_t* dense = dense_block(arguments, plan.dense);
-  const uint8_t* mask = kMasked ? mask_of(arguments, arguments.prunings[blockIdx.y]) : nullptr;
+  const uint8_t* mask = kMasked ? mask_of(arguments, arguments.prunings[blockIdx.x / arguments.most_blocks]) : nullptr;
   uint16_t* non_zeros = static_cast<uint16_t*>(arguments.non_zeros) + sparse * sparse_block_elements(kHeadDim);
   Compression<kHeadDim, kMasked>::run(dense, mask, non_zeros, metadata);
   __syncthreads();
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(threads_of(kHeadDim))
 
 template <int kHeadDim, template <int, bool> class Compression>
 Status launch_compression(const Compress24Arguments& arguments, const PruningPlan& plan, cudaStream_t stream) {
-  const dim3 grid(arguments.most_blocks, arguments.pruning_count);
+  const dim3 grid(static_cast<unsigned>(planned_blocks(arguments)));
   const auto kernel = arguments.element_mask != nullptr ? compress_kernel<kHeadDim, Compression, true>
                                                         : compress_kernel<kHeadDim, Compression, false>;
   return launch_overlapped(kernel, grid, threads_of(kHeadDim), 0, stream, Parameters{arguments, plan});

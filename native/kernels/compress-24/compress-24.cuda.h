@@ -27,6 +27,10 @@ struct PruningPlan {
 Status enqueue_compress_24(const Compress24Arguments& arguments, void* counters, void* workspace, FaultSink faults,
                            cudaStream_t stream);
 
+inline int64_t planned_blocks(const Compress24Arguments& arguments) {
+  return int64_t{arguments.pruning_count} * arguments.most_blocks;
+}
+
 size_t pruning_counter_bytes(const Compress24Arguments& arguments);
 size_t pruning_plan_bytes(const Compress24Arguments& arguments);
 PruningPlan pruning_plan(const Compress24Arguments& arguments, void* counters, void* workspace);

@@ -167,6 +167,30 @@ describeOnDevices('compress24', ({ open }) => {
     }
   });
 
+  it('takes prunings of more heads than a grid of CUDA has rows', async () => {
+    const device = open();
+    const stream = device.createStream();
+    const contents = new Random(6).elements('f16', 64 * 64);
+    const [slots, kvHeads] = [8200, 8];
+    // Only the last one has a block.
+    const table = new Int32Array(slots * kvHeads);
+    table[table.length - 1] = 1;
+    const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: 1, sparseBlocks: 1, table: [slots, kvHeads, 1] };
+    const blocks = testPools(device, sizes, contents, table);
+    const prunings = range(slots * kvHeads).map((row) => ({
+      slot: Math.floor(row / kvHeads),
+      kvHead: row % kvHeads,
+      firstBlock: 0,
+      endBlock: 1,
+      sparseIds: table[row] === 1 ? [0] : [],
+      freedFrom: 0,
+    }));
+    compress24(stream, { operand: 'keys', blocks, prunings });
+    const { nonZeros, metadata, table: after } = await readPools(stream, blocks);
+    expect(after.at(-1)).toBe(-1);
+    expect(expanded('keys', 64, nonZeros(0), metadata(0))).toEqual(pruned('keys', 64, contents));
+  });
+
   it('prunes blocks that would lose an infinity or a NaN last', async () => {
     const device = open();
     const stream = device.createStream();
