@@ -1,16 +1,19 @@
 import { PassThrough } from 'node:stream';
 import { text } from 'node:stream/consumers';
 
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { PrefillBar } from './prefill-bar.js';
 
 describe('PrefillBar', () => {
+  const clock = performance.now.bind(performance);
+  let milliseconds = 0;
   beforeEach(() => {
-    vi.useFakeTimers({ toFake: ['performance'] });
+    milliseconds = 0;
+    performance.now = () => milliseconds;
   });
   afterEach(() => {
-    vi.useRealTimers();
+    performance.now = clock;
   });
 
   /** What is written of these states, each said this many milliseconds after the one before. */
@@ -18,7 +21,7 @@ describe('PrefillBar', () => {
     const stream = new PassThrough();
     const bar = new PrefillBar(stream, 'dense');
     for (const [tokens, wait] of states) {
-      vi.advanceTimersByTime(wait);
+      milliseconds += wait;
       bar.update(tokens, 1500);
     }
     bar.dispose();
