@@ -1,6 +1,6 @@
 // Packs every public package and uses it as a stranger would: alone in an empty folder, install scripts
 // blocked, empty HOME, no other @kv package than the packed ones it depends on. Needs built packages.
-import { spawnSync } from 'node:child_process';
+import { execFile } from 'node:child_process';
 import {
   existsSync,
   mkdirSync,
@@ -12,9 +12,10 @@ import {
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { availableParallelism, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 const scratch = mkdtempSync(join(tmpdir(), 'kv-pack-'));
@@ -23,11 +24,27 @@ const largestBinary = 5_000_000;
 const largestCudaBinary = 60_000_000;
 const installScripts = ['preinstall', 'install', 'postinstall', 'prepare'];
 
-function run(command, args, options = {}) {
-  const result = spawnSync(command, args, { encoding: 'utf8', ...options });
-  if (result.error) throw result.error;
-  if (result.status !== 0) throw new Error(`${command} ${args.join(' ')}\n${result.stdout}${result.stderr}`);
-  return result.stdout;
+const execute = promisify(execFile);
+
+async function run(command, args, options = {}) {
+  try {
+    const { stdout } = await execute(command, args, { maxBuffer: 1 << 28, ...options });
+    return stdout;
+  } catch (error) {
+    const { stdout = '', stderr = error.message } = error;
+    throw new Error(`${command} ${args.join(' ')}\n${stdout}${stderr}`, { cause: error });
+  }
+}
+
+/** What `work` gives for each item, of which as many as there are cores are in work at a time. */
+async function forEach(items, work) {
+  const results = [];
+  const queue = items.entries();
+  const worker = async () => {
+    for (const [index, item] of queue) results[index] = await work(item);
+  };
+  await Promise.all(Array.from({ length: availableParallelism() }, worker));
+  return results;
 }
 
 const tool = (name) => join(root, 'node_modules/.bin', name);
@@ -46,7 +63,7 @@ function example(readme) {
   return block && { language: block[1], code: block[2] };
 }
 
-function checkContents({ path, manifest, tarball, files }) {
+async function checkContents({ path, manifest, tarball, files }) {
   for (const script of installScripts) {
     if (manifest.scripts?.[script]) throw new Error(`has an install script: ${script}`);
   }
@@ -58,10 +75,10 @@ function checkContents({ path, manifest, tarball, files }) {
     const largest = manifest.name.endsWith('-cuda') ? largestCudaBinary : largestBinary;
     if (size >= largest) throw new Error(`${file} has ${size} bytes; fewer than ${largest} are wanted`);
   }
-  run(process.execPath, [tool('publint'), '--strict', tarball]);
+  await run(process.execPath, [tool('publint'), '--strict', tarball]);
   // Nobody resolves as Node 10 did, and './testing' is for this workspace only.
   const types = [tool('attw'), '--profile', 'node16', '--exclude-entrypoints', 'testing', '--', tarball];
-  if (manifest.types) run(process.execPath, types);
+  if (manifest.types) await run(process.execPath, types);
 }
 
 /** `manifest`'s package and every packed one that it depends on. */
@@ -74,7 +91,7 @@ function closure(manifest, packed, found = new Set()) {
   return found;
 }
 
-function checkInstalled(one, packed) {
+async function checkInstalled(one, packed) {
   const { manifest, path } = one;
   const folder = join(scratch, manifest.name.replace('@kv/', 'install-'));
   const home = join(folder, 'home');
@@ -88,14 +105,14 @@ function checkInstalled(one, packed) {
   // Nothing of ours may come from a registry.
   writeFileSync(join(folder, '.npmrc'), '@kv:registry=http://127.0.0.1:9/\n');
   const env = { ...process.env, HOME: home };
-  run('npm', ['install', '--ignore-scripts', '--no-audit', '--no-fund', '--no-update-notifier'], { cwd: folder, env });
+  await run('npm', ['install', '--ignore-scripts', '--no-audit', '--no-fund', '--no-update-notifier'], { cwd: folder, env });
 
   const node = (code) => run(process.execPath, ['-e', code], { cwd: folder, env });
   if (manifest.os) {
-    node(`require('${manifest.name}')`);
+    await node(`require('${manifest.name}')`);
     return;
   }
-  node(`
+  await node(`
     const keys = (module) => Object.keys(module).filter((key) => !/^(default|module.exports)$/.test(key)).sort().join();
     const required = keys(require('${manifest.name}'));
     import('${manifest.name}').then((imported) => {
@@ -109,8 +126,8 @@ function checkInstalled(one, packed) {
   writeFileSync(file, shown.code);
   const output =
     shown.language === 'js'
-      ? run(process.execPath, [file], { cwd: folder, env })
-      : run('bash', ['-euo', 'pipefail', file], { cwd: folder, env });
+      ? await run(process.execPath, [file], { cwd: folder, env })
+      : await run('bash', ['-euo', 'pipefail', file], { cwd: folder, env });
   if (output.trim() === '') throw new Error('the README example printed nothing');
 }
 
@@ -122,24 +139,24 @@ function lacksBinary({ path, manifest }) {
 const packages = publicPackages();
 const skipped = packages.filter(lacksBinary);
 for (const { manifest } of skipped) console.log(`pack-check: skipped ${manifest.name}, its binary is not built here`);
-const packed = packages.filter((each) => !skipped.includes(each)).map(({ path, manifest }) => {
-  const [{ filename, files }] = JSON.parse(
-    run('npm', ['pack', '--json', '--pack-destination', scratch], { cwd: path }),
-  );
+const packable = packages.filter((each) => !skipped.includes(each));
+const packed = await forEach(packable, async ({ path, manifest }) => {
+  const packing = await run('npm', ['pack', '--json', '--pack-destination', scratch], { cwd: path });
+  const [{ filename, files }] = JSON.parse(packing);
   return { path, manifest, tarball: join(scratch, filename), files: files.map((file) => file.path) };
 });
 
 let failed = 0;
-for (const each of packed) {
+await forEach(packed, async (each) => {
   try {
-    checkContents(each);
-    checkInstalled(each, packed);
+    await checkContents(each);
+    await checkInstalled(each, packed);
     console.log(`pack-check: ok   ${each.manifest.name}`);
   } catch (error) {
     failed += 1;
     console.error(`pack-check: FAIL ${each.manifest.name}: ${error.message}`);
   }
-}
+});
 rmSync(scratch, { recursive: true });
 console.log(`pack-check: ${packed.length - failed} passed, ${failed} failed, ${skipped.length} skipped`);
 process.exitCode = failed === 0 ? 0 : 1;
