@@ -70,11 +70,11 @@ __device__ inline float& log_sum_of(const ObservationScoresArguments& a, const O
   return launch.log_sums[int64_t{query_head} * a.query_tokens + token];
 }
 
-// Of the keys of both.
+// Of the keys of both. A reference of minus infinity adds nothing, but for the NaN that its sum may be.
 __device__ inline RowStatistics merged(RowStatistics a, RowStatistics b) {
   const float higher = fmaxf(a.reference, b.reference);
-  if (higher == -INFINITY) return a;
-  return {higher, a.sum * exp2f(a.reference - higher) + b.sum * exp2f(b.reference - higher)};
+  const float offset = higher == -INFINITY ? 0.0f : higher;
+  return {higher, a.sum * exp2f(a.reference - offset) + b.sum * exp2f(b.reference - offset)};
 }
 
 __device__ inline RowStatistics merged_across_warp(RowStatistics own) {

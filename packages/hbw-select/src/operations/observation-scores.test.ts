@@ -154,6 +154,29 @@ describeOnDevices('observationScores', ({ open }) => {
     }
   });
 
+  it.each(['f32', 'f16'] as const)('shows a key that is NaN in every score of its head, and in no other, %s', async (dtype) => {
+    const [room, blockTokens] = [300, 64];
+    const sizes = { rows: [8], keyCounts: [[room, room]], kvHeads: 2, group: 2, dim: 64, blockTokens, cacheDType: dtype };
+    const random = new Random(25);
+    const given = randomProblem(device, random, sizes);
+    const queries = random.elements(dtype, 8 * 4 * 64);
+    const problem = { ...given, queryDType: dtype, queries, groupReduction: 'mean' } as const;
+    const sound = await run(device, stream, problem);
+    const { keys, blockTable } = problem.cache.blocks;
+    // One key of the first tile, and one further on.
+    for (const token of [5, 150]) {
+      const block = (await blockTable.read())[Math.floor(token / blockTokens)] ?? NaN;
+      const key = keys
+        .slice('block', block, block + 1)
+        .slice('blockToken', token % blockTokens, (token % blockTokens) + 1);
+      const before = encode(dtype, problem.cache.key(0, 0, token));
+      stream.write(key, encode(dtype, new Float64Array(64).fill(NaN)));
+      expect(await run(device, stream, problem)).toEqual(sound.map((score, place) => (place < room ? NaN : score)));
+      stream.write(key, before);
+    }
+    problem.cache.dispose();
+  });
+
   it.each(['f32', 'f16'] as const)(
     'gives an entry the same bits whatever its neighbours and the thread count, %s',
     async (dtype) => {
