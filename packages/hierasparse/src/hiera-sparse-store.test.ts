@@ -282,6 +282,9 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     }
     steps.finishPrefill(1, pruneTo(1, 0.5));
     await steps.check(chunk(1, 500, 1), 'decode', pruneTo(1, 0.5));
+    store.dispose();
+    const batch = createRowBatch(stream.device, stream, chunk(1, 501, 13));
+    expect(() => store.append(stream, { batch, keys: rows, values: rows })).toThrow(DisposedError);
   });
 
   it('gives everything back when it does not fit', async () => {

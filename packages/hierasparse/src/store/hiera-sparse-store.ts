@@ -129,6 +129,7 @@ export class HieraSparseStore implements KvStore {
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
+    this.#expectUsable(stream);
     expectPrepared(this, batch, (slot, kvHead) => (this.#headsOf(slot)[kvHead]?.count ?? 0) * blockTokens);
     // What is appended to is dense, under one number for keys and values.
     const { slots, queryStart } = batch;

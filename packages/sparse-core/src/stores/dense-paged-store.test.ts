@@ -3,7 +3,7 @@ import { kvPolicy } from '../contracts/kv-policy.js';
 import type { KvLayer, KvStore } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
 import { createDevice, type Device } from '../device.js';
-import { InvalidValueError, OutOfMemoryError, ShapeError } from '../errors.js';
+import { DisposedError, InvalidValueError, OutOfMemoryError, ShapeError } from '../errors.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
 import { Random } from '../testing/random.js';
@@ -240,6 +240,7 @@ describeOnDevices('densePagedStore', ({ open }) => {
     expect(() => appendAlone(1, 1)).toThrow(InvalidValueError);
     await stream.synchronize();
     store.dispose();
+    expect(() => appendAlone(1, 1)).toThrow(DisposedError);
   });
 
   it('gives everything back when it does not fit', async () => {

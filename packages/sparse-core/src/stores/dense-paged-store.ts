@@ -19,6 +19,7 @@ import { gatherKv } from '../operations/gather-kv.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
+import { nativeOf } from '../validate.js';
 import { expectCapacity } from './expect-capacity.js';
 import { expectPrepared } from './expect-prepared.js';
 import { KvBlockPool } from './kv-block-pool.js';
@@ -129,6 +130,7 @@ class DensePagedStore implements KvStore {
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
+    nativeOf('append', 'the store', this.#keyCounts, stream);
     expectPrepared(this, batch, (slot, kvHead) => this.#blocksOf(slot, kvHead).length * this.#pool.blockTokens);
     const { slots, queryStart } = batch;
     appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart });
