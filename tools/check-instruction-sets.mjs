@@ -12,14 +12,23 @@ const build = join(native, 'build/CMakeFiles');
 let objects = 0;
 let problems = 0;
 
-const asked = new Set(readFileSync(join(native, 'runtime/isa.cc'), 'utf8').toLowerCase().match(/\w+(?=")|(?<=bit_)\w+/g));
+const questions = readFileSync(join(native, 'runtime/isa.cc'), 'utf8').matchAll(
+  /__builtin_cpu_supports\("(\w+)"\)|\bbit_(\w+)/g,
+);
+const asked = new Set([...questions].map(([, builtin, bit]) => (builtin ?? bit).toLowerCase()));
+let compared = 0;
 const flags = /^set\(isa_flags_\w+ (.*)\)/gm;
 for (const [, list] of readFileSync(join(native, 'CMakeLists.txt'), 'utf8').matchAll(flags)) {
   for (const [, feature] of list.matchAll(/-m(\w+)/g)) {
+    compared += 1;
     if (asked.has(feature)) continue;
     console.error(`check-instruction-sets: kernels are compiled with -m${feature}, which runtime/isa.cc does not ask for`);
     problems += 1;
   }
+}
+if (compared === 0) {
+  console.error('check-instruction-sets: native/CMakeLists.txt names no instruction sets as it used to');
+  problems += 1;
 }
 for (const isa of ['avx2', 'avx512']) {
   const folder = join(build, `kernels_${isa}.dir`);
