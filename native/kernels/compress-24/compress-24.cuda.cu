@@ -1,5 +1,8 @@
 // Reads dense blocks of keys or values, 16 bytes a lane, prunes them in registers and writes the 2:4 blocks.
 // compress-24-plan.cuda.cu decides which.
+#include <limits>
+#include <string>
+
 #include "kernels/compress-24/compress-24-group.h"
 #include "kernels/compress-24/compress-24.cuda.h"
 #include "kernels/cuda-elements.h"
@@ -161,6 +164,13 @@ Status enqueue_compress_24(const Compress24Arguments& arguments, void* counters,
 
 Status compress_24_cuda(const Compress24Arguments& arguments, ExecutionContext& context) {
   if (arguments.pruning_count == 0 || arguments.most_blocks == 0) return Status::success();
+  constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
+  if (planned_blocks(arguments) > kMostBlocks) {
+    return Status::failure(StatusCode::capability, std::to_string(arguments.pruning_count) + " prunings of up to " +
+                                                       std::to_string(arguments.most_blocks) +
+                                                       " blocks were given; CUDA takes " + std::to_string(kMostBlocks) +
+                                                       " blocks at once: share the prunings among several calls");
+  }
   void* counters = context.queue->zeroed_workspace(pruning_counter_bytes(arguments));
   void* workspace = context.queue->workspace(pruning_plan_bytes(arguments));
   if (counters == nullptr || workspace == nullptr) {

@@ -78,7 +78,7 @@ export function compress24(stream: Stream, options: Compress24Arguments): void {
   const { device } = stream;
   using nativePrunings = device.tensor('i32', ['pruning', 'field'], [prunings.length, 6], Int32Array.from(words));
   using nativeIds = device.tensor('i32', ['id'], [ids.length], Int32Array.from(ids));
-  const mostBlocks = Math.max(...prunings.map(({ firstBlock, endBlock }) => endBlock - firstBlock));
+  const mostBlocks = prunings.reduce((most, { firstBlock, endBlock }) => Math.max(most, endBlock - firstBlock), 0);
   loadAddon().compress24(
     stream.native,
     operand === 'values',
