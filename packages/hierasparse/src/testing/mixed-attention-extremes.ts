@@ -12,14 +12,15 @@ function sizesOf(dtype: MixedSizes['dtype'], rows: number): MixedSizes {
   return { rows: [rows], keyCounts: [keyCounts], kvHeads, group, headDim, dtype, sparse };
 }
 
-/** Of the keys, which a cache draws first, one in each row has elements four times as large as all others. */
-class OneLargeKey extends Random {
+/** Of the keys, which a cache draws first, one in each row has other elements than all the rest. */
+class OneOtherKey extends Random {
   #draws = 0;
 
   constructor(
     seed: number,
     private readonly token: number,
     private readonly number: number,
+    private readonly rest: number,
   ) {
     super(seed);
   }
@@ -30,7 +31,7 @@ class OneLargeKey extends Random {
     const tokenOf = (index: number) => Math.floor(index / headDim) % rowTokens;
     return encode(
       dtype,
-      Float64Array.from({ length }, (_, index) => (tokenOf(index) === this.token ? 4 : 1) * this.number),
+      Float64Array.from({ length }, (_, index) => (tokenOf(index) === this.token ? this.number : this.rest)),
     );
   }
 }
@@ -42,6 +43,7 @@ async function attendWith(
   { mixed }: MixedCache,
   { rows, dtype, sparse }: MixedSizes,
   number: number,
+  scale = headDim ** -0.5,
 ) {
   const shape = [rows[0] ?? NaN, kvHeads * group, headDim] as const;
   const axes = ['token', 'queryHead', 'dim'] as const;
@@ -50,27 +52,37 @@ async function attendWith(
   const output = device.tensor(dtype, axes, shape);
   const logSumExp = device.tensor('f32', ['token', 'queryHead'], [shape[0], shape[1]]);
   const sparseOperands = { sparseKeys: sparse.keys !== 'none', sparseValues: sparse.values !== 'none' };
-  attention(device.createStream(), { query, output, logSumExp, ...mixed, ...sparseOperands, scale: headDim ** -0.5 });
+  attention(device.createStream(), { query, output, logSumExp, ...mixed, ...sparseOperands, scale });
   return { output: decode(dtype, await output.read()), logSumExp: await logSumExp.read() };
 }
+
+/** Times log2 e exactly 1/8, so that no score is rounded on the way to its weight. */
+const exactScale = Math.LN2 / 8;
 
 /** Where one key outscores all others by far, its value is the output, up to the roundings of its weight and of that. */
 export async function checkLargeScores(attention: MixedAttention, device: Device, rows: number): Promise<void> {
   for (const dtype of sparseDTypes) {
     const sizes = sizesOf(dtype, rows);
     for (const best of [20, 70, 85]) {
+      const cacheOf = (number: number, rest: number) =>
+        mixedCache(device, new OneOtherKey(best, best, number, rest), sizes);
+      const expectBest = async (cache: MixedCache, number: number, scale?: number) => {
+        const { output } = await attendWith(attention, device, cache, sizes, number, scale);
+        const excess = output.map((got, index) => {
+          const kvHead = Math.floor(index / headDim / group) % kvHeads;
+          const value = cache.number('values', 0, kvHead, best)[index % headDim] ?? NaN;
+          return Math.abs(got - value) - (2 * unitRoundoff[dtype] + 4 * unitRoundoff.f32) * Math.abs(value);
+        });
+        expect(Math.max(...excess)).toBeLessThanOrEqual(0);
+      };
       // Scores of 2^24 and, times log2 e, more: f32 counts them by ones and twos.
-      const cache = await mixedCache(device, new OneLargeKey(best, best, 512), sizes);
-      const { output } = await attendWith(attention, device, cache, sizes, 512);
-      const excess = output.map((got, index) => {
-        const kvHead = Math.floor(index / headDim / group) % kvHeads;
-        const value = cache.number('values', 0, kvHead, best)[index % headDim] ?? NaN;
-        return Math.abs(got - value) - (2 * unitRoundoff[dtype] + 4 * unitRoundoff.f32) * Math.abs(value);
-      });
-      expect(Math.max(...excess)).toBeLessThanOrEqual(0);
+      await expectBest(await cacheOf(4 * 512, 512), 512);
       // Of 2^30, which f32 counts by 64, an answer comes all the same.
-      const larger = await mixedCache(device, new OneLargeKey(best, best, 4096), sizes);
-      expect((await attendWith(attention, device, larger, sizes, 4096)).output.every(Number.isFinite)).toBe(true);
+      const large = await cacheOf(4 * 4096, 4096);
+      expect((await attendWith(attention, device, large, sizes, 4096)).output.every(Number.isFinite)).toBe(true);
+      await expectBest(large, 4096, exactScale);
+      // Of -2^110 and less.
+      if (dtype === 'bf16') await expectBest(await cacheOf(-(2 ** 53), -(2 ** 55)), 2 ** 55, exactScale);
     }
   }
 }
