@@ -266,6 +266,16 @@ export async function attend<Cache>(
   return output.read();
 }
 
+/** That where in the pools a cache lies changes no bit. */
+export async function checkPlaces(attention: MixedAttention, device: Device, sizes: MixedSizes): Promise<void> {
+  const results = [];
+  for (const places of [4, 5]) {
+    const { mixed } = await mixedCache(device, new Random(3), sizes, new Random(places));
+    results.push(await attend(attention, device, new Random(6), sizes, mixed));
+  }
+  expect(results[1]).toEqual(results[0]);
+}
+
 /** That `attention` refuses what it cannot compute, at once or, what only the device knows, at the next wait. */
 export async function checkMixedRefusals(
   attention: MixedAttention,
