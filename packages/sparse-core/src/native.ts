@@ -1,9 +1,11 @@
 /** What packages that bring operations of their own build their wrappers with. */
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { loadAddon } from './load-addon.js';
+export { madeTogether } from './made-together.js';
 export { enqueueAttention, nativePagedRows } from './operations/attention-arguments.js';
 export { expectCapacity } from './stores/expect-capacity.js';
 export { expectPrepared } from './stores/expect-prepared.js';
+export { shorterBy } from './stores/shorter-by.js';
 export { zeroTable } from './stores/zero-table.js';
 export {
   expectContiguous,

@@ -1,5 +1,5 @@
 import { anySparse, type Shares } from '../block-sparsity.js';
-import { type KvOperand, operands } from '../mixed-blocks.js';
+import { blockTokens, type KvOperand, operands } from '../mixed-blocks.js';
 import type { BlockNeeds, MixedBlockPools } from './mixed-block-pools.js';
 
 /** What becomes sparse of one head, as `compress24` takes it. */
@@ -79,11 +79,16 @@ export class HeadBlocks {
     this.#pairs.push(...pairs);
   }
 
-  /** Returns the blocks from `count` on, of a head that is not pruned. */
+  /** Where the blocks end that may be sparse, in tokens. */
+  get sparseEnd(): number {
+    return this.pruned ? this.endBlock * blockTokens : 0;
+  }
+
+  /** Returns the blocks from `count` on, none of which may be sparse. */
   truncate(count: number): void {
     const { pools } = this.#rules;
     pools.promise(this.needs(Math.min(0, count - this.count)));
-    pools.pairIds.free(this.#pairs.splice(count));
+    pools.pairIds.free(this.#pairs.splice(count - this.#candidates));
   }
 
   /** The prompt is complete. */

@@ -21,7 +21,7 @@ import {
   type Tensor,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { expectPrepared, nativeOf, zeroTable } from '@kv/sparse-core/native';
+import { expectPrepared, nativeOf, shorterBy, zeroTable } from '@kv/sparse-core/native';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
@@ -172,6 +172,17 @@ export class HieraSparseStore implements KvStore {
     gatherKv(stream, { blocks: this.#asDense(), slot, indices, counts });
     this.#counts[slot] = [...counts];
     counts.forEach((count, head) => this.#heads[slot]?.[head]?.truncate(Math.ceil(count / blockTokens)));
+  }
+
+  /** @throws CapabilityError when it would reach into blocks that may be sparse */
+  truncate(stream: Stream, slot: number, tokens: number): void {
+    this.#expectUsable(stream);
+    const counts = shorterBy(this.lengths(slot), tokens);
+    const heads = this.#headsOf(slot);
+    if (heads.some((head, kvHead) => (counts[kvHead] ?? 0) < head.sparseEnd)) this.#expectDense('truncate', slot);
+    stream.write(this.#keyCounts.slice('slot', slot, slot + 1), Int32Array.from(counts));
+    this.#counts[slot] = counts;
+    heads.forEach((head, kvHead) => head.truncate(Math.ceil((counts[kvHead] ?? 0) / blockTokens)));
   }
 
   finishPrefill(stream: Stream, slot: number): void {

@@ -13,11 +13,12 @@ export type FinishReason = 'end' | 'stop' | 'length';
 
 export interface GenerateTokensOptions extends PrefillOptions {
   /**
-   * What the prompt continues. Prompt and answer stay in it, with the token that ended the answer, and its memory
-   * is the caller's to return. Default: a new one.
+   * What the prompt continues. When the loop has ended, however it ends, it holds the prompt and exactly the tokens
+   * that were yielded: `sequence.ids` gives them. Of a prompt whose reading was cut off it holds what was read. Its
+   * memory is the caller's to return. Default: a new one.
    */
   readonly sequence?: Sequence;
-  /** Default: as many as the runner's context has room for, which also limits a larger number. */
+  /** Default: as many as the runner's context has room for, which also limits a larger number. At least 1. */
   readonly maxTokens?: number;
   /** How tokens are chosen. Default: always the most likely one. */
   readonly sampling?: SampleSettings;
@@ -37,7 +38,8 @@ export interface GeneratedId {
  * Reads a prompt and yields the token ids of an answer as they are chosen. The memory of a sequence that
  * was not given is back when the loop has ended, also by `break`, an error or an abort.
  * @throws InvalidValueError for an empty or over-long prompt, ids outside the vocabulary, or sampling
- *   settings outside their domain
+ *   settings outside their domain; for a sequence of the caller that has no room for a token behind the prompt; when
+ *   the model's scores are NaN or infinite
  * @throws the signal's reason when it is aborted
  */
 export async function* generateTokens(
@@ -55,30 +57,49 @@ export async function* generateTokens(
   expectWholeNumber('maxTokens', maxTokens, 1, Number.MAX_SAFE_INTEGER);
   signal?.throwIfAborted();
   using sampler = new Sampler(runner.stream, sampling, prompt);
-  const { sequence = runner.openSequence() } = options;
+  const given = options.sequence;
+  // What is not continued need not hold its last token.
+  if (given !== undefined) runner.checkTokens(given, prompt, 1);
+  const sequence = given ?? runner.openSequence();
   let next: Promise<Logits> | undefined;
   let last = performance.now();
+  /** Where the answer begins, and its tokens. */
+  let start: number | undefined;
+  const yielded: number[] = [];
   try {
     let choice = sampler.choose(await prefill(runner, sequence, prompt, options));
-    const limit = Math.min(maxTokens, runner.contextTokens - sequence.length + 1);
-    for (let count = 1; ; count += 1) {
+    start = sequence.length;
+    const room = runner.contextTokens - start + (given === undefined ? 1 : 0);
+    const limit = Math.min(maxTokens, room);
+    for (;;) {
+      const isLast = yielded.length + 1 === limit;
       // The next step is enqueued before its token is known, so that the device never waits for this thread;
       // the step behind an end token is computed in vain.
-      next = count < limit ? runner.step([{ sequence, ids: choice.ids, phase: 'decode' }]) : undefined;
+      const wanted = !isLast || given !== undefined;
+      next = wanted ? runner.step([{ sequence, ids: choice.ids, phase: 'decode' }]) : undefined;
       next?.catch(() => undefined);
       const id = await choice.id;
       signal?.throwIfAborted();
+      const logits = await next;
       const now = performance.now();
-      const finishReason = endIds.includes(id) ? 'end' : next === undefined ? 'length' : null;
+      const finishReason = endIds.includes(id) ? 'end' : isLast ? 'length' : null;
+      yielded.push(id);
       yield { id, milliseconds: now - last, finishReason };
-      if (finishReason !== null || next === undefined) return;
+      if (finishReason !== null || logits === undefined) return;
       last = now;
-      choice = sampler.choose(await next);
       next = undefined;
+      choice = sampler.choose(logits);
     }
   } finally {
     (await next?.catch(() => undefined))?.dispose();
-    if (options.sequence === undefined) sequence.dispose();
+    if (given === undefined) sequence.dispose();
+    else if (start !== undefined && !sequence.disposed) holdExactly(runner, sequence, start, yielded);
     await runner.stream.synchronize();
   }
+}
+
+/** Takes back a token that was fed before it was known and then never yielded. */
+function holdExactly(runner: Runner, sequence: Sequence, start: number, yielded: readonly number[]): void {
+  runner.truncate(sequence, Math.min(sequence.length, start + yielded.length));
+  sequence.setIds(start, yielded);
 }

@@ -49,8 +49,8 @@ export class Sampler implements Disposable {
     const { device } = this.#stream;
     const { repetitionPenalty = 1 } = this.#settings;
     const history = repetitionPenalty === 1 ? undefined : Int32Array.from(tokens);
-    using recent = history && device.tensor('i32', ['row', 'recent'], [1, history.length], history);
     try {
+      using recent = history && device.tensor('i32', ['row', 'recent'], [1, history.length], history);
       const [settings, steps] = [[this.#settings], [tokens.length]];
       sample(this.#stream, { logits, settings, steps, recent, output: this.#chosen });
     } finally {

@@ -1,10 +1,12 @@
 import { CapabilityError, embedding } from '@kv/sparse-core';
 import type { FloatDType, Recording, RowBatch, TensorHandle } from '@kv/sparse-core';
+import { madeTogether } from '@kv/sparse-core/native';
 
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
 import type { HiddenRows, LayerRunner } from './layer-runner.js';
 import type { BatchEntry, DeviceIds } from './model-batch.js';
+import { prepareLayers } from './prepare-layers.js';
 import type { Runner } from './runner.js';
 import type { LayerScratch, Scratch } from './scratch.js';
 
@@ -73,6 +75,7 @@ class DecodeStep implements Disposable {
       queryStart: tensors.ascending.slice('boundary', 0, count + 1),
       positions: part(2, 'token'),
       dispose: () => undefined,
+      [Symbol.dispose]: () => undefined,
     };
     this.#logits = tensors.logits.slice('row', 0, count);
     const hidden = tensors.hidden.slice('token', 0, count);
@@ -98,23 +101,25 @@ class DecodeStep implements Disposable {
       ...this.#rows,
       entries: entries.map(({ sequence }) => ({ slot: sequence.slot, position: sequence.length, rows: 1 })),
     };
-    for (const { store } of this.#layers) store.prepare(stream, rows);
-    const logits = model.device.tensor('f32', ['row', 'vocabulary'], this.#logits.shape);
+    prepareLayers(stream, this.#layers, rows);
     const input = new Int32Array(3 * count);
     entries.forEach(({ sequence, ids }, index) => {
       if (!('dtype' in ids)) input[index] = ids[0] ?? 0;
       input[count + index] = sequence.slot;
       input[2 * count + index] = sequence.length;
     });
-    stream.write(this.#input, input);
-    this.#ids.forEach((target, index) => {
-      const ids = entries[index]?.ids;
-      if (ids !== undefined && 'dtype' in ids) stream.copy(ids, target);
+    return madeTogether((own) => {
+      const logits = own(model.device.tensor('f32', ['row', 'vocabulary'], this.#logits.shape));
+      stream.write(this.#input, input);
+      this.#ids.forEach((target, index) => {
+        const ids = entries[index]?.ids;
+        if (ids !== undefined && 'dtype' in ids) stream.copy(ids, target);
+      });
+      stream.replay(this.#recording);
+      for (const { store } of this.#layers) store.advance(rows);
+      stream.copy(this.#logits, logits);
+      return logits;
     });
-    stream.replay(this.#recording);
-    for (const { store } of this.#layers) store.advance(rows);
-    stream.copy(this.#logits, logits);
-    return logits;
   }
 
   [Symbol.dispose](): void {

@@ -194,6 +194,6 @@ describe('a prompt that goes on after a selection', () => {
       expect(continued).toHaveLength(6);
       expect(continued).toEqual(await answer(text.subarray(0, 90)));
       expect(fork.disposed).toBe(false);
-      expect(fork.length).toBe(95);
+      expect(fork.length).toBe(96);
     }));
 });

@@ -1,5 +1,6 @@
 import { createRowBatch } from '@kv/sparse-core';
 import type { Device, FloatDType, PrefillReport, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
+import { madeTogether } from '@kv/sparse-core/native';
 
 import type { Sequence } from './sequence.js';
 
@@ -62,12 +63,18 @@ export class ModelBatch implements Disposable {
     const prompts = entries.filter(({ phase }) => phase !== 'decode');
     const answers = entries.filter(({ phase }) => phase === 'decode');
     this.entries = [...prompts, ...answers];
-    this.rows = rowBatch(device, stream, this.entries);
     const promptRows = prompts.reduce((sum, entry) => sum + countTokens(entry), 0);
-    this.prefill = part(device, stream, prompts, 0, this.rows);
-    this.decode = part(device, stream, answers, promptRows, this.rows);
-    this.ids = packIds(device, stream, this.entries, this.rows.rows);
-    this.hidden = device.tensor(dtype, ['token', 'hidden'], [this.rows.rows, hiddenSize]);
+    const made = madeTogether((own) => {
+      const rows = own(rowBatch(device, stream, this.entries));
+      return {
+        rows,
+        prefill: part(device, stream, own, { entries: prompts, firstRow: 0, all: rows }),
+        decode: part(device, stream, own, { entries: answers, firstRow: promptRows, all: rows }),
+        ids: packIds(device, stream, own, this.entries),
+        hidden: own(device.tensor(dtype, ['token', 'hidden'], [rows.rows, hiddenSize])),
+      };
+    });
+    ({ rows: this.rows, prefill: this.prefill, decode: this.decode, ids: this.ids, hidden: this.hidden } = made);
   }
 
   /** The last row of each entry, in the order in which `createBatch` was given them. */
@@ -103,25 +110,26 @@ function rowBatch(device: Device, stream: Stream, entries: readonly BatchEntry[]
   );
 }
 
+type Own = <Kind extends Disposable>(made: Kind) => Kind;
+
 function part(
   device: Device,
   stream: Stream,
-  entries: readonly BatchEntry[],
-  firstRow: number,
-  all: RowBatch,
+  own: Own,
+  { entries, firstRow, all }: { entries: readonly BatchEntry[]; firstRow: number; all: RowBatch },
 ): BatchPart | undefined {
   if (entries.length === 0) return undefined;
-  const rows = entries.length === all.entries.length ? all : rowBatch(device, stream, entries);
+  const rows = entries.length === all.entries.length ? all : own(rowBatch(device, stream, entries));
   return { entries, rows, firstRow };
 }
 
 function packIds(
   device: Device,
   stream: Stream,
+  own: Own,
   entries: readonly BatchEntry[],
-  rows: number,
 ): TensorHandle<'i32', readonly ['token']> {
-  const known = new Int32Array(rows);
+  const known = new Int32Array(entries.reduce((sum, entry) => sum + countTokens(entry), 0));
   const chosen: { ids: DeviceIds; row: number }[] = [];
   let row = 0;
   for (const entry of entries) {
@@ -129,7 +137,7 @@ function packIds(
     else known.set(entry.ids, row);
     row += countTokens(entry);
   }
-  const packed = device.tensor('i32', ['token'], [rows], known);
+  const packed = own(device.tensor('i32', ['token'], [known.length], known));
   for (const { ids, row: start } of chosen) {
     stream.copy(ids, packed.slice('token', start, start + ids.shape[0]));
   }

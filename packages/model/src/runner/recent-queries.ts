@@ -1,4 +1,5 @@
 import type { Device, FloatDType, Stream, TensorHandle } from '@kv/sparse-core';
+import { madeTogether } from '@kv/sparse-core/native';
 
 type Queries = TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
 
@@ -15,8 +16,7 @@ export class RecentQueries {
     const allocate = (): Queries =>
       device.tensor(dtype, ['token', 'queryHead', 'dim'], [window, queryHeads, headDim]);
     this.#window = window;
-    this.#current = allocate();
-    this.#spare = allocate();
+    [this.#current, this.#spare] = madeTogether((own) => [own(allocate()), own(allocate())]);
   }
 
   /** Takes a chunk's queries, `[token, queryHead, dim]`. */

@@ -17,6 +17,7 @@ import type {
   RopeDescription,
   Stream,
 } from '@kv/sparse-core';
+import { madeTogether } from '@kv/sparse-core/native';
 
 import type { ModelConfig } from '../config/model-config.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
@@ -27,6 +28,7 @@ import type { Logits } from './head.js';
 import { LayerRunner } from './layer-runner.js';
 import { countTokens, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
+import { prepareLayers } from './prepare-layers.js';
 import { Scratch } from './scratch.js';
 import { Sequence } from './sequence.js';
 
@@ -87,6 +89,9 @@ export class Runner implements Disposable {
   readonly #owned: Disposable[] = [];
   readonly #freeSlots: number[];
   readonly #sequences = new Set<Sequence>();
+  /** Those that were disposed. */
+  readonly #ended = new WeakSet<Sequence>();
+  readonly #batches = new WeakSet<ModelBatch>();
   /** The working memory serves one batch at a time. */
   #lastRun: Promise<unknown> = Promise.resolve();
   #disposed = false;
@@ -148,7 +153,7 @@ export class Runner implements Disposable {
 
   /** @throws QueueFullError when all sequences are in use */
   openSequence({ select = this.policy.select }: SequenceOptions = {}): Sequence {
-    return this.#open(select, 0);
+    return this.#open(select, new Int32Array(), 0);
   }
 
   /**
@@ -161,6 +166,7 @@ export class Runner implements Disposable {
    *   than the selection of `sequence`, which decides how many are at hand
    */
   fork(sequence: Sequence, { select = sequence.select }: SequenceOptions = {}): Sequence {
+    this.#expectOwn(sequence);
     sequence.assertWhole();
     const observed = sequence.select?.observationWindow ?? 0;
     const wanted = select?.observationWindow ?? 0;
@@ -171,7 +177,7 @@ export class Runner implements Disposable {
         { subject: 'observationWindow', given: wanted, wanted: observed },
       );
     }
-    const fork = this.#open(select, sequence.length);
+    const fork = this.#open(select, sequence.ids, sequence.promptEnd);
     try {
       for (const layer of this.#layers) layer.fork(sequence, fork);
     } catch (error) {
@@ -182,6 +188,21 @@ export class Runner implements Disposable {
   }
 
   /**
+   * Forgets the newest tokens of an answer, so that the sequence holds `length`.
+   * @throws InvalidValueError when that would forget tokens of a prompt, or a batch is between its layers
+   */
+  truncate(sequence: Sequence, length: number): void {
+    this.#assertUsable();
+    this.#expectOwn(sequence);
+    sequence.assertWhole();
+    expectWholeNumber('length', length, sequence.promptEnd, sequence.length);
+    const tokens = sequence.length - length;
+    if (tokens === 0) return;
+    for (const { store } of this.#layers) store.truncate(this.stream, sequence.slot, tokens);
+    sequence.truncate(length);
+  }
+
+  /**
    * Packs the next tokens of some sequences into a batch.
    * @throws InvalidValueError for no tokens, token ids outside the vocabulary, too many rows, a sequence that
    *   would become too long, or a decode entry of more than one token
@@ -189,7 +210,10 @@ export class Runner implements Disposable {
    */
   createBatch(entries: readonly BatchEntry[]): ModelBatch {
     this.#checkEntries(entries);
-    return new ModelBatch(this.model.device, this.stream, entries, this.model.config.hiddenSize, this.activations);
+    const { device, config } = this.model;
+    const batch = new ModelBatch(device, this.stream, entries, config.hiddenSize, this.activations);
+    this.#batches.add(batch);
+    return batch;
   }
 
   /**
@@ -210,7 +234,7 @@ export class Runner implements Disposable {
           sequence.assertTurn(entries, starts[index] ?? 0);
         });
         const logits = recorded.replay(entries);
-        for (const { sequence } of entries) sequence.leave(1);
+        for (const entry of entries) leave(entry);
         return logits;
       });
     }
@@ -250,9 +274,11 @@ export class Runner implements Disposable {
     for (const row of rows) expectWholeNumber('row', row, 0, batch.rows.rows - 1);
     using chosen = device.tensor('i32', ['row'], [rows.length], Int32Array.from(rows));
     using normed = device.tensor('f32', ['row', 'hidden'], [rows.length, config.hiddenSize]);
-    const logits = device.tensor('f32', ['row', 'vocabulary'], [rows.length, config.vocabularySize]);
-    enqueueHead(this.stream, this.model, { hidden: batch.hidden, chosen, normed, logits });
-    return logits;
+    return madeTogether((own) => {
+      const logits = own(device.tensor('f32', ['row', 'vocabulary'], [rows.length, config.vocabularySize]));
+      enqueueHead(this.stream, this.model, { hidden: batch.hidden, chosen, normed, logits });
+      return logits;
+    });
   }
 
   /** Returns the cache and the working memory. Sequences of this runner become unusable. */
@@ -307,7 +333,7 @@ export class Runner implements Disposable {
     expectWholeNumber('end', end, first + 1, this.#layers.length);
     const layers = this.#layers.slice(first, end);
     this.#assertTurn(batch);
-    for (const { store } of layers) store.prepare(this.stream, batch.rows);
+    prepareLayers(this.stream, layers, batch.rows);
     for (const { sequence } of batch.entries) sequence.enter(batch);
     const scratch = this.#scratch.forRows(batch.rows.rows);
     try {
@@ -322,7 +348,7 @@ export class Runner implements Disposable {
     }
     batch.nextLayer = end;
     if (end < this.#layers.length) return;
-    for (const entry of batch.entries) entry.sequence.leave(countTokens(entry));
+    for (const entry of batch.entries) leave(entry);
   }
 
   #assertTurn(batch: ModelBatch): void {
@@ -333,11 +359,13 @@ export class Runner implements Disposable {
 
   /**
    * Whether a sequence can take more tokens.
+   * @param spare how many others it must have room for behind them
    * @throws InvalidValueError for no tokens, ids outside the vocabulary, or more than the context holds
    * @throws CapabilityError when the sequence would outgrow the model's sliding window
    */
-  checkTokens(sequence: Sequence, ids: ArrayLike<number>): void {
-    this.#checkRoom(sequence, ids.length);
+  checkTokens(sequence: Sequence, ids: ArrayLike<number>, spare = 0): void {
+    this.#assertUsable();
+    this.#checkRoom(sequence, ids.length, spare);
     this.#checkIds(ids);
   }
 
@@ -355,11 +383,11 @@ export class Runner implements Disposable {
     expectWholeNumber('rows of a batch', rows, 1, this.maxBatchRows);
   }
 
-  #checkRoom(sequence: Sequence, tokens: number): void {
+  #checkRoom(sequence: Sequence, tokens: number, spare = 0): void {
     const { slidingWindow } = this.model.config;
-    sequence.assertUsable();
-    expectWholeNumber('tokens to add', tokens, 1, this.contextTokens - sequence.length);
-    const length = sequence.length + tokens;
+    this.#expectOwn(sequence);
+    expectWholeNumber('tokens to add', tokens, 1, this.contextTokens - sequence.length - spare);
+    const length = sequence.length + tokens + spare;
     if (slidingWindow !== null && length > slidingWindow) {
       throw new CapabilityError(
         `The sequence would have ${length} tokens, and this model's sliding window is ${slidingWindow}. ` +
@@ -379,7 +407,22 @@ export class Runner implements Disposable {
     }
   }
 
+  /** @throws InvalidValueError, DisposedError */
+  #expectOwn(sequence: Sequence): void {
+    if (this.#sequences.has(sequence)) return;
+    if (this.#ended.has(sequence)) sequence.assertUsable();
+    throw new InvalidValueError(
+      "The sequence is not this runner's. Each runner has a cache of its own: open the sequence with its openSequence().",
+      { subject: 'sequence' },
+    );
+  }
+
   #expectNextLayer(batch: ModelBatch, layer: number): void {
+    if (!this.#batches.has(batch)) {
+      throw new InvalidValueError("The batch is not this runner's; make it with its createBatch().", {
+        subject: 'batch',
+      });
+    }
     if (batch.nextLayer === layer) return;
     const say = (at: number): string =>
       at < 0 ? 'embed' : at < this.#layers.length ? `layer ${at}` : 'head';
@@ -389,7 +432,7 @@ export class Runner implements Disposable {
     );
   }
 
-  #open(select: KvSelector | undefined, length: number): Sequence {
+  #open(select: KvSelector | undefined, ids: Int32Array, promptEnd: number): Sequence {
     this.#assertUsable();
     const slot = this.#freeSlots.pop();
     if (slot === undefined) {
@@ -401,7 +444,7 @@ export class Runner implements Disposable {
     const release = (sequence: Sequence): void => {
       this.#release(sequence);
     };
-    const sequence = new Sequence({ slot, select, length, release });
+    const sequence = new Sequence({ slot, select, ids, promptEnd, release });
     this.#sequences.add(sequence);
     return sequence;
   }
@@ -413,9 +456,16 @@ export class Runner implements Disposable {
 
   #release(sequence: Sequence): void {
     this.#sequences.delete(sequence);
+    this.#ended.add(sequence);
     for (const layer of this.#layers) layer.release(sequence.slot);
     this.#freeSlots.push(sequence.slot);
   }
+}
+
+/** The entry's last layer is enqueued. */
+function leave(entry: BatchEntry): void {
+  const { sequence, ids, phase } = entry;
+  sequence.leave(countTokens(entry), 'dtype' in ids ? undefined : ids, phase !== 'decode');
 }
 
 function sumOfBytes(all: readonly KvBytes[]): KvBytes {

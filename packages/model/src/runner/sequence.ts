@@ -1,12 +1,17 @@
 import { DisposedError, InvalidValueError } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
 
+import { expectWholeNumber } from '../expect-whole-number.js';
+import { TokenIds } from './token-ids.js';
+
 export interface SequenceParts {
   readonly slot: number;
   /** Chooses what the cache keeps when a prompt ends; undefined keeps everything. */
   readonly select: KvSelector | undefined;
-  /** Tokens that the slot holds already. */
-  readonly length: number;
+  /** The tokens that the slot holds already. */
+  readonly ids: Int32Array;
+  /** How many of them the prompts end behind. */
+  readonly promptEnd: number;
   /** Returns the slot and its memory. */
   readonly release: (sequence: Sequence) => void;
 }
@@ -16,21 +21,42 @@ export class Sequence implements Disposable {
   readonly slot: number;
   readonly select: KvSelector | undefined;
   readonly #release: (sequence: Sequence) => void;
-  #length: number;
+  readonly #ids: TokenIds;
+  #promptEnd: number;
+  #failure: Error | undefined;
   /** The batch whose layers the sequence is going through. */
   #batch: object | undefined;
   #disposed = false;
 
-  constructor({ slot, select, length, release }: SequenceParts) {
+  constructor({ slot, select, ids, promptEnd, release }: SequenceParts) {
     this.slot = slot;
     this.select = select;
-    this.#length = length;
+    this.#ids = new TokenIds(ids);
+    this.#promptEnd = promptEnd;
     this.#release = release;
   }
 
   /** Tokens that the model has seen, which is the position of the next one. */
   get length(): number {
-    return this.#length;
+    return this.#ids.length;
+  }
+
+  /**
+   * A copy of these tokens, prompts and answers, i32 `[length]`. A token that was fed while the device alone knew it
+   * is -1 until `setIds` says which one it is; `generate` and `generateTokens` do that themselves.
+   */
+  get ids(): Int32Array {
+    return this.#ids.copy();
+  }
+
+  /** Where the newest answer begins: tokens before it are there to stay. */
+  get promptEnd(): number {
+    return this.#promptEnd;
+  }
+
+  /** What ended the sequence, if it was an error. */
+  get failure(): Error | undefined {
+    return this.#failure;
   }
 
   get disposed(): boolean {
@@ -45,12 +71,12 @@ export class Sequence implements Disposable {
   assertTurn(batch: object, position: number): void {
     this.assertUsable();
     const other = this.#batch !== undefined && this.#batch !== batch;
-    if (other || position !== this.#length) {
+    if (other || position !== this.length) {
       throw new InvalidValueError(
-        `The batch begins at position ${position} of a sequence of ${this.#length} tokens` +
+        `The batch begins at position ${position} of a sequence of ${this.length} tokens` +
           `${other ? ', and another batch is between its layers' : ''}. Run one batch of a sequence to its ` +
           'last layer before the next is made; dispose a sequence whose batch was given up.',
-        { subject: 'batch', given: position, wanted: this.#length },
+        { subject: 'batch', given: position, wanted: this.length },
       );
     }
   }
@@ -70,19 +96,50 @@ export class Sequence implements Disposable {
     this.#batch = batch;
   }
 
-  /** Counts the tokens of the batch whose last layer is enqueued. */
-  leave(tokens: number): void {
-    this.#length += tokens;
+  /**
+   * Adds the tokens of the batch whose last layer is enqueued.
+   * @param ids undefined where the device alone knows them
+   */
+  leave(tokens: number, ids: ArrayLike<number> | undefined, isPrompt: boolean): void {
+    const position = this.length;
+    this.#ids.grow(tokens);
+    if (ids !== undefined) this.#ids.set(position, ids);
+    if (isPrompt) this.#promptEnd = this.length;
     this.#batch = undefined;
   }
 
-  /** @throws DisposedError */
+  /**
+   * Says which tokens those are that the device chose.
+   * @param position of the first
+   * @throws InvalidValueError when the sequence does not hold so many
+   */
+  setIds(position: number, ids: ArrayLike<number>): void {
+    expectWholeNumber('position', position, 0, this.length);
+    expectWholeNumber('ids from there on', ids.length, 0, this.length - position);
+    this.#ids.set(position, ids);
+  }
+
+  /** Forgets the tokens from `length` on. `Runner.truncate` takes them out of the cache. */
+  truncate(length: number): void {
+    this.#ids.truncate(length);
+  }
+
+  /** @throws DisposedError whose cause is what ended the sequence */
   assertUsable(): void {
-    if (this.#disposed) {
-      throw new DisposedError('The sequence was disposed; open another with runner.openSequence().', {
-        subject: 'sequence',
-      });
-    }
+    if (!this.#disposed) return;
+    const cause = this.#failure;
+    const why = cause ? `was ended by an error (${cause.message})` : 'was disposed';
+    throw new DisposedError(`The sequence ${why}; open another with runner.openSequence().`, {
+      subject: 'sequence',
+      cause,
+    });
+  }
+
+  /** Ends the sequence by an error. */
+  fail(failure: Error): void {
+    if (this.#disposed) return;
+    this.#failure = failure;
+    this.dispose();
   }
 
   /** Returns the cache's memory once the work that is already enqueued is done. */

@@ -91,6 +91,12 @@ export interface KvStore {
   startDecode(stream: Stream, call: DecodeCall): FinishDecode;
   /** Keeps only the selected tokens of a slot and returns the memory of the others. */
   keep(stream: Stream, slot: number, selection: TokenSelection): void;
+  /**
+   * Forgets the newest tokens of a slot and returns the memory behind the others, also what `prepare` took for tokens
+   * that never came. None of the forgotten was there when `keep` or `finishPrefill` was last called.
+   * @throws InvalidValueError when the slot holds fewer; nothing is changed
+   */
+  truncate(stream: Stream, slot: number, tokens: number): void;
   /** Told that a sequence's prompt is complete: a store that compresses more after prefill does it here. */
   finishPrefill?(stream: Stream, slot: number): void;
   /** The blocks that the last decode of a slot read, for a scheduler's working set. */

@@ -1,6 +1,7 @@
 import type { Stream } from '../stream.js';
 import type { Device } from '../device.js';
 import { InvalidValueError } from '../errors.js';
+import { madeTogether } from '../made-together.js';
 import type { TensorHandle } from '../tensor.js';
 
 /** One sequence's part of a batch. */
@@ -17,7 +18,7 @@ export interface RowBatchEntry {
  * The rows of one step, packed: entry `b` owns rows `queryStart[b] .. queryStart[b + 1] - 1` of every
  * `[token, …]` tensor. Made once for a step and shared by all layers.
  */
-export interface RowBatch {
+export interface RowBatch extends Disposable {
   readonly entries: readonly RowBatchEntry[];
   readonly rows: number;
   /** i32 `[batch]` */
@@ -31,7 +32,7 @@ export interface RowBatch {
 
 /**
  * Puts a step's bookkeeping on the device.
- * @throws InvalidValueError when there is no row, or a slot appears twice
+ * @throws InvalidValueError when there is no row, or a slot appears twice; OutOfMemoryError
  */
 export function createRowBatch(device: Device, stream: Stream, entries: readonly RowBatchEntry[]): RowBatch {
   const rows = entries.reduce((sum, entry) => sum + entry.rows, 0);
@@ -54,17 +55,19 @@ export function createRowBatch(device: Device, stream: Stream, entries: readonly
     queryStart[index + 1] = start + entry.rows;
     for (let row = 0; row < entry.rows; row++) positions[start + row] = entry.position + row;
   });
-  const slots = device.tensor('i32', ['batch'], [entries.length], Int32Array.from(entries, (entry) => entry.slot));
-  const boundaries = device.tensor('i32', ['boundary'], [entries.length + 1], queryStart);
-  const positionTensor = device.tensor('i32', ['token'], [rows], positions);
+  const tensors = madeTogether((own) => ({
+    slots: own(device.tensor('i32', ['batch'], [entries.length], Int32Array.from(entries, (entry) => entry.slot))),
+    queryStart: own(device.tensor('i32', ['boundary'], [entries.length + 1], queryStart)),
+    positions: own(device.tensor('i32', ['token'], [rows], positions)),
+  }));
+  const dispose = () => {
+    for (const tensor of Object.values(tensors)) tensor.dispose();
+  };
   return {
     entries,
     rows,
-    slots,
-    queryStart: boundaries,
-    positions: positionTensor,
-    dispose() {
-      for (const tensor of [slots, boundaries, positionTensor]) tensor.dispose();
-    },
+    ...tensors,
+    dispose,
+    [Symbol.dispose]: dispose,
   };
 }

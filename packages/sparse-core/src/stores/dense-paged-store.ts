@@ -23,6 +23,7 @@ import { nativeOf } from '../validate.js';
 import { expectCapacity } from './expect-capacity.js';
 import { expectPrepared } from './expect-prepared.js';
 import { KvBlockPool } from './kv-block-pool.js';
+import { shorterBy } from './shorter-by.js';
 import { zeroTable } from './zero-table.js';
 
 export interface DensePagedOptions {
@@ -150,11 +151,13 @@ class DensePagedStore implements KvStore {
 
   keep(stream: Stream, slot: number, { indices, counts }: TokenSelection): void {
     gatherKv(stream, { blocks: this.denseBlocks(), slot, indices, counts });
-    this.#counts[slot] = [...counts];
-    counts.forEach((count, head) => {
-      const blocks = this.#blocksOf(slot, head);
-      this.#pool.free(blocks.splice(Math.ceil(count / this.#pool.blockTokens)));
-    });
+    this.#shrink(slot, counts);
+  }
+
+  truncate(stream: Stream, slot: number, tokens: number): void {
+    const counts = shorterBy(this.lengths(slot), tokens);
+    stream.write(this.#keyCounts.slice('slot', slot, slot + 1), Int32Array.from(counts));
+    this.#shrink(slot, counts);
   }
 
   copy(stream: Stream, fromSlot: number, toSlot: number): void {
@@ -219,6 +222,14 @@ class DensePagedStore implements KvStore {
     this.#blockTable.dispose();
     this.#keyCounts.dispose();
     this.#closePool();
+  }
+
+  #shrink(slot: number, counts: readonly number[]): void {
+    this.#counts[slot] = [...counts];
+    counts.forEach((count, head) => {
+      const blocks = this.#blocksOf(slot, head);
+      this.#pool.free(blocks.splice(Math.ceil(count / this.#pool.blockTokens)));
+    });
   }
 
   #blocksFor(slot: number, tokens: number): number {

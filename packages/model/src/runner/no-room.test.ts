@@ -1,0 +1,59 @@
+import { createDevice, OutOfMemoryError } from '@kv/sparse-core';
+import { expect, it } from 'vitest';
+
+import { Model } from '../model.js';
+import { goldenModel } from '../test-support/golden.js';
+import { describeOnDevices } from '../test-support/test-devices.js';
+import type { BatchEntry } from './model-batch.js';
+
+const memoryLimit = 2 ** 28;
+
+describeOnDevices('a step for which the device has no room', (kind) => {
+  it.each(['createBatch', 'a recorded step', 'head'] as const)('leaves nothing behind in %s', async (what) => {
+    using model = await Model.open(goldenModel('mistral'), { device: createDevice({ kind, threads: 2, memoryLimit }) });
+    const { device } = model;
+    using runner = model.createRunner({ sequences: 3, contextTokens: 64 });
+    const [reading, answering] = [runner.openSequence(), runner.openSequence()];
+    const answers: BatchEntry[] = [{ sequence: answering, ids: [5], phase: 'decode' }];
+    // The first step of answers makes its recording.
+    (await runner.step([{ sequence: answering, ids: [1, 2, 3], phase: 'prefill-end' }])).dispose();
+    (await runner.step(answers)).dispose();
+    using onDevice = device.tensor('i32', ['token'], [1], new Int32Array([5]));
+    using whole = runner.createBatch([{ sequence: runner.openSequence(), ids: [1, 2], phase: 'prefill' }]);
+    runner.embed(whole);
+    await runner.runLayers(whole, 0, model.config.layers);
+    const calls = {
+      createBatch: () =>
+        runner.createBatch([
+          { sequence: reading, ids: [1, 2, 3], phase: 'prefill' },
+          { sequence: answering, ids: onDevice, phase: 'decode' },
+        ]),
+      'a recorded step': () => runner.step(answers),
+      head: () => runner.head(whole),
+    };
+    await runner.stream.synchronize();
+    const { finalized } = device.memory();
+    let failures = 0;
+    // Room for the first allocation, then for the first two, and so on.
+    for (let room = 0; ; room += 4) {
+      const { live, limit } = device.memory();
+      const filler = device.tensor('u8', ['byte'], [limit - live - room]);
+      const before = device.memory().live;
+      try {
+        using made = await calls[what]();
+        expect(made).toBeDefined();
+        filler.dispose();
+        break;
+      } catch (error) {
+        expect(error).toBeInstanceOf(OutOfMemoryError);
+        // What is enqueued holds its tensors until it is done.
+        await runner.stream.synchronize();
+        expect(device.memory().live).toBe(before);
+        failures += 1;
+      }
+      filler.dispose();
+    }
+    expect(failures).toBeGreaterThan(1);
+    expect(device.memory().finalized).toBe(finalized);
+  });
+});
