@@ -1,4 +1,4 @@
-import { existsSync } from 'node:fs';
+import { lstat } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { createDevice, ModelFormatError } from '@kv/sparse-core';
@@ -55,7 +55,7 @@ export class Model implements Disposable {
    */
   static async open(directory: string, { device = createDevice() }: ModelOptions = {}): Promise<Model> {
     const config = await readModelConfig(directory);
-    const tokenizer = existsSync(join(directory, 'tokenizer.json')) ? await Tokenizer.open(directory) : null;
+    const tokenizer = (await isThere(join(directory, 'tokenizer.json'))) ? await Tokenizer.open(directory) : null;
     try {
       const weights = await ModelWeights.open(device, directory, config);
       return new Model(device, config, weights, directory, tokenizer);
@@ -82,4 +82,12 @@ export class Model implements Disposable {
   [Symbol.dispose](): void {
     this.dispose();
   }
+}
+
+/** Whether a directory has such an entry, be it a link that leads nowhere. */
+async function isThere(path: string): Promise<boolean> {
+  return await lstat(path).then(
+    () => true,
+    () => false,
+  );
 }

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
 import type { z } from 'zod';
 
-import { isRecord, readJson, readOptionalJson } from '../read-json.js';
+import { describeValue, excerpt, isRecord, readJson, readOptionalJson } from '../read-json.js';
 import { configSchema, generationConfigSchema } from './config-schema.js';
 import type { RawConfig } from './config-schema.js';
 import { familyDefaults, familyTraits, slidingWindow } from './families.js';
@@ -81,7 +81,7 @@ function readFamily(file: string, json: unknown): ModelFamily {
   const families = Object.keys(familyDefaults).join(', ');
   if (typeof type !== 'string') malformed(file, 'model_type', type, `one of ${families}`);
   if (!Object.hasOwn(familyDefaults, type)) {
-    throw new CapabilityError(`${file}: the runner has no model family '${type}'; it has ${families}.`, {
+    throw new CapabilityError(`${file}: the runner has no model family '${excerpt(type)}'; it has ${families}.`, {
       subject: file,
       given: type,
       wanted: families,
@@ -93,7 +93,7 @@ function readFamily(file: string, json: unknown): ModelFamily {
 function checkSupported(file: string, raw: RawConfig): void {
   const activation = raw.hidden_act ?? 'silu';
   if (activation !== 'silu') {
-    throw new CapabilityError(`${file}: the runner has no activation '${activation}'; it has 'silu'.`, {
+    throw new CapabilityError(`${file}: the runner has no activation '${excerpt(activation)}'; it has 'silu'.`, {
       subject: 'hidden_act',
       given: activation,
       wanted: 'silu',
@@ -122,9 +122,8 @@ function validate<Schema extends z.ZodType>(schema: Schema, file: string, json: 
 }
 
 function malformed(file: string, field: string, given: unknown, wanted: string): never {
-  const shown = given === undefined ? 'nothing' : JSON.stringify(given);
   throw new ModelFormatError(
-    `${file}: ${field}: given ${shown}, wanted ${wanted}. Correct the config or fetch it again.`,
+    `${file}: ${field}: given ${describeValue(given)}, wanted ${wanted}. Correct the config or fetch it again.`,
     { subject: field, given, wanted },
   );
 }

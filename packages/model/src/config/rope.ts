@@ -1,6 +1,7 @@
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
 import type { RopeScaling } from '@kv/sparse-core';
 
+import { excerpt } from '../read-json.js';
 import type { RawConfig, RawRope } from './config-schema.js';
 import type { RopeConfig } from './model-config.js';
 
@@ -66,7 +67,7 @@ function readScaling(file: string, rope: RawRope, maxPositions: number): RopeSca
       };
     }
     default:
-      return refuse(file, `RoPE scaling '${kindOf(rope)}'`, "'default', 'linear' or 'llama3'");
+      return refuse(file, `RoPE scaling '${excerpt(kindOf(rope))}'`, "'default', 'linear' or 'llama3'");
   }
 }
 

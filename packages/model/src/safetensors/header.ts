@@ -1,7 +1,7 @@
 import { ModelFormatError } from '@kv/sparse-core';
 import { z } from 'zod';
 
-import { isRecord, parseJson } from '../read-json.js';
+import { describeValue, excerpt, isRecord, parseJson } from '../read-json.js';
 
 /** Bytes of one element of each dtype that a safetensors file may hold. */
 const bytesPerElement = {
@@ -89,12 +89,12 @@ export function readHeaderLength(file: string, start: Uint8Array, fileBytes: num
  */
 export function parseHeader(file: string, header: Uint8Array, fileBytes: number): SafetensorsHeader {
   const text = decodeUtf8(file, header);
-  const json = parseJson(`the header of ${file}`, text);
+  const { value: json, outerKeys } = parseJson(`the header of ${file}`, text);
   if (!isRecord(json))
     fail(file, 'a header that is not an object', 'a JSON object', 'This is no safetensors file');
-  const repeated = findRepeatedKey(text);
+  const repeated = findRepeated(outerKeys);
   if (repeated !== undefined)
-    fail(file, `tensor '${repeated}' twice`, 'unique names', 'Write the file again');
+    fail(file, `tensor '${excerpt(repeated)}' twice`, 'unique names', 'Write the file again');
 
   const dataStart = lengthFieldBytes + header.byteLength;
   const tensors = new Map<string, StoredTensor>();
@@ -119,18 +119,13 @@ function decodeUtf8(file: string, bytes: Uint8Array): string {
   }
 }
 
-/** JSON.parse keeps the last of two equal keys in silence; this finds such a key of the outermost object. */
-function findRepeatedKey(json: string): string | undefined {
+/** The first of some JSON strings that stands for the same text as one before it, whatever its spelling. */
+function findRepeated(spellings: readonly string[]): string | undefined {
   const seen = new Set<string>();
-  let depth = 0;
-  for (const [token] of json.matchAll(/"(?:[^"\\]|\\.)*"(?:\s*:)?|[{}[\]]/g)) {
-    if (token === '{' || token === '[') depth += 1;
-    else if (token === '}' || token === ']') depth -= 1;
-    else if (depth === 1 && token.endsWith(':')) {
-      const key = JSON.parse(token.slice(0, -1)) as string;
-      if (seen.has(key)) return key;
-      seen.add(key);
-    }
+  for (const spelling of spellings) {
+    const key = JSON.parse(spelling) as string;
+    if (seen.has(key)) return key;
+    seen.add(key);
   }
   return undefined;
 }
@@ -138,18 +133,18 @@ function findRepeatedKey(json: string): string | undefined {
 function parseMetadata(file: string, value: unknown): Record<string, string> {
   const parsed = z.record(z.string(), z.string()).safeParse(value);
   if (!parsed.success) {
-    fail(file, `__metadata__ ${JSON.stringify(value)}`, 'an object of strings', 'Write the file again');
+    fail(file, `__metadata__ ${describeValue(value)}`, 'an object of strings', 'Write the file again');
   }
   return parsed.data;
 }
 
 function parseTensor(file: string, name: string, value: unknown, dataStart: number): StoredTensor {
-  const subject = `${file}: tensor '${name}'`;
+  const subject = `${file}: tensor '${excerpt(name)}'`;
   const parsed = tensorSchema.safeParse(value);
   if (!parsed.success) {
     fail(
       subject,
-      JSON.stringify(value),
+      describeValue(value),
       'dtype, shape and data_offsets of whole numbers',
       'Write the file again',
     );
@@ -160,14 +155,14 @@ function parseTensor(file: string, name: string, value: unknown, dataStart: numb
     data_offsets: [begin, end],
   } = parsed.data;
   if (!isStoredDType(dtype)) {
-    fail(subject, `dtype ${dtype}`, Object.keys(bytesPerElement).join(', '), 'Convert the weights');
+    fail(subject, `dtype ${excerpt(dtype)}`, Object.keys(bytesPerElement).join(', '), 'Convert the weights');
   }
   const byteLength = shape.reduce((product, extent) => product * extent, bytesPerElement[dtype]);
   if (byteLength !== end - begin) {
     fail(
       subject,
       `bytes ${begin}..${end} (${end - begin})`,
-      `${byteLength} for ${dtype} [${shape.join(', ')}]`,
+      `${byteLength} for ${dtype} [${excerpt(shape.join(', '))}]`,
       'Write the file again',
     );
   }
@@ -185,7 +180,7 @@ function checkCoverage(file: string, tensors: StoredTensor[], dataStart: number,
     if (byteOffset !== cursor) {
       const what = byteOffset < cursor ? 'overlaps the tensor before it' : 'leaves a hole before it';
       fail(
-        `${file}: tensor '${name}' ${what}`,
+        `${file}: tensor '${excerpt(name)}' ${what}`,
         `offset ${byteOffset - dataStart}`,
         `offset ${cursor - dataStart}`,
         'Write the file again',

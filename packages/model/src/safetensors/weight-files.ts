@@ -1,11 +1,11 @@
 import { existsSync } from 'node:fs';
-import { open } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 
 import { ModelFormatError } from '@kv/sparse-core';
 import { z } from 'zod';
 
-import { readOptionalJson } from '../read-json.js';
+import { openFile, readBytes } from '../open-file.js';
+import { excerpt, readOptionalJson } from '../read-json.js';
 import { lengthFieldBytes, parseHeader, readHeaderLength } from './header.js';
 import type { SafetensorsHeader, StoredTensor } from './header.js';
 
@@ -19,13 +19,14 @@ const indexSchema = z.object({ weight_map: z.record(z.string(), z.string()) });
  * @throws ModelFormatError when the file is missing, truncated or malformed
  */
 export async function readSafetensorsHeader(file: string): Promise<SafetensorsHeader> {
-  const handle = await open(file).catch((cause: unknown) => {
-    throw new ModelFormatError(`${file} cannot be opened. Fetch the whole model directory again.`, {
+  const handle = await openFile(file);
+  if (handle === undefined) {
+    throw new ModelFormatError(`${file} cannot be opened: no such file. Fetch the whole model directory again.`, {
       subject: file,
+      given: 'no such file',
       wanted: 'a safetensors file',
-      cause,
     });
-  });
+  }
   try {
     const { size } = await handle.stat();
     const start = await readBytes(handle, 0, Math.min(size, lengthFieldBytes));
@@ -34,21 +35,6 @@ export async function readSafetensorsHeader(file: string): Promise<SafetensorsHe
   } finally {
     await handle.close();
   }
-}
-
-async function readBytes(
-  handle: Awaited<ReturnType<typeof open>>,
-  position: number,
-  length: number,
-): Promise<Uint8Array> {
-  const bytes = new Uint8Array(length);
-  let filled = 0;
-  while (filled < length) {
-    const { bytesRead } = await handle.read(bytes, filled, length - filled, position + filled);
-    if (bytesRead === 0) break;
-    filled += bytesRead;
-  }
-  return bytes.subarray(0, filled);
 }
 
 /**
@@ -89,7 +75,7 @@ async function readIndex(file: string): Promise<ReadonlyMap<string, string> | un
     // A shard is a file of this directory: an index must not reach any other.
     if (!/^[^/\\\0]+\.safetensors$/.test(shard) || shard !== basename(shard)) {
       throw new ModelFormatError(
-        `${file}: tensor '${name}' names the file '${shard}'; wanted the plain name of a .safetensors file ` +
+        `${file}: tensor '${excerpt(name)}' names the file '${excerpt(shard)}'; wanted the plain name of a .safetensors file ` +
           'beside the index. Do not use this model before you know where it comes from.',
         { subject: name, given: shard, wanted: 'a plain file name' },
       );
@@ -102,7 +88,7 @@ function addTensor(tensors: Map<string, StoredTensor>, tensor: StoredTensor): vo
   const other = tensors.get(tensor.name);
   if (other !== undefined) {
     throw new ModelFormatError(
-      `tensor '${tensor.name}' is both in ${other.file} and in ${tensor.file}; wanted it once. ` +
+      `tensor '${excerpt(tensor.name)}' is both in ${other.file} and in ${tensor.file}; wanted it once. ` +
         'Remove the shards of another version of this model.',
       { subject: tensor.name, given: [other.file, tensor.file], wanted: 'one file' },
     );
@@ -120,7 +106,7 @@ function checkIndexEntry(
   if (tensor?.file === wanted) return;
   const given = tensor === undefined ? 'no shard' : tensor.file;
   throw new ModelFormatError(
-    `${join(directory, indexFile)} says that tensor '${name}' is in ${shard}, but ${given} has it. ` +
+    `${join(directory, indexFile)} says that tensor '${excerpt(name)}' is in ${shard}, but ${given} has it. ` +
       'The index and the shards are of different versions; fetch both again.',
     { subject: name, given, wanted },
   );

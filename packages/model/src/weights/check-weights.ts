@@ -1,6 +1,7 @@
 import { ModelFormatError } from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
+import { excerpt } from '../read-json.js';
 import type { StoredTensor } from '../safetensors/header.js';
 import { layerShapes, outerShapes } from './weight-shapes.js';
 import type { WeightShapes } from './weight-shapes.js';
@@ -25,7 +26,7 @@ export function checkWeights(config: ModelConfig, tensors: ReadonlyMap<string, S
   for (const tensor of tensors.values()) {
     if (tensor.name.startsWith('model.') && !expected.has(tensor.name) && !isRecomputed(tensor.name)) {
       throw new ModelFormatError(
-        `${tensor.file}: tensor '${tensor.name}' has no place in the model that config.json describes ` +
+        `${tensor.file}: tensor '${excerpt(tensor.name)}' has no place in the model that config.json describes ` +
           `(${config.family}, ${config.layers} layers). The config is of another model; fetch both again.`,
         { subject: tensor.name, given: tensor.shape, wanted: 'no such tensor' },
       );
@@ -56,7 +57,7 @@ function checkTensor(name: string, shape: readonly number[], tensor: StoredTenso
   }
   if (tensor.shape.length !== shape.length || tensor.shape.some((extent, axis) => extent !== shape[axis])) {
     throw new ModelFormatError(
-      `${tensor.file}: tensor '${name}' has shape [${tensor.shape.join(', ')}], wanted ${wanted}, by ` +
+      `${tensor.file}: tensor '${name}' has shape [${excerpt(tensor.shape.join(', '))}], wanted ${wanted}, by ` +
         'config.json. The config is of another model; fetch both again.',
       { subject: name, given: tensor.shape, wanted: shape },
     );
