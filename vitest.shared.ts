@@ -8,7 +8,8 @@ const conditions = ['@kv/source', 'node', 'import', 'default'];
 export function packageTests(packageName: string): ViteUserConfig {
   const fromRoot = (path: string) => fileURLToPath(new URL(path, import.meta.url));
   return {
-    resolve: { conditions },
+    // What tests share is not published, so no package exports it.
+    resolve: { conditions, alias: { '@kv/sparse-core/testing': fromRoot('packages/sparse-core/src/testing/index.ts') } },
     ssr: { resolve: { conditions } },
     test: {
       include: ['src/**/*.test.ts'],

@@ -1,5 +1,6 @@
-// Packs every public package and uses it as a stranger would: alone in an empty folder, install scripts
-// blocked, empty HOME, no other @kv package than the packed ones it depends on. Needs built packages.
+// Packs every public package and uses it as a stranger would: what its README says to install, in an empty folder,
+// install scripts blocked, empty HOME, and a strict layout in which code finds only what its own manifest names.
+// Needs built packages.
 import { execFile } from 'node:child_process';
 import {
   existsSync,
@@ -63,10 +64,18 @@ function example(readme) {
   return block && { language: block[1], code: block[2] };
 }
 
+/** The packages that the README says to install. */
+function installed(readme) {
+  const names = /^npm install (.+)$/m.exec(readme)?.[1]?.split(' ');
+  if (names === undefined) throw new Error('README.md has no line "npm install …"');
+  return names;
+}
+
 async function checkContents({ path, manifest, tarball, files }) {
   for (const script of installScripts) {
     if (manifest.scripts?.[script]) throw new Error(`has an install script: ${script}`);
   }
+  if (!manifest.keywords?.length) throw new Error('package.json has no keywords');
   for (const wanted of ['README.md', 'LICENSE']) {
     if (!files.includes(wanted)) throw new Error(`the tarball lacks ${wanted}`);
   }
@@ -76,19 +85,8 @@ async function checkContents({ path, manifest, tarball, files }) {
     if (size >= largest) throw new Error(`${file} has ${size} bytes; fewer than ${largest} are wanted`);
   }
   await run(process.execPath, [tool('publint'), '--strict', tarball]);
-  // Nobody resolves as Node 10 did, and './testing' is for this workspace only.
-  const types = [tool('attw'), '--profile', 'node16', '--exclude-entrypoints', 'testing', '--', tarball];
-  if (manifest.types) await run(process.execPath, types);
-}
-
-/** `manifest`'s package and every packed one that it depends on. */
-function closure(manifest, packed, found = new Set()) {
-  found.add(manifest.name);
-  for (const name of Object.keys({ ...manifest.dependencies, ...manifest.optionalDependencies })) {
-    const dependency = packed.find((each) => each.manifest.name === name);
-    if (dependency && !found.has(name)) closure(dependency.manifest, packed, found);
-  }
-  return found;
+  // Nobody resolves as Node 10 did.
+  await run(process.execPath, [tool('attw'), '--profile', 'node16', tarball]);
 }
 
 async function checkInstalled(one, packed) {
@@ -96,20 +94,22 @@ async function checkInstalled(one, packed) {
   const folder = join(scratch, manifest.name.replace('@kv/', 'install-'));
   const home = join(folder, 'home');
   mkdirSync(home, { recursive: true });
-  const names = [...closure(manifest, packed)];
-  const dependencies = Object.fromEntries(
-    names.map((name) => [name, `file:${packed.find((each) => each.manifest.name === name).tarball}`]),
-  );
-  const overrides = Object.fromEntries(names.map((name) => [name, `$${name}`]));
+  const readme = readFileSync(join(path, 'README.md'), 'utf8');
+  const direct = installed(readme);
+  const fileOf = Object.fromEntries(packed.map((each) => [each.manifest.name, `file:${each.tarball}`]));
+  const dependencies = Object.fromEntries(direct.map((name) => [name, fileOf[name]]));
+  const overrides = { ...fileOf, ...Object.fromEntries(direct.map((name) => [name, `$${name}`])) };
   writeFileSync(join(folder, 'package.json'), JSON.stringify({ private: true, dependencies, overrides }));
   // Nothing of ours may come from a registry.
-  writeFileSync(join(folder, '.npmrc'), '@kv:registry=http://127.0.0.1:9/\n');
+  writeFileSync(join(folder, '.npmrc'), '@kv:registry=http://127.0.0.1:9/\nfetch-retries=0\n');
   const env = { ...process.env, HOME: home };
-  await run('npm', ['install', '--ignore-scripts', '--no-audit', '--no-fund', '--no-update-notifier'], { cwd: folder, env });
+  const options = ['--install-strategy=linked', '--ignore-scripts', '--no-audit', '--no-fund', '--no-update-notifier'];
+  await run('npm', ['install', ...options], { cwd: folder, env });
 
   const node = (code) => run(process.execPath, ['-e', code], { cwd: folder, env });
   if (manifest.os) {
-    await node(`require('${manifest.name}')`);
+    const name = await node(`process.stdout.write(require('@kv/sparse-core').nativeBinary().packageName)`);
+    if (name !== manifest.name) throw new Error(`@kv/sparse-core takes ${name} where ${manifest.name} is installed`);
     return;
   }
   await node(`
@@ -119,7 +119,7 @@ async function checkInstalled(one, packed) {
       if (keys(imported) !== required) throw new Error('import and require give different names');
     });`);
 
-  const shown = example(readFileSync(join(path, 'README.md'), 'utf8'));
+  const shown = example(readme);
   if (!shown) throw new Error('README.md has no js or sh block under "## Example"');
   if (existsSync(join(root, 'models'))) symlinkSync(join(root, 'models'), join(folder, 'models'));
   const file = join(folder, shown.language === 'js' ? 'example.mjs' : 'example.sh');
@@ -131,32 +131,53 @@ async function checkInstalled(one, packed) {
   if (output.trim() === '') throw new Error('the README example printed nothing');
 }
 
+const pack = (path) => run('npm', ['pack', '--json', '--pack-destination', scratch], { cwd: path });
+
 /** A platform package whose binary this machine has not built. */
 function lacksBinary({ path, manifest }) {
   return manifest.os !== undefined && !existsSync(join(path, manifest.main));
 }
 
-const packages = publicPackages();
-const skipped = packages.filter(lacksBinary);
-for (const { manifest } of skipped) console.log(`pack-check: skipped ${manifest.name}, its binary is not built here`);
-const packable = packages.filter((each) => !skipped.includes(each));
-const packed = await forEach(packable, async ({ path, manifest }) => {
-  const packing = await run('npm', ['pack', '--json', '--pack-destination', scratch], { cwd: path });
-  const [{ filename, files }] = JSON.parse(packing);
-  return { path, manifest, tarball: join(scratch, filename), files: files.map((file) => file.path) };
-});
+/** An empty platform package would hide from its users what they lack. */
+async function checkRefusal({ path, manifest }) {
+  const refusal = await pack(path).then(
+    () => 'it was packed',
+    (error) => error.message,
+  );
+  if (!refusal.includes(`${manifest.name} has no ${manifest.main}`)) {
+    throw new Error(`packing it without its binary must be refused, which it is not: ${refusal}`);
+  }
+}
 
-let failed = 0;
-await forEach(packed, async (each) => {
+const packages = publicPackages();
+const unbuilt = packages.filter(lacksBinary);
+const packed = await forEach(
+  packages.filter((each) => !unbuilt.includes(each)),
+  async ({ path, manifest }) => {
+    const [{ filename, files }] = JSON.parse(await pack(path));
+    return { path, manifest, tarball: join(scratch, filename), files: files.map((file) => file.path) };
+  },
+);
+
+const counts = { passed: 0, failed: 0, skipped: 0 };
+await forEach([...packed, ...unbuilt], async (each) => {
+  const { name } = each.manifest;
   try {
+    if (unbuilt.includes(each)) {
+      await checkRefusal(each);
+      counts.skipped += 1;
+      console.log(`pack-check: skipped ${name}, its binary is not built here`);
+      return;
+    }
     await checkContents(each);
     await checkInstalled(each, packed);
-    console.log(`pack-check: ok   ${each.manifest.name}`);
+    counts.passed += 1;
+    console.log(`pack-check: ok   ${name}`);
   } catch (error) {
-    failed += 1;
-    console.error(`pack-check: FAIL ${each.manifest.name}: ${error.message}`);
+    counts.failed += 1;
+    console.error(`pack-check: FAIL ${name}: ${error.message}`);
   }
 });
 rmSync(scratch, { recursive: true });
-console.log(`pack-check: ${packed.length - failed} passed, ${failed} failed, ${skipped.length} skipped`);
-process.exitCode = failed === 0 ? 0 : 1;
+console.log(`pack-check: ${counts.passed} passed, ${counts.failed} failed, ${counts.skipped} skipped`);
+process.exitCode = counts.failed === 0 ? 0 : 1;

@@ -66,6 +66,8 @@ function compiledManifest(folder) {
     entry,
     typeof target === 'string' ? target : compiled(target['@kv/source']),
   ]);
+  // What tests share is exported nowhere else.
+  if (existsSync(join(folder, 'src/testing/index.ts'))) exports.push(['./testing', './dist/testing/index.js']);
   return { ...manifest, exports: Object.fromEntries(exports) };
 }
 

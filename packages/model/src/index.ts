@@ -23,3 +23,53 @@ export { Tokenizer } from './tokenizer/tokenizer.js';
 export type { DecodeOptions, EncodeOptions } from './tokenizer/tokenizer.js';
 export { ModelWeights } from './weights/model-weights.js';
 export type { LayerWeights, LinearWeights } from './weights/model-weights.js';
+
+/** What a user of models needs of `@kv/sparse-core`, so that one package is enough where each must be installed. */
+export {
+  CapabilityError,
+  createDevice,
+  cudaReport,
+  densePagedStore,
+  densePrefill,
+  Device,
+  DeviceError,
+  devices,
+  DisposedError,
+  DTypeError,
+  InvalidValueError,
+  KvError,
+  kvPolicy,
+  ModelFormatError,
+  OutOfMemoryError,
+  QueueFullError,
+  ropeDescription,
+  roundToBf16,
+  ShapeError,
+  Stream,
+} from '@kv/sparse-core';
+export type {
+  CudaReport,
+  DensePagedOptions,
+  DeviceKind,
+  DeviceOptions,
+  ElementArray,
+  FloatDType,
+  InstructionSet,
+  KvBytes,
+  KvErrorCode,
+  KvErrorDetails,
+  KvPolicy,
+  KvPolicyParts,
+  KvSelector,
+  KvStore,
+  KvStoreFactory,
+  MemoryReport,
+  PrefillAttention,
+  RopeDescription,
+  RopeOptions,
+  RopeScaling,
+  SampleSettings,
+  SelectCall,
+  TensorHandle,
+  TokenSelection,
+} from '@kv/sparse-core';
