@@ -31,6 +31,17 @@ export default defineConfig(
     files: ['packages/*/src/**/*.ts'],
     plugins: { '@nx': nx },
     rules: {
+      // Under `exactOptionalPropertyTypes` an option that lacks it cannot be handed on by who was not given one.
+      'no-restricted-syntax': [
+        'error',
+        {
+          selector:
+            ':matches(TSInterfaceBody, TSTypeAliasDeclaration TSTypeLiteral) > ' +
+            'TSPropertySignature[optional=true] > TSTypeAnnotation > ' +
+            ':not(TSUnionType:has(> TSUndefinedKeyword), TSUndefinedKeyword, TSUnknownKeyword)',
+          message: "An optional property takes undefined too: 'name?: Type | undefined'.",
+        },
+      ],
       '@nx/enforce-module-boundaries': [
         'error',
         {

@@ -8,7 +8,7 @@ export interface Prompt {
   readonly name: string;
   readonly text: string;
   /** Whether the tokenizer adds what the model wants around a text. Default: it does. */
-  readonly addSpecialTokens?: boolean;
+  readonly addSpecialTokens?: boolean | undefined;
 }
 
 export interface EncodedPrompt {

@@ -10,7 +10,5 @@ import type { DeviceChoice } from './options.js';
  */
 export function openModel(directory: string, { device, threads }: DeviceChoice): Promise<Model> {
   const kind = device as DeviceKind;
-  return Model.open(directory, {
-    device: createDevice(threads === undefined ? { kind } : { kind, threads }),
-  });
+  return Model.open(directory, { device: createDevice({ kind, threads }) });
 }

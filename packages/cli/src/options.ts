@@ -19,7 +19,7 @@ export function finiteNumber(text: string): number {
 /** Where a model runs, as every command that runs one takes it. */
 export interface DeviceChoice {
   readonly device: string;
-  readonly threads?: number;
+  readonly threads?: number | undefined;
 }
 
 export function deviceOptions(): Option[] {

@@ -6,13 +6,13 @@ import { attentionSelector } from './hbw.js';
 
 export interface HaloSettings {
   /** The prompt's last tokens: their queries are what is looked at, and they are always kept. Default: 16. */
-  readonly window?: number;
+  readonly window?: number | undefined;
   /** Tokens around a token that the window looks at, itself included, that are as good as it is; odd. Default: 25. */
-  readonly haloTokens?: number;
+  readonly haloTokens?: number | undefined;
   /** How the kv heads of all layers share the capacity, in whole blocks of the store. Default: equally. */
-  readonly headShares?: HeadShares;
+  readonly headShares?: HeadShares | undefined;
   /** Share of its capacity that every kv head of a layer has for itself. Default: 1, all heads keep as many. */
-  readonly headFloor?: number;
+  readonly headFloor?: number | undefined;
 }
 
 /**

@@ -68,6 +68,7 @@ describeOnDevices('hbw', ({ open }) => {
 
   it.each([
     { settings: {}, kernel: 5, kind: 'average' as const },
+    { settings: { pooling: undefined }, kernel: 5, kind: 'average' as const },
     { settings: { pooling: { kind: 'max' as const, tokens: 7 } }, kernel: 7, kind: 'max' as const },
   ])('as snapKv keeps what SnapKV keeps, pooled by $kind over $kernel', async ({ settings, kernel, kind }) => {
     const random = new Random(41);

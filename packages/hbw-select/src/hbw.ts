@@ -17,22 +17,22 @@ import type { SelectTokensOptions } from './select-options.js';
 
 export interface HbwSettings extends SelectTokensOptions {
   /** The prompt's last tokens: their queries are what is looked at, and they are always kept. Default: 32. */
-  readonly window?: number;
+  readonly window?: number | undefined;
   /** Whether the capacity counts the window's tokens. Default: true. */
-  readonly windowInCapacity?: boolean;
+  readonly windowInCapacity?: boolean | undefined;
   /** How the kv heads of all layers share the capacity, in whole blocks of the store. Default: equally. */
   readonly headShares?: HeadShares | undefined;
   /** Tokens of a block. Default: `max(1, floor(capacity / 32))`. */
   readonly blockTokens?: number | undefined;
   /** The keys of a softmax's denominator: all that a query sees, or the prefix only. Default: `full`. */
-  readonly scoreDomain?: ScoreDomain;
+  readonly scoreDomain?: ScoreDomain | undefined;
   /** Over the query heads that share a kv head. Default: `mean`. */
-  readonly groupReduction?: GroupReduction;
+  readonly groupReduction?: GroupReduction | undefined;
   /**
    * Share of its capacity that every kv head has for itself, 0 to 1; the rest of all heads goes to those that
    * hold the best scores. Below 1 a selection waits for the device. Default: 1, all heads keep as many.
    */
-  readonly headFloor?: number;
+  readonly headFloor?: number | undefined;
 }
 
 export type HbwOptions = Capacity & HbwSettings;

@@ -13,16 +13,16 @@ export interface ScorePooling {
 /** How tokens are chosen; the defaults are those of HBW-KV with the whole capacity in use. */
 export interface SelectTokensOptions {
   /** Groups of each round: M of the paper. Default: `[1, 8]`. */
-  readonly rounds?: readonly number[];
+  readonly rounds?: readonly number[] | undefined;
   /**
    * `refill`: a round skips what earlier ones have taken. `union`: each round chooses alone, and what several
    * chose counts once, so that fewer blocks are kept. Default: `refill`.
    */
-  readonly dedup?: 'refill' | 'union';
+  readonly dedup?: 'refill' | 'union' | undefined;
   /** `fill`: the best single tokens make up what whole blocks leave of the capacity. Default: `fill`. */
-  readonly remainder?: 'fill' | 'drop';
+  readonly remainder?: 'fill' | 'drop' | undefined;
   /** First tokens of the prefix that are always kept. Default: 0. */
-  readonly sinkTokens?: number;
+  readonly sinkTokens?: number | undefined;
   /** Default: none. */
   readonly pooling?: ScorePooling | undefined;
 }

@@ -7,23 +7,20 @@ import type { ScorePooling } from './select-options.js';
 
 export interface SnapKvSettings {
   /** The prompt's last tokens: their queries are what is looked at, and they are always kept. Default: 32. */
-  readonly window?: number;
+  readonly window?: number | undefined;
   /** Default: average over 5, as published; its LongBench runs take the maximum over 7. */
-  readonly pooling?: ScorePooling;
+  readonly pooling?: ScorePooling | undefined;
   /** Over the query heads that share a kv head. Default: `mean`. */
-  readonly groupReduction?: GroupReduction;
+  readonly groupReduction?: GroupReduction | undefined;
 }
+
+const published: ScorePooling = { kind: 'average', tokens: 5 };
 
 /**
  * SnapKV (Li et al. 2024): single tokens by their pooled scores, the window counted in the capacity. Storage is
  * per kv head, so the query heads that share one choose together.
  * @throws InvalidValueError
  */
-export function snapKv(options: Capacity & SnapKvSettings): KvSelector {
-  return attentionSelector('snapkv', {
-    pooling: { kind: 'average', tokens: 5 },
-    ...options,
-    rounds: [1],
-    blockTokens: 1,
-  });
+export function snapKv({ pooling = published, ...options }: Capacity & SnapKvSettings): KvSelector {
+  return attentionSelector('snapkv', { ...options, pooling, rounds: [1], blockTokens: 1 });
 }

@@ -7,7 +7,7 @@ import { expectWhole } from './expect.js';
 
 export interface StreamingSettings {
   /** The prompt's first tokens, which are kept and count. Default: 4. */
-  readonly sinkTokens?: number;
+  readonly sinkTokens?: number | undefined;
 }
 
 /**

@@ -6,8 +6,8 @@ export type LayerSparsity = number | ((layer: number) => number);
 
 /** The paper's S_K and S_V. What is left out stays dense. */
 export interface BlockSparsity {
-  readonly keys?: LayerSparsity;
-  readonly values?: LayerSparsity;
+  readonly keys?: LayerSparsity | undefined;
+  readonly values?: LayerSparsity | undefined;
 }
 
 /** S_K and S_V of one layer. */

@@ -19,23 +19,23 @@ import { poolSizes } from './store/pool-sizes.js';
 
 export interface HieraSparseOptions extends BlockSparsity {
   /** First tokens that stay dense, rounded up to whole blocks. Default: 64. */
-  readonly sinkTokens?: number;
+  readonly sinkTokens?: number | undefined;
   /** Last tokens that stay dense. Default: 256. */
-  readonly localWindow?: number;
+  readonly localWindow?: number | undefined;
   /** Element type of the cache. Default: that of the rows if it has 16 bits, else f16. */
-  readonly dtype?: SparseDType;
+  readonly dtype?: SparseDType | undefined;
   /**
    * Which elements sparse blocks keep, `[kvHead, blockToken, dim]`, not zero where one is kept; at most two of four
    * neighbours. Default: of four the two of largest magnitude.
    */
-  readonly elementMask?: (layer: KvLayer, operand: KvOperand) => Uint8Array | undefined;
+  readonly elementMask?: (((layer: KvLayer, operand: KvOperand) => Uint8Array | undefined) | undefined) | undefined;
   /**
    * Which blocks become sparse: those of least loss, with a loss for each block of 64 of `tokensPerSlot`. Read in stream
    * order whenever blocks become sparse, so that it may change in between; yours to dispose, after the store. A fork goes
    * by the losses of its own slot; after a selector, blocks are counted in what it kept. Default: the sums of the
    * magnitudes of what is not kept.
    */
-  readonly blockLoss?: (layer: KvLayer, operand: KvOperand, capacity: KvCapacity) => BlockLoss | undefined;
+  readonly blockLoss?: (((layer: KvLayer, operand: KvOperand, capacity: KvCapacity) => BlockLoss | undefined) | undefined) | undefined;
 }
 
 const dense: Shares = { keys: 0, values: 0 };

@@ -13,7 +13,7 @@ import { ModelWeights } from './weights/model-weights.js';
 
 export interface ModelOptions {
   /** Where the model runs. Default: a CPU device of its own. */
-  readonly device?: Device;
+  readonly device?: Device | undefined;
 }
 
 /** A model directory, opened: config, tokenizer, and weights mapped from their files. */

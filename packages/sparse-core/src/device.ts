@@ -10,15 +10,15 @@ import { type Axes, elementCount, type Extents, rowMajorStrides, Tensor } from '
 
 export interface DeviceOptions {
   /** Default: 'cpu'. */
-  readonly kind?: DeviceKind;
+  readonly kind?: DeviceKind | undefined;
   /** Which of the machine's CUDA devices. Default: 0. */
-  readonly index?: number;
+  readonly index?: number | undefined;
   /** Threads that compute, the stream's own included. Default: one for each available core. */
-  readonly threads?: number;
+  readonly threads?: number | undefined;
   /** Which build of the CPU kernels to use. Default: the widest that the processor runs. */
-  readonly instructionSet?: InstructionSet;
+  readonly instructionSet?: InstructionSet | undefined;
   /** Bytes of tensors past which allocations are refused. Default: all that the device has. */
-  readonly memoryLimit?: number;
+  readonly memoryLimit?: number | undefined;
 }
 
 /** A place where tensors live and operations run. */

@@ -13,7 +13,7 @@ export type KvErrorCode =
 /** What an error says beyond its text, for programs: the same facts as fields. */
 export interface KvErrorDetails {
   /** The operation, option, file or tensor that the error is about. */
-  readonly subject?: string;
+  readonly subject?: string | undefined;
   readonly given?: unknown;
   readonly wanted?: unknown;
   readonly cause?: unknown;

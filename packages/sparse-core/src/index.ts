@@ -53,6 +53,7 @@ export { sample, type SampleArguments, type SampleSettings } from './operations/
 export { swiglu, type SwigluArguments } from './operations/swiglu.js';
 export { type PagedBlocks } from './paged-blocks.js';
 export { Recording } from './recording.js';
+export { roundToBf16 } from './round-to-bf16.js';
 export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';
 export { densePrefill } from './stores/dense-prefill.js';
 export { Stream } from './stream.js';

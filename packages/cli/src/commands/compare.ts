@@ -17,8 +17,8 @@ import { readTextFile } from '../read-text-file.js';
 
 export interface CompareOptions extends DeviceChoice {
   readonly document: string;
-  readonly question?: string;
-  readonly questions?: string;
+  readonly question?: string | undefined;
+  readonly questions?: string | undefined;
   readonly maxNewTokens: number;
 }
 

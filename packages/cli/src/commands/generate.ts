@@ -15,18 +15,18 @@ import { PrefillBar } from '../prefill-bar.js';
 import { readTextFile } from '../read-text-file.js';
 
 export interface GenerateTextOptions extends DeviceChoice {
-  readonly prompt?: string;
-  readonly promptFile?: string;
-  readonly chat?: boolean;
+  readonly prompt?: string | undefined;
+  readonly promptFile?: string | undefined;
+  readonly chat?: boolean | undefined;
   readonly policy: string;
   readonly maxNewTokens: number;
-  readonly stop?: readonly string[];
+  readonly stop?: readonly string[] | undefined;
   readonly temperature: number;
-  readonly topK?: number;
-  readonly topP?: number;
-  readonly minP?: number;
-  readonly repetitionPenalty?: number;
-  readonly seed?: number;
+  readonly topK?: number | undefined;
+  readonly topP?: number | undefined;
+  readonly minP?: number | undefined;
+  readonly repetitionPenalty?: number | undefined;
+  readonly seed?: number | undefined;
 }
 
 /**

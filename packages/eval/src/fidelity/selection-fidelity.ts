@@ -16,7 +16,7 @@ export interface SelectionTrial {
   /** Scores are multiplied by this before the softmax; usually `1 / sqrt(headDim)`. */
   readonly scale: number;
   /** The tokens of greatest weight that `topRecall` asks for. Default 32, at most all. */
-  readonly topTokens?: number;
+  readonly topTokens?: number | undefined;
 }
 
 /** What a selection does to queries that it did not see; see `docs/eval.md`. */

@@ -31,15 +31,15 @@ export interface LossOptions {
    * Tokens that are read first and not counted, at least one. The selection drops tokens at their end, so that what
    * counts is how well the rest is predicted from what was kept. Default: 1, the beginning-of-text token.
    */
-  readonly contextTokens?: number;
+  readonly contextTokens?: number | undefined;
   /**
    * Tokens of a step behind the context; where what a token sees depends on its chunk, few are more like an answer.
    * Default: the runner's largest batch.
    */
-  readonly chunkTokens?: number;
+  readonly chunkTokens?: number | undefined;
   /** Default: keeps everything. */
-  readonly select?: KvSelector;
-  readonly signal?: AbortSignal;
+  readonly select?: KvSelector | undefined;
+  readonly signal?: AbortSignal | undefined;
 }
 
 /**
@@ -66,7 +66,7 @@ export async function textLoss(
   }
   using sequence = runner.openSequence({ select });
   runner.checkTokens(sequence, ids);
-  using first = await prefill(runner, sequence, ids.subarray(0, contextTokens), signal ? { signal } : {});
+  using first = await prefill(runner, sequence, ids.subarray(0, contextTokens), { signal });
   const losses = [...(await tokenLosses(runner, first, ids.subarray(contextTokens, contextTokens + 1)))];
   for (let start = contextTokens; start < ids.length - 1; start += chunkTokens) {
     signal?.throwIfAborted();

@@ -1,10 +1,11 @@
-import type { Runner, Sequence } from '@kv/model';
+import type { Logits, Runner, Sequence } from '@kv/model';
 import { prefill } from '@kv/model';
 import type { KvSelector } from '@kv/sparse-core';
 
 import { likeliestTokens } from '../likeliest-tokens.js';
 import { observing } from '../observing.js';
 import type { EncodedExample } from './examples.js';
+import { logitDivergence } from './logit-divergence.js';
 
 /**
  * When the cache is cut down. `question-aware`: at the end of the prompt, the question read. `question-agnostic`: at
@@ -30,12 +31,19 @@ export interface RetrievalResult {
   readonly right: boolean;
   /** Bytes of the sequence's cache just after the selection, on device and host. */
   readonly kvBytes: number;
+  /**
+   * `Σ p ln(p / q)` in nats, the mean over the answer's tokens: p what the whole cache gives behind the prompt and the
+   * answer's tokens before, q what this cache gives. Only where `divergence` is asked for.
+   */
+  readonly divergence?: number | undefined;
 }
 
 export interface RetrievalOptions {
   /** Default: both. */
-  readonly moments?: readonly Moment[];
-  readonly signal?: AbortSignal;
+  readonly moments?: readonly Moment[] | undefined;
+  /** Whether to measure how far a policy's logits are from those of the whole cache. Default: false. */
+  readonly divergence?: boolean | undefined;
+  readonly signal?: AbortSignal | undefined;
 }
 
 /**
@@ -49,13 +57,13 @@ export async function evaluateRetrieval(
   runner: Runner,
   example: EncodedExample,
   policies: readonly SelectionPolicy[],
-  { moments = ['question-aware', 'question-agnostic'], signal }: RetrievalOptions = {},
+  { moments = ['question-aware', 'question-agnostic'], divergence = false, signal }: RetrievalOptions = {},
 ): Promise<RetrievalResult[]> {
   const { id, task, length, prompt, documentTokens } = example;
   const selections = policies.map(({ name, select }) => ({ name, select: select(prompt.length) ?? observing(0) }));
   const window = Math.max(0, ...selections.map(({ select }) => select.observationWindow));
   const read = async (sequence: Sequence, ids: Int32Array): Promise<void> => {
-    const logits = await prefill(runner, sequence, ids, { endsPrompt: false, ...(signal && { signal }) });
+    const logits = await prefill(runner, sequence, ids, { endsPrompt: false, signal });
     logits.dispose();
   };
   using document = runner.openSequence({ select: observing(window) });
@@ -63,40 +71,72 @@ export async function evaluateRetrieval(
   await read(document, prompt.subarray(0, documentTokens - 1));
   using asked = runner.fork(document);
   await read(asked, prompt.subarray(documentTokens - 1, prompt.length - 1));
+  const ask = async (from: Sequence, select: KvSelector): Promise<Asked> => {
+    signal?.throwIfAborted();
+    const around = totalBytes(runner);
+    using fork = runner.fork(from, { select });
+    using logits = await prefill(runner, fork, prompt.subarray(fork.length, fork.length + 1));
+    const kvBytes = totalBytes(runner) - around;
+    return { kvBytes, ...(await readAnswer(runner, fork, example, logits, divergence)) };
+  };
+  const whole = divergence ? await ask(asked, observing(0)) : undefined;
   const results: RetrievalResult[] = [];
   for (const moment of moments) {
-    const isAware = moment === 'question-aware';
     for (const { name, select } of selections) {
-      signal?.throwIfAborted();
-      const around = totalBytes(runner);
-      using fork = runner.fork(isAware ? asked : document, { select });
-      using logits = await prefill(runner, fork, prompt.subarray(fork.length, fork.length + 1));
-      const kvBytes = totalBytes(runner) - around;
-      const [next = -1] = await likeliestTokens(runner, logits);
-      const right = await answers(runner, fork, example, next);
-      results.push({ id, task, length, policy: name, moment, right, kvBytes });
+      const { right, kvBytes, logits } = await ask(moment === 'question-aware' ? asked : document, select);
+      const lost = whole && meanDivergence(whole.logits, logits);
+      results.push({ id, task, length, policy: name, moment, right, kvBytes, divergence: lost });
     }
   }
   return results;
 }
 
-/** Whether a sequence that has read part of the prompt, behind which `next` is likeliest, gives the answer. */
-async function answers(
+interface Answer {
+  readonly right: boolean;
+  /** `[answer token][vocabulary]` behind the tokens before it; none unless they are wanted. */
+  readonly logits: readonly Float32Array[];
+}
+
+interface Asked extends Answer {
+  readonly kvBytes: number;
+}
+
+/**
+ * Reads what is left of the prompt, and the answer, into a sequence.
+ * @param next `[1, vocabulary]` behind what the sequence has read of the prompt
+ */
+async function readAnswer(
   runner: Runner,
   sequence: Sequence,
   { prompt, answer }: EncodedExample,
-  next: number,
-): Promise<boolean> {
+  next: Logits,
+  wantsLogits: boolean,
+): Promise<Answer> {
+  const chosen = [...(await likeliestTokens(runner, next))];
+  const rows = wantsLogits ? await readRows(next) : [];
   const rest = Int32Array.from([...prompt.subarray(sequence.length), ...answer.subarray(0, -1)]);
-  const chosen = [next];
   if (rest.length > 0) {
     using batch = runner.createBatch([{ sequence, ids: rest, phase: 'prefill' }]);
     runner.embed(batch);
     await runner.runLayers(batch, 0, runner.model.config.layers);
     using logits = runner.head(batch, [...rest.keys()]);
     chosen.push(...(await likeliestTokens(runner, logits)));
+    if (wantsLogits) rows.push(...(await readRows(logits)));
   }
-  return answer.every((id, index) => id === chosen[chosen.length - answer.length + index]);
+  // Rows before the last of the prompt foretell the question.
+  const right = answer.every((id, index) => id === chosen[chosen.length - answer.length + index]);
+  return { right, logits: rows.slice(-answer.length) };
+}
+
+async function readRows(logits: Logits): Promise<Float32Array[]> {
+  const [rows, vocabulary] = logits.shape;
+  const all = await logits.read();
+  return Array.from({ length: rows }, (_, row) => all.subarray(row * vocabulary, (row + 1) * vocabulary));
+}
+
+function meanDivergence(reference: readonly Float32Array[], given: readonly Float32Array[]): number {
+  const each = reference.map((logits, index) => logitDivergence(logits, given[index] ?? new Float32Array()));
+  return each.reduce((total, one) => total + one, 0) / each.length;
 }
 
 function totalBytes({ kvBytes }: Runner): number {

@@ -95,6 +95,28 @@ describe('evaluateRetrieval', () => {
       }
     }));
 
+  it('says how far the logits of a smaller cache are from those of the whole one', () =>
+    withSmallModel({ sequences: 3, contextTokens: 1100 }, async (runner, { tokenizer }) => {
+      const example = examples.find(({ id }) => id === 'needle4-1024-0');
+      if (example === undefined) throw new Error('an example was expected');
+      const encoded = await encodeExample(tokenizer, example);
+      const policies: SelectionPolicy[] = [
+        { name: 'everything', select: () => undefined },
+        { name: 'ends', select: () => ends(4, 60) },
+      ];
+      const results = await evaluateRetrieval(runner, encoded, policies, { divergence: true });
+      const [all, few, later, fewLater] = results.map(({ divergence }) => divergence ?? NaN);
+      // The very same steps, and then the question in one chunk: f32 sums in another order, which move logits by 1e-3.
+      expect(all).toBe(0);
+      expect(later).toBeLessThan(1e-5);
+      // A cache without the fact gives each digit about a tenth where the whole one is sure of it.
+      expect(few).toBeGreaterThan(1);
+      expect(fewLater).toBeGreaterThan(1);
+      expect(runner.kvBytes.device).toBe(0);
+      const [verdict] = await evaluateRetrieval(runner, encoded, policies, { moments: ['question-aware'] });
+      expect(verdict?.divergence).toBeUndefined();
+    }));
+
   it('says what greedy decoding says', () =>
     withSmallModel({ sequences: 3, contextTokens: 1100 }, async (runner, { tokenizer }) => {
       const example = examples.find(({ id }) => id === 'needle4-1024-0');

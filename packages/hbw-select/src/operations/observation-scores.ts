@@ -38,9 +38,9 @@ export interface ObservationScoresArguments extends PagedRows {
   /** Products are multiplied by this before the softmax; positive, usually `1 / sqrt(headDim)`. */
   readonly scale: number;
   /** Default: `full`. */
-  readonly domain?: ScoreDomain;
+  readonly domain?: ScoreDomain | undefined;
   /** Default: `mean`. */
-  readonly groupReduction?: GroupReduction;
+  readonly groupReduction?: GroupReduction | undefined;
 }
 
 /**

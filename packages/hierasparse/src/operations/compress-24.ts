@@ -23,9 +23,9 @@ export interface Compress24Arguments {
   /** A kv head of a slot at most once. */
   readonly prunings: readonly Pruning[];
   /** Default: of four neighbours the two of largest magnitude, of equal ones the first. */
-  readonly elementMask?: ElementMask;
+  readonly elementMask?: ElementMask | undefined;
   /** Of the shape of the table, contiguous. Default: the sums of the magnitudes of what is not kept. */
-  readonly blockLoss?: BlockLoss;
+  readonly blockLoss?: BlockLoss | undefined;
 }
 
 /**

@@ -18,8 +18,8 @@ export interface MixedAttentionArguments extends Omit<AttentionArguments, 'block
   /** i32: how many tokens each kv head of each slot holds. A sparse block has 64 of them. */
   readonly keyCounts: TensorHandle<'i32', readonly ['slot', 'kvHead']>;
   /** False promises that no block that is read is sparse, so that it need not be asked. Default: true. */
-  readonly sparseKeys?: boolean;
-  readonly sparseValues?: boolean;
+  readonly sparseKeys?: boolean | undefined;
+  readonly sparseValues?: boolean | undefined;
 }
 
 /**

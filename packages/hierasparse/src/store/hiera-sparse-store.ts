@@ -336,13 +336,7 @@ export class HieraSparseStore implements KvStore {
       });
       if (prunings.length === 0) continue;
       const [elementMask, blockLoss] = [masks[operand], losses[operand]];
-      compress24(stream, {
-        operand,
-        blocks: this.#mixed(operand),
-        prunings,
-        ...(elementMask && { elementMask }),
-        ...(blockLoss && { blockLoss }),
-      });
+      compress24(stream, { operand, blocks: this.#mixed(operand), prunings, elementMask, blockLoss });
     }
   }
 

@@ -17,13 +17,13 @@ export interface GenerateTokensOptions extends PrefillOptions {
    * that were yielded: `sequence.ids` gives them. Of a prompt whose reading was cut off it holds what was read. Its
    * memory is the caller's to return. Default: a new one.
    */
-  readonly sequence?: Sequence;
+  readonly sequence?: Sequence | undefined;
   /** Default: as many as the runner's context has room for, which also limits a larger number. At least 1. */
-  readonly maxTokens?: number;
+  readonly maxTokens?: number | undefined;
   /** How tokens are chosen. Default: always the most likely one. */
-  readonly sampling?: SampleSettings;
+  readonly sampling?: SampleSettings | undefined;
   /** Token ids that end the answer. Default: those of the model. */
-  readonly endIds?: readonly number[];
+  readonly endIds?: readonly number[] | undefined;
 }
 
 export interface GeneratedId {

@@ -8,7 +8,7 @@ import { StopMatcher } from './stop-matcher.js';
 
 export interface GenerateOptions extends GenerateTokensOptions {
   /** Texts that end the answer; they are not part of it. */
-  readonly stop?: readonly string[];
+  readonly stop?: readonly string[] | undefined;
 }
 
 /** One more token of an answer. */
@@ -46,7 +46,7 @@ export async function* generate(
       },
     );
   }
-  const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, signal ? { signal } : {}) : prompt;
+  const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : prompt;
   const decoder = tokenizer.stream(ids);
   const matcher = new StopMatcher(stop);
   for await (const { id, milliseconds, finishReason } of generateTokens(runner, ids, options)) {

@@ -12,15 +12,15 @@ export interface PrefillProgress {
 
 export interface PrefillOptions {
   /** Tokens of one step. Default: the runner's largest batch. */
-  readonly chunkTokens?: number;
+  readonly chunkTokens?: number | undefined;
   /**
    * Whether the prompt ends with these tokens, which is when a policy drops what it does not keep. Default: true.
    * False leaves the cache as it is: for a text that is forked or continued, and for what follows a selection.
    */
-  readonly endsPrompt?: boolean;
-  readonly signal?: AbortSignal;
+  readonly endsPrompt?: boolean | undefined;
+  readonly signal?: AbortSignal | undefined;
   /** Called after each chunk. */
-  readonly onProgress?: (progress: PrefillProgress) => void;
+  readonly onProgress?: (((progress: PrefillProgress) => void) | undefined) | undefined;
 }
 
 /**

@@ -34,27 +34,27 @@ import { Sequence } from './sequence.js';
 
 export interface RunnerOptions {
   /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
-  readonly policy?: KvPolicy;
+  readonly policy?: KvPolicy | undefined;
   /** How positions turn queries and keys. Default: as config.json says, with frequencies in f32. */
-  readonly rope?: RopeDescription;
+  readonly rope?: RopeDescription | undefined;
   /** Sequences at the same time. Default 1. */
-  readonly sequences?: number;
+  readonly sequences?: number | undefined;
   /** Tokens of the longest sequence, prompt and answer. Default: the model's own limit, at most 16,384. */
-  readonly contextTokens?: number;
+  readonly contextTokens?: number | undefined;
   /** Tokens of all sequences together. Default: `sequences × contextTokens`. */
-  readonly cacheTokens?: number;
+  readonly cacheTokens?: number | undefined;
   /** Rows of the largest batch, which sizes the working memory. Default 512. */
-  readonly maxBatchRows?: number;
+  readonly maxBatchRows?: number | undefined;
   /**
    * Element type of the rows between the layers: f32, or that of the weights. Default: f32 on a CPU, that of the
    * weights on CUDA, whose tensor cores multiply nothing wider.
    */
-  readonly activations?: FloatDType;
+  readonly activations?: FloatDType | undefined;
 }
 
 export interface SequenceOptions {
   /** Chooses what the cache keeps when the prompt ends. Default: the runner's policy, or that of a forked sequence. */
-  readonly select?: KvSelector;
+  readonly select?: KvSelector | undefined;
 }
 
 /** What a runner needs of its model. */

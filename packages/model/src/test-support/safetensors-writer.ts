@@ -6,7 +6,7 @@ import { join } from 'node:path';
 export interface TensorToWrite {
   readonly dtype: 'F32' | 'F16' | 'BF16' | 'I64';
   readonly shape: readonly number[];
-  readonly bytes?: Uint8Array;
+  readonly bytes?: Uint8Array | undefined;
 }
 
 const elementBytes = { F32: 4, F16: 2, BF16: 2, I64: 8 } as const;

@@ -12,11 +12,11 @@ export interface ChatMessage {
 
 export interface ChatTemplateOptions {
   /** End with the opening of an answer. Default true. */
-  readonly addGenerationPrompt?: boolean;
+  readonly addGenerationPrompt?: boolean | undefined;
   /** JSON schemas of the functions that the model may call. */
-  readonly tools?: readonly unknown[];
+  readonly tools?: readonly unknown[] | undefined;
   /** Further variables of the template, such as `enable_thinking`. */
-  readonly variables?: Readonly<Record<string, unknown>>;
+  readonly variables?: Readonly<Record<string, unknown>> | undefined;
 }
 
 /** The Jinja template that a model directory ships, which turns messages into a prompt. */

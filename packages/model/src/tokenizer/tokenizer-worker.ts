@@ -25,7 +25,7 @@ parentPort.on('message', ({ request, text, addSpecialTokens }) => {
 
 interface Answer {
   readonly request: number;
-  readonly ids?: Int32Array;
+  readonly ids?: Int32Array | undefined;
   readonly error?: unknown;
 }
 

@@ -17,13 +17,13 @@ export interface EncodeOptions {
   /**
    * Add what the tokenizer's template adds around a text, such as a begin-of-sequence token. Default true.
    */
-  readonly addSpecialTokens?: boolean;
-  readonly signal?: AbortSignal;
+  readonly addSpecialTokens?: boolean | undefined;
+  readonly signal?: AbortSignal | undefined;
 }
 
 export interface DecodeOptions {
   /** Leave special tokens out of the text. Default true. */
-  readonly skipSpecialTokens?: boolean;
+  readonly skipSpecialTokens?: boolean | undefined;
 }
 
 /** Text to token ids and back, as a model directory's tokenizer.json says. */

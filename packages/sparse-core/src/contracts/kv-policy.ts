@@ -15,11 +15,11 @@ export interface KvPolicy {
 
 export interface KvPolicyParts {
   /** Default: dense attention. */
-  readonly prefill?: PrefillAttention;
+  readonly prefill?: PrefillAttention | undefined;
   /** Default: keep everything. */
-  readonly select?: KvSelector;
+  readonly select?: KvSelector | undefined;
   /** Default: dense paged blocks in f16. */
-  readonly store?: KvStoreFactory;
+  readonly store?: KvStoreFactory | undefined;
 }
 
 /** Composes a policy from one of each contract. `kvPolicy()` is dense attention over a dense paged cache. */

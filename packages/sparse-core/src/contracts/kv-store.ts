@@ -26,11 +26,11 @@ export interface KvCapacity {
   /** Tokens of all sequences together. */
   readonly tokens: number;
   /** Element type of the keys, values and queries that will come. Default: f32. */
-  readonly rowDType?: FloatDType;
+  readonly rowDType?: FloatDType | undefined;
   /** Rows of the largest step. Default: `tokens`. */
-  readonly batchRows?: number;
+  readonly batchRows?: number | undefined;
   /** How prompts will be computed, for a store that sizes itself by it. Default: dense attention. */
-  readonly prefill?: PrefillAttention;
+  readonly prefill?: PrefillAttention | undefined;
 }
 
 /** Bytes on the device and in host memory. */

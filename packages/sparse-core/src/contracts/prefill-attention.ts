@@ -26,11 +26,11 @@ export interface PrefillReport {
   /** Share of the causal scores that was computed, 0 to 1. */
   readonly density: number;
   /** Estimated share of the softmax mass in what was computed. */
-  readonly estimatedMass?: number;
+  readonly estimatedMass?: number | undefined;
   /** Bound of the output's error that the method guarantees. */
-  readonly errorBound?: number;
+  readonly errorBound?: number | undefined;
   /** Why the method computed everything instead of skipping, if it did. */
-  readonly fallback?: string;
+  readonly fallback?: string | undefined;
 }
 
 /** Computes the attention of a prompt, or of a chunk of one with the earlier chunks' keys present. */

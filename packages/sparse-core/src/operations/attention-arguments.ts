@@ -30,14 +30,14 @@ export interface AttentionArguments extends PagedRows {
   /** The shape of `query`, of any float dtype. */
   readonly output: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
   /** `[token, queryHead]`, contiguous: the natural logarithm of each softmax's denominator. */
-  readonly logSumExp?: TensorHandle<'f32', readonly ['token', 'queryHead']>;
+  readonly logSumExp?: TensorHandle<'f32', readonly ['token', 'queryHead']> | undefined;
   /** Scores are multiplied by this before the softmax; usually `1 / sqrt(headDim)`. */
   readonly scale: number;
   /**
    * With causal, query i of an entry's n sees the keys `0 .. keyCount - n + i`; without, all of them. A query
    * that sees no key gives zeros and a `logSumExp` of minus infinity. Default: true.
    */
-  readonly causal?: boolean;
+  readonly causal?: boolean | undefined;
 }
 
 /**

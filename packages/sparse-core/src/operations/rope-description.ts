@@ -40,11 +40,11 @@ export interface RopeOptions {
   /** Even. */
   readonly headDim: number;
   /** How many leading dims of a head turn. Default: all. */
-  readonly rotaryDim?: number;
+  readonly rotaryDim?: number | undefined;
   /** Default: `{ kind: 'none' }`. */
-  readonly scaling?: RopeScaling;
+  readonly scaling?: RopeScaling | undefined;
   /** Default: `halfSplit`. */
-  readonly convention?: RopeConvention;
+  readonly convention?: RopeConvention | undefined;
 }
 
 /**

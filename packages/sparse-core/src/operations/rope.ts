@@ -17,7 +17,7 @@ export interface RopeArguments<D extends FloatDType, A extends readonly ['token'
   readonly output: TensorHandle<D, A>;
   readonly convention: RopeConvention;
   /** Multiplies every cosine and sine. Default: 1. */
-  readonly attentionScale?: number;
+  readonly attentionScale?: number | undefined;
 }
 
 /**

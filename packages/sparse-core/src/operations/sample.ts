@@ -7,17 +7,17 @@ import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../val
 /** How one row is sampled. The settings apply in the order in which they stand here. */
 export interface SampleSettings {
   /** Divides the positive logits of recent tokens and multiplies the negative ones. Default: 1, none. */
-  readonly repetitionPenalty?: number;
+  readonly repetitionPenalty?: number | undefined;
   /** Divides the logits. 0 takes the greatest, and the settings below do nothing. Default: 1. */
-  readonly temperature?: number;
+  readonly temperature?: number | undefined;
   /** Keeps this many tokens. Default: all. */
-  readonly topK?: number;
+  readonly topK?: number | undefined;
   /** Keeps tokens while the likelier ones hold less than this probability. In (0, 1]. Default: 1, all. */
-  readonly topP?: number;
+  readonly topP?: number | undefined;
   /** Keeps tokens that are at least this fraction as likely as the likeliest. In [0, 1]. Default: 0, all. */
-  readonly minP?: number;
+  readonly minP?: number | undefined;
   /** A whole number. Default: 0. */
-  readonly seed?: number;
+  readonly seed?: number | undefined;
 }
 
 export interface SampleArguments {

@@ -28,9 +28,9 @@ import { zeroTable } from './zero-table.js';
 
 export interface DensePagedOptions {
   /** Element type of the cache. Default: that of the rows if it has 16 bits, else f16. */
-  readonly dtype?: FloatDType;
+  readonly dtype?: FloatDType | undefined;
   /** Consecutive tokens of one kv head in a block. Default: 64. */
-  readonly blockTokens?: number;
+  readonly blockTokens?: number | undefined;
 }
 
 /** Dense keys and values in blocks of one pool that all layers share. */

@@ -16,9 +16,9 @@ export interface AttentionSizes {
   readonly blockTokens: number;
   readonly cacheDType: FloatDType;
   /** Of queries and outputs. Default: random ones. */
-  readonly rowDType?: FloatDType;
+  readonly rowDType?: FloatDType | undefined;
   /** The first number of every key and query, so that all scores move by its square times the scale. */
-  readonly shift?: number;
+  readonly shift?: number | undefined;
 }
 
 /** Random rows of `dim` numbers; the first of each is `shift`, if there is one. */
