@@ -19,7 +19,7 @@ export interface MeasuredAnswer {
 
 export interface MeasureOptions extends GenerateOptions {
   /** Called with every piece of the answer as it comes. */
-  readonly onText?: (((text: string) => void) | undefined) | undefined;
+  readonly onText?: ((text: string) => void) | undefined;
 }
 
 /**

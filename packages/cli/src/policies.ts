@@ -15,7 +15,7 @@ export interface NamedPolicy {
   readonly name: string;
   readonly reading: Reading;
   /** Default: keeps everything. */
-  readonly select?: ((() => KvSelector) | undefined) | undefined;
+  readonly select?: (() => KvSelector) | undefined;
 }
 
 const dense: Reading = { name: 'dense', parts: () => ({}) };

@@ -28,14 +28,14 @@ export interface HieraSparseOptions extends BlockSparsity {
    * Which elements sparse blocks keep, `[kvHead, blockToken, dim]`, not zero where one is kept; at most two of four
    * neighbours. Default: of four the two of largest magnitude.
    */
-  readonly elementMask?: (((layer: KvLayer, operand: KvOperand) => Uint8Array | undefined) | undefined) | undefined;
+  readonly elementMask?: ((layer: KvLayer, operand: KvOperand) => Uint8Array | undefined) | undefined;
   /**
    * Which blocks become sparse: those of least loss, with a loss for each block of 64 of `tokensPerSlot`. Read in stream
    * order whenever blocks become sparse, so that it may change in between; yours to dispose, after the store. A fork goes
    * by the losses of its own slot; after a selector, blocks are counted in what it kept. Default: the sums of the
    * magnitudes of what is not kept.
    */
-  readonly blockLoss?: (((layer: KvLayer, operand: KvOperand, capacity: KvCapacity) => BlockLoss | undefined) | undefined) | undefined;
+  readonly blockLoss?: ((layer: KvLayer, operand: KvOperand, capacity: KvCapacity) => BlockLoss | undefined) | undefined;
 }
 
 const dense: Shares = { keys: 0, values: 0 };

@@ -20,7 +20,7 @@ export interface PrefillOptions {
   readonly endsPrompt?: boolean | undefined;
   readonly signal?: AbortSignal | undefined;
   /** Called after each chunk. */
-  readonly onProgress?: (((progress: PrefillProgress) => void) | undefined) | undefined;
+  readonly onProgress?: ((progress: PrefillProgress) => void) | undefined;
 }
 
 /**
