@@ -4,7 +4,7 @@
 
 namespace kv {
 
-// embedding(stream, table [row, feature], ids [token], output [token, feature])
+// embedding(stream, table [row, feature], ids [token], output [token, feature], nanOutside)
 Napi::Value embedding(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument table = call.tensor(1);
@@ -22,6 +22,7 @@ Napi::Value embedding(const Napi::CallbackInfo& info) {
   arguments.output_dtype = output.dtype();
   arguments.tokens = ids.extent(0);
   arguments.features = table.extent(1);
+  arguments.nan_outside = call.flag(4);
   return call.enqueue("embedding",
                       [arguments](ExecutionContext& context) { return embedding(arguments, context); });
 }

@@ -5,7 +5,7 @@
 namespace kv {
 
 // gatherKv(stream, keys, values [block, blockToken, dim], blockTable [1, kvHead, block], keyCounts [1, kvHead],
-//          indices [kvHead, kept], counts [kvHead])
+//          indices [kvHead, kept], counts [kvHead], outcomes [kvHead] or undefined)
 Napi::Value gather_kv(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument keys = call.tensor(1);
@@ -13,6 +13,7 @@ Napi::Value gather_kv(const Napi::CallbackInfo& info) {
   const TensorArgument block_table = call.tensor(3);
   const TensorArgument key_counts = call.tensor(4);
   const TensorArgument indices = call.tensor(5);
+  const TensorArgument outcomes = call.optional_tensor(7);
   GatherKvArguments arguments;
   arguments.key_pool = keys.data;
   arguments.value_pool = values.data;
@@ -26,6 +27,7 @@ Napi::Value gather_kv(const Napi::CallbackInfo& info) {
   arguments.indices = indices.as<int32_t>();
   arguments.index_stride = indices.stride(0);
   arguments.counts = call.tensor(6).as<int32_t>();
+  if (outcomes) arguments.outcomes = outcomes.as<int32_t>();
   arguments.kv_heads = static_cast<int32_t>(indices.extent(0));
   arguments.head_dim = static_cast<int32_t>(keys.extent(2));
   return call.enqueue("gatherKv", [arguments](ExecutionContext& context) { return gather_kv(arguments, context); });

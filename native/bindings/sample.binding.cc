@@ -8,12 +8,14 @@
 namespace kv {
 
 // sample(stream, logits [row, vocabulary], recent [row, recent] or undefined, output [row],
-//        settings: Float64Array [row, 7] of temperature, topK, topP, minP, repetitionPenalty, seed, step)
+//        settings: Float64Array [row, 7] of temperature, topK, topP, minP, repetitionPenalty, seed, step,
+//        outcomes [row] or undefined)
 Napi::Value sample(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument logits = call.tensor(1);
   const TensorArgument recent = call.optional_tensor(2);
   const TensorArgument output = call.tensor(3);
+  const TensorArgument outcomes = call.optional_tensor(5);
   SampleArguments arguments;
   arguments.logits = logits.as<float>();
   arguments.logits_stride = logits.stride(0);
@@ -25,6 +27,7 @@ Napi::Value sample(const Napi::CallbackInfo& info) {
     arguments.recent_tokens = recent.extent(1);
   }
   arguments.output = output.as<int32_t>();
+  if (outcomes) arguments.outcomes = outcomes.as<int32_t>();
   std::vector<SampleSettings> settings(static_cast<size_t>(arguments.rows));
   const auto* numbers = reinterpret_cast<const double*>(bytes_of(info[4]));
   for (SampleSettings& row : settings) {

@@ -14,16 +14,27 @@ void widen_row(const T* row, float* output, int64_t features) {
 }
 
 template <class T>
+void write_nan(void* output, int64_t start, int64_t features) {
+  T* row = static_cast<T*>(output) + start;
+  for (int64_t i = 0; i < features; ++i) from_float(row + i, __builtin_nanf(""));
+}
+
+template <class T>
 void gather_rows(const EmbeddingArguments& a, Workers& workers) {
   const bool copies = a.output_dtype == a.table_dtype;
   workers.for_each(static_cast<size_t>(a.tokens), [&](size_t index, int) {
     const int64_t token = static_cast<int64_t>(index);
-    const T* row = static_cast<const T*>(a.table) + row_of(a, token) * a.table_stride;
+    const int64_t start = token * a.output_stride;
+    const int64_t from = row_of(a, token);
+    if (from < 0 || from >= a.rows) {
+      return copies ? write_nan<T>(a.output, start, a.features) : write_nan<float>(a.output, start, a.features);
+    }
+    const T* row = static_cast<const T*>(a.table) + from * a.table_stride;
     if (copies) {
-      T* output = static_cast<T*>(a.output) + token * a.output_stride;
+      T* output = static_cast<T*>(a.output) + start;
       std::memcpy(output, row, static_cast<size_t>(a.features) * sizeof(T));
     } else {
-      widen_row(row, static_cast<float*>(a.output) + token * a.output_stride, a.features);
+      widen_row(row, static_cast<float*>(a.output) + start, a.features);
     }
   });
 }

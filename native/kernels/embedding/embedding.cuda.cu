@@ -9,21 +9,32 @@ __device__ int64_t requested_row(const EmbeddingArguments& a, int64_t token) {
                                   : static_cast<int64_t>(static_cast<const int32_t*>(a.ids)[token]);
 }
 
-template <class From, class To>
-__global__ void copy_rows(EmbeddingArguments a, FaultSink faults) {
-  const int64_t token = blockIdx.x;
-  // Every block looks at all ids: if one is wrong, nothing is written.
+// Every block looks at all ids: if one is wrong, nothing is written.
+__device__ bool all_inside(const EmbeddingArguments& a, bool reports, FaultSink faults) {
   bool inside = true;
   for (int64_t i = threadIdx.x; i < a.tokens; i += blockDim.x) {
     const int64_t row = requested_row(a, i);
     if (row >= 0 && row < a.rows) continue;
     inside = false;
-    if (token == 0) report_fault(faults, FaultCode::id_out_of_range, row, i, a.rows);
+    if (reports) report_fault(faults, FaultCode::id_out_of_range, row, i, a.rows);
   }
-  if (!__syncthreads_and(inside)) return;
-  const int64_t row = requested_row(a, token);
-  const From* from = static_cast<const From*>(a.table) + row * a.table_stride;
+  return __syncthreads_and(inside);
+}
+
+template <class From, class To>
+__global__ void copy_rows(EmbeddingArguments a, FaultSink faults) {
+  const int64_t token = blockIdx.x;
   To* to = static_cast<To*>(a.output) + token * a.output_stride;
+  const int64_t row = requested_row(a, token);
+  if (a.nan_outside) {
+    if (row < 0 || row >= a.rows) {
+      for (int64_t i = threadIdx.x; i < a.features; i += blockDim.x) to[i] = from_float<To>(NAN);
+      return;
+    }
+  } else if (!all_inside(a, token == 0, faults)) {
+    return;
+  }
+  const From* from = static_cast<const From*>(a.table) + row * a.table_stride;
   for (int64_t i = threadIdx.x; i < a.features; i += blockDim.x) to[i] = from_float<To>(to_float(from[i]));
 }
 

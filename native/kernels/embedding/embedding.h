@@ -22,6 +22,7 @@ struct EmbeddingArguments {
   DType output_dtype = DType::f32;  // f32, or the table's
   int64_t tokens = 0;
   int64_t features = 0;
+  bool nan_outside = false;  // an id that the table does not have gives a row of NaN
 };
 
 // The row that a token asks for, which need not exist. Static: each instruction set keeps its own copy.
@@ -30,7 +31,7 @@ static inline int64_t row_of(const EmbeddingArguments& a, int64_t token) {
                                   : static_cast<int64_t>(static_cast<const int32_t*>(a.ids)[token]);
 }
 
-// invalid_value names the first id that the table does not have; nothing was written then.
+// Without `nan_outside`, invalid_value names the first id that the table does not have; nothing was written then.
 Status embedding(const EmbeddingArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -32,6 +32,10 @@ void gather_kv(const GatherKvArguments& a, Workers& workers) {
   workers.for_each(static_cast<size_t>(a.kv_heads), [&](size_t head, int) {
     const int32_t* blocks = a.block_table + static_cast<int64_t>(head) * a.table_width;
     const int32_t* indices = a.indices + static_cast<int64_t>(head) * a.index_stride;
+    if (a.outcomes != nullptr && a.outcomes[head] != 0) {
+      if (a.counts[head] < a.key_counts[head]) a.key_counts[head] = a.counts[head];
+      return;
+    }
     // Ascending indices never fall behind the token that they fill, so moving in order overwrites nothing
     // that is still wanted.
     for (int32_t i = 0, length = 1; i < a.counts[head]; i += length) {

@@ -23,8 +23,9 @@ __global__ void __launch_bounds__(kThreads) check_selection(GatherKvArguments a,
   ascends = __syncthreads_and(ascends);
   if (threadIdx.x != 0) return;
   moves[head] = ascends ? count : 0;
-  if (ascends) {
-    a.key_counts[head] = count;
+  if (a.outcomes != nullptr) a.outcomes[head] = ascends ? 0 : 1;
+  if (ascends || a.outcomes != nullptr) {
+    a.key_counts[head] = count < held ? count : held;
   } else {
     report_fault(faults, FaultCode::selection_not_ascending, head);
   }

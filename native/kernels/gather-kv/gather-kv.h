@@ -26,12 +26,14 @@ struct GatherKvArguments {
   const int32_t* indices = nullptr;  // [kv_head, kept], each row strictly ascending
   int64_t index_stride = 0;
   const int32_t* counts = nullptr;  // [kv_head], how many of each row are valid
+  int32_t* outcomes = nullptr;      // [kv_head], 1 where the selection is refused, else 0; null: that fails the stream
 
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
 };
 
-// Refuses indices that do not ascend or that the slot does not hold (invalid_value), before it moves anything.
+// Refuses indices that do not ascend or that the slot does not hold (invalid_value), before it moves anything. With
+// `outcomes` a kv head whose indices are refused keeps its first tokens instead, as many as it was to keep.
 Status gather_kv(const GatherKvArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

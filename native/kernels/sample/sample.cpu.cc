@@ -211,7 +211,7 @@ void sample(const SampleArguments& a, Workers& workers) {
   const size_t scratch_bytes = 3 * static_cast<size_t>(a.vocabulary) * sizeof(float);
   workers.for_each(static_cast<size_t>(a.rows), [&](size_t index, int worker) {
     const int64_t row = static_cast<int64_t>(index);
-    a.outcomes[row] = sample_row(a, row, workers.scratch(worker, scratch_bytes));
+    a.details[row] = sample_row(a, row, workers.scratch(worker, scratch_bytes));
   });
 }
 

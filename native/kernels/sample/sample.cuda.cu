@@ -80,13 +80,20 @@ class Row {
   }
 
   __device__ void choose() {
-    // Of a row that fails: what is enqueued behind it runs before the host knows.
-    if (thread_ == 0) a_.output[row_] = 0;
+    // Of a row that has no token: what is enqueued behind it runs before the host knows.
+    if (thread_ == 0) {
+      a_.output[row_] = a_.outcomes == nullptr ? 0 : -1;
+      if (a_.outcomes != nullptr) a_.outcomes[row_] = static_cast<int32_t>(SampleFault::none);
+    }
     if (settings_.repetition_penalty != 1 && !penalise()) return;
     const Peak peak = find_peak();
     if (!(peak.score < INFINITY) || peak.score == -INFINITY) {
-      const FaultCode code = peak.score == -INFINITY ? FaultCode::no_finite_logit : FaultCode::unordered_logit;
-      if (thread_ == 0) report_fault(faults_, code, peak.index, row_);
+      if (thread_ != 0) return;
+      if (peak.score == -INFINITY) {
+        refuse(SampleFault::no_finite_logit, FaultCode::no_finite_logit, peak.index);
+      } else {
+        refuse(SampleFault::unordered_logit, FaultCode::unordered_logit, peak.index);
+      }
       return;
     }
     if (settings_.temperature == 0) {
@@ -107,6 +114,14 @@ class Row {
   }
 
  private:
+  __device__ void refuse(SampleFault outcome, FaultCode code, int64_t subject) {
+    if (a_.outcomes == nullptr) {
+      report_fault(faults_, code, subject, row_, a_.vocabulary);
+    } else {
+      a_.outcomes[row_] = static_cast<int32_t>(outcome);
+    }
+  }
+
   // Writes the row's scores with those of recent tokens penalised; a token that occurs twice is penalised once.
   __device__ bool penalise() {
     for (int64_t i = thread_; i < a_.vocabulary; i += kThreads) penalised_[i] = scores_[i];
@@ -118,7 +133,7 @@ class Row {
       if (token == -1) continue;
       if (token < 0 || token >= a_.vocabulary) {
         inside = false;
-        report_fault(faults_, FaultCode::recent_outside, token, row_, a_.vocabulary);
+        refuse(SampleFault::recent_outside, FaultCode::recent_outside, token);
         continue;
       }
       penalised_[token] = scores_[token] < 0 ? scores_[token] * penalty : scores_[token] / penalty;

@@ -25,13 +25,18 @@ static std::string explain(const SampleOutcome& outcome, int64_t vocabulary) {
 Status sample(const SampleArguments& arguments, ExecutionContext& context) {
   if (context.device == DeviceKind::cuda) return sample_cuda(arguments, context);
   SampleArguments a = arguments;
-  const size_t outcome_bytes = static_cast<size_t>(a.rows) * sizeof(SampleOutcome);
-  a.outcomes = static_cast<SampleOutcome*>(context.workers.shared_scratch(outcome_bytes));
+  const size_t detail_bytes = static_cast<size_t>(a.rows) * sizeof(SampleOutcome);
+  a.details = static_cast<SampleOutcome*>(context.workers.shared_scratch(detail_bytes));
   sample_cpu(a, context);
   for (int64_t row = 0; row < a.rows; ++row) {
-    if (a.outcomes[row].fault == SampleFault::none) continue;
-    return Status::failure(StatusCode::invalid_value,
-                           "row " + std::to_string(row) + ": " + explain(a.outcomes[row], a.vocabulary));
+    const SampleOutcome& detail = a.details[row];
+    if (a.outcomes != nullptr) {
+      a.outcomes[row] = static_cast<int32_t>(detail.fault);
+      if (detail.fault != SampleFault::none) a.output[row] = -1;
+    } else if (detail.fault != SampleFault::none) {
+      return Status::failure(StatusCode::invalid_value,
+                             "row " + std::to_string(row) + ": " + explain(detail, a.vocabulary));
+    }
   }
   return Status::success();
 }

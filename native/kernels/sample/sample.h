@@ -21,6 +21,7 @@ struct SampleSettings {
   uint64_t step = 0;  // every draw of one seed has its own
 };
 
+// As `outcomes` holds it.
 enum class SampleFault : int32_t { none, unordered_logit, no_finite_logit, recent_outside };
 
 struct SampleOutcome {
@@ -38,11 +39,13 @@ struct SampleArguments {
   int64_t recent_tokens = 0;
   const SampleSettings* settings = nullptr;  // [row]
   int32_t* output = nullptr;                 // [row]
-  SampleOutcome* outcomes = nullptr;         // [row], written by the kernel; the shared entry gives it
+  int32_t* outcomes = nullptr;               // [row], why a row has no token, a SampleFault; null: that fails the stream
+  SampleOutcome* details = nullptr;          // [row], written by the CPU kernel; the shared entry gives it
 };
 
-// invalid_value names the first row whose logits hold NaN or +infinity or nothing finite, or whose recent
-// tokens lie outside the vocabulary; the output is unspecified then.
+// A row whose logits hold NaN or +infinity or nothing finite, or whose recent tokens lie outside the vocabulary, has no
+// token: with `outcomes` its output is -1 and no other row's changes. Without, invalid_value names the first such row,
+// and the output is unspecified.
 Status sample(const SampleArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -151,7 +151,13 @@ export interface Addon {
     from: NativeTensor,
     to: NativeTensor,
   ): void;
-  embedding(stream: NativeStream, table: NativeTensor, ids: NativeTensor, output: NativeTensor): void;
+  embedding(
+    stream: NativeStream,
+    table: NativeTensor,
+    ids: NativeTensor,
+    output: NativeTensor,
+    nanOutside: boolean,
+  ): void;
   gatherKv(
     stream: NativeStream,
     keys: NativeTensor,
@@ -160,6 +166,7 @@ export interface Addon {
     keyCounts: NativeTensor,
     indices: NativeTensor,
     counts: NativeTensor,
+    outcomes: NativeTensor | undefined,
   ): void;
   decodeAttention: NativeAttention;
   decompress24(
@@ -210,6 +217,7 @@ export interface Addon {
     recent: NativeTensor | undefined,
     output: NativeTensor,
     settings: Float64Array,
+    outcomes: NativeTensor | undefined,
   ): void;
   selectTokens(
     stream: NativeStream,

@@ -11,6 +11,7 @@ export {
   type KvLayer,
   type KvStore,
   type KvStoreFactory,
+  type SelectionOutcomes,
 } from './contracts/kv-store.js';
 export { type PrefillAttention, type PrefillCall, type PrefillReport } from './contracts/prefill-attention.js';
 export { createRowBatch, type RowBatch, type RowBatchEntry } from './contracts/row-batch.js';
@@ -49,7 +50,7 @@ export {
   type RopeOptions,
   type RopeScaling,
 } from './operations/rope-description.js';
-export { sample, type SampleArguments, type SampleSettings } from './operations/sample.js';
+export { sample, type SampleArguments, sampleOutcomes, type SampleSettings } from './operations/sample.js';
 export { swiglu, type SwigluArguments } from './operations/swiglu.js';
 export { type PagedBlocks } from './paged-blocks.js';
 export { Recording } from './recording.js';

@@ -4,6 +4,7 @@ export { loadAddon } from './load-addon.js';
 export { madeTogether } from './made-together.js';
 export { enqueueAttention, nativePagedRows } from './operations/attention-arguments.js';
 export { expectCapacity } from './stores/expect-capacity.js';
+export { expectHeld } from './stores/expect-held.js';
 export { expectPrepared } from './stores/expect-prepared.js';
 export { shorterBy } from './stores/shorter-by.js';
 export { zeroTable } from './stores/zero-table.js';

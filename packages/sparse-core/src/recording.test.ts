@@ -45,6 +45,20 @@ describeOnDevices('a recording', ({ open }) => {
     }
   });
 
+  it('names the operation that fails inside it', async () => {
+    using stream = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    using recording = stream.record(() => {
+      work(stream, ids, output);
+    });
+    for (let replay = 0; replay < 3; replay++) stream.replay(recording);
+    await stream.synchronize();
+    stream.write(ids, Int32Array.of(0, vocabulary, 0));
+    stream.replay(recording);
+    await expect(stream.synchronize()).rejects.toThrow(/^embedding: ids\[1\] is 11/);
+  });
+
   it('keeps its tensors until it is disposed, also while replays are on their way', async () => {
     using stream = device.createStream();
     using kept = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);

@@ -17,11 +17,12 @@ import {
   prefillAttention,
   type PrefillCall,
   type RowBatch,
+  type SelectionOutcomes,
   type Stream,
   type Tensor,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { expectPrepared, nativeOf, shorterBy, zeroTable } from '@kv/sparse-core/native';
+import { expectHeld, expectPrepared, nativeOf, shorterBy, zeroTable } from '@kv/sparse-core/native';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
@@ -167,9 +168,11 @@ export class HieraSparseStore implements KvStore {
   }
 
   /** @throws CapabilityError when blocks of the slot are sparse: tokens can be dropped before, not after */
-  keep(stream: Stream, slot: number, { indices, counts }: TokenSelection): void {
+  keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
     this.#expectDense('keep', slot);
-    gatherKv(stream, { blocks: this.#asDense(), slot, indices, counts });
+    expectHeld(selection, this.lengths(slot));
+    const { indices, counts } = selection;
+    gatherKv(stream, { blocks: this.#asDense(), slot, indices, counts, outcomes });
     this.#counts[slot] = [...counts];
     counts.forEach((count, head) => this.#heads[slot]?.[head]?.truncate(Math.ceil(count / blockTokens)));
   }

@@ -27,7 +27,8 @@ export interface PrefillOptions {
  * Reads a prompt, or more of one, into a sequence, chunk by chunk.
  * @returns the logits behind its last token, f32 `[1, vocabulary]`, which the caller disposes
  * @throws InvalidValueError for an empty or over-long prompt, or ids outside the vocabulary
- * @throws the signal's reason when it is aborted between chunks; the sequence is then to be disposed
+ * @throws the signal's reason when it is aborted between chunks; the sequence then holds what was read
+ * @throws what ended the sequence, such as a selection that is not in order
  */
 export async function prefill(
   runner: Runner,
@@ -56,6 +57,7 @@ export async function prefill(
       earlier = computed;
       if (logits === undefined) continue;
       await computed;
+      if (sequence.failure) throw sequence.failure;
       onProgress?.({ tokens: total, total });
       return logits;
     } catch (error) {

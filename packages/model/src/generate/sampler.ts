@@ -1,4 +1,4 @@
-import { sample } from '@kv/sparse-core';
+import { InvalidValueError, sample, sampleOutcomes } from '@kv/sparse-core';
 import type { SampleSettings, Stream, TensorHandle } from '@kv/sparse-core';
 
 import type { DeviceIds } from '../runner/model-batch.js';
@@ -16,6 +16,7 @@ export class Sampler implements Disposable {
   readonly #settings: SampleSettings;
   /** Prompt and answer so far, which a repetition penalty looks at. */
   readonly #tokens: number[];
+  /** The chosen token, and why there is none. */
   readonly #chosen: TensorHandle<'i32', readonly ['row']>;
   readonly #ids: DeviceIds;
 
@@ -24,8 +25,8 @@ export class Sampler implements Disposable {
     this.#stream = stream;
     this.#settings = settings;
     this.#tokens = Array.from(prompt);
-    this.#chosen = stream.device.tensor('i32', ['row'], [1]);
-    this.#ids = this.#chosen.view(['token'], [1]);
+    this.#chosen = stream.device.tensor('i32', ['row'], [2]);
+    this.#ids = this.#chosen.slice('row', 0, 1).view(['token'], [1]);
     // Choosing from a vocabulary of one shows bad settings now, not behind a long prompt.
     try {
       this.#sample(stream.device.tensor('f32', ['row', 'vocabulary'], [1, 1], new Float32Array(1)), [0]);
@@ -52,14 +53,23 @@ export class Sampler implements Disposable {
     try {
       using recent = history && device.tensor('i32', ['row', 'recent'], [1, history.length], history);
       const [settings, steps] = [[this.#settings], [tokens.length]];
-      sample(this.#stream, { logits, settings, steps, recent, output: this.#chosen });
+      const output = this.#chosen.slice('row', 0, 1);
+      const outcomes = this.#chosen.slice('row', 1, 2);
+      sample(this.#stream, { logits, settings, steps, recent, output, outcomes });
     } finally {
       logits.dispose();
     }
   }
 
   async #read(): Promise<number> {
-    const [id = -1] = await this.#chosen.read();
+    const [id = -1, outcome = 0] = await this.#chosen.read();
+    if (outcome !== 0) {
+      const position = this.#tokens.length;
+      throw new InvalidValueError(`There is no token at position ${position}: ${sampleOutcomes[outcome] ?? ''}.`, {
+        subject: 'logits',
+        given: outcome,
+      });
+    }
     this.#tokens.push(id);
     return id;
   }

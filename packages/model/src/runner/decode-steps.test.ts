@@ -125,15 +125,6 @@ describeOnDevices('a recorded step', (kind) => {
       }
     }));
 
-  it('names the operation that fails inside it', () =>
-    use({}, async (runner) => {
-      const sequence = await read(runner, 20, 1);
-      for (let step = 0; step < 3; step += 1) await recorded(runner, answers([sequence], step));
-      using ids = runner.model.device.tensor('i32', ['token'], [1], new Int32Array([vocabulary]));
-      const step = recorded(runner, [{ sequence, ids, phase: 'decode' }]);
-      await expect(step).rejects.toThrow(/^embedding: ids\[0\] is 4096/);
-    }));
-
   it('refuses what an unrecorded one refuses, and goes on', () =>
     use({}, async (runner) => {
       const sequence = await read(runner, 60, 1);

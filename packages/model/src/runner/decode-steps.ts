@@ -84,7 +84,7 @@ class DecodeStep implements Disposable {
     const { stream, model } = runner;
     this.#recording = stream.record(() => {
       const rows: HiddenRows = { rows: this.#rows, hidden };
-      embedding(stream, { ids, table: model.weights.embedding, output: hidden });
+      embedding(stream, { ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
       for (const layer of layers) layer.enqueueDecode(rows, scratch);
       enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits });
     });

@@ -1,10 +1,20 @@
-import { CapabilityError, linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
-import type { FloatDType, KvPolicy, KvStore, RopeDescription, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
+import type {
+  FloatDType,
+  KvPolicy,
+  KvSelector,
+  KvStore,
+  RopeDescription,
+  RowBatch,
+  Stream,
+  TensorHandle,
+  TokenSelection,
+} from '@kv/sparse-core';
 
 import type { ModelConfig } from '../config/model-config.js';
 import type { LayerWeights } from '../weights/model-weights.js';
 import { countTokens } from './model-batch.js';
-import type { BatchPart, ModelBatch } from './model-batch.js';
+import type { BatchEntry, BatchPart, ModelBatch } from './model-batch.js';
 import { RecentQueries } from './recent-queries.js';
 import type { HeadRows, LayerScratch } from './scratch.js';
 import type { Sequence } from './sequence.js';
@@ -162,22 +172,27 @@ export class LayerRunner implements Disposable {
 
   /** Lets the policy drop tokens of the prompts that are complete. */
   async #finishPrompts(prefill: BatchPart, query: LayerScratch['query']): Promise<void> {
-    const { stream, store } = this.#parts;
     let row = prefill.firstRow;
     for (const entry of prefill.entries) {
-      const { slot, select, disposed } = entry.sequence;
       const first = row;
       row += countTokens(entry);
-      // Given up while the selection of one before was waited for: its slot may be another's.
-      if (disposed) continue;
-      if (select) {
-        const recent = this.#recent(slot, query.dtype, select.observationWindow);
-        recent.push(stream, query.slice('token', first, row));
+      // Given up while the selection of another was waited for: its slot may be another's.
+      if (entry.sequence.disposed || entry.sequence.failure) continue;
+      try {
+        await this.#finishChunk(entry, query.slice('token', first, row));
+      } catch (error) {
+        entry.sequence.fail(error);
       }
-      if (entry.phase !== 'prefill-end') continue;
-      await this.#select(entry.sequence);
-      if (!entry.sequence.disposed) store.finishPrefill?.(stream, slot);
     }
+  }
+
+  async #finishChunk({ sequence, phase }: BatchEntry, queries: LayerScratch['query']): Promise<void> {
+    const { stream, store } = this.#parts;
+    const { slot, select } = sequence;
+    if (select) this.#recent(slot, queries.dtype, select.observationWindow).push(stream, queries);
+    if (phase !== 'prefill-end') return;
+    await this.#select(sequence);
+    if (!sequence.disposed) store.finishPrefill?.(stream, slot);
   }
 
   async #select(sequence: Sequence): Promise<void> {
@@ -188,12 +203,31 @@ export class LayerRunner implements Disposable {
     const selection = await select.select(stream, { store, slot, lastQueries: recent.queries, scale: this.#scale });
     try {
       // The sequence may have been given up meanwhile, and its slot be another's.
-      if (selection !== undefined && !sequence.disposed) store.keep(stream, slot, selection);
+      if (selection !== undefined && !sequence.disposed) this.#keep(sequence, select, selection);
     } finally {
       selection?.indices.dispose();
       recent.dispose();
     }
     if (this.#recentQueries.get(slot) === recent) this.#recentQueries.delete(slot);
+  }
+
+  /** The device says later whether the selection was in order: nothing waits for it, and no other sequence suffers. */
+  #keep(sequence: Sequence, { name }: KvSelector, selection: TokenSelection): void {
+    const { stream, store } = this.#parts;
+    using outcomes = stream.device.tensor('i32', ['kvHead'], [store.layer.kvHeads]);
+    store.keep(stream, sequence.slot, selection, outcomes);
+    const check = (refused: Int32Array): void => {
+      const kvHead = refused.findIndex((outcome) => outcome !== 0);
+      if (kvHead < 0) return;
+      const error = new InvalidValueError(
+        `The selection of '${name}' for kv head ${kvHead} of layer ${store.layer.index} does not ascend within what the ` +
+          'slot holds. Give indices into the kept tokens, ascending and without repeats.',
+        { subject: 'indices', given: name },
+      );
+      sequence.fail(error);
+    };
+    // That the stream failed, every wait says.
+    outcomes.read().then(check, () => undefined);
   }
 
   #recent(slot: number, dtype: FloatDType, window: number): RecentQueries {

@@ -247,7 +247,8 @@ export class Runner implements Disposable {
   /** Enqueues the embedding of a batch's tokens. */
   embed(batch: ModelBatch): void {
     this.#expectNextLayer(batch, -1);
-    embedding(this.stream, { ids: batch.ids, table: this.model.weights.embedding, output: batch.hidden });
+    const { embedding: table } = this.model.weights;
+    embedding(this.stream, { ids: batch.ids, table, output: batch.hidden, outside: 'nan' });
     batch.nextLayer = 0;
   }
 
@@ -256,7 +257,8 @@ export class Runner implements Disposable {
    * @throws InvalidValueError when they are not the batch's next layers
    * @throws OutOfMemoryError when the cache has no room; nothing is enqueued then, and the call may be repeated
    * @throws what the policy throws; the batch's sequences are disposed then, since their caches are cut off
-   *   between two layers
+   *   between two layers. What fails for one sequence alone, such as its selection, ends that one, whose `failure` says
+   *   why, and is thrown when the batch has no other
    */
   async runLayers(batch: ModelBatch, first: number, end: number): Promise<void> {
     await this.#inTurn(() => this.#run(batch, first, end));
@@ -341,9 +343,16 @@ export class Runner implements Disposable {
         // A policy that plans on the host gives others a turn between layers.
         this.#assertTurn(batch);
         await layer.run(batch, scratch);
+        // The others of a batch go on; when none is left, the first failure is that of the batch.
+        const failures = batch.entries.map(({ sequence }) => sequence.failure);
+        const [failure] = failures;
+        if (failure && failures.every((each) => each !== undefined)) throw failure;
       }
     } catch (error) {
-      for (const { sequence } of batch.entries) sequence.dispose();
+      for (const { sequence } of batch.entries) {
+        sequence.fail(error);
+        sequence.dispose();
+      }
       throw error;
     }
     batch.nextLayer = end;
@@ -375,7 +384,7 @@ export class Runner implements Disposable {
       const { sequence, ids, phase } = entry;
       const tokens = countTokens(entry);
       this.#checkRoom(sequence, tokens);
-      // The embedding checks the ids that are on the device.
+      // Those that are on the device are checked there: one outside the vocabulary gives its own row NaN.
       if (!('dtype' in ids)) this.#checkIds(ids);
       if (phase === 'decode') expectWholeNumber('tokens of a decode entry', tokens, 1, 1);
     }

@@ -106,6 +106,7 @@ export class Sequence implements Disposable {
     if (ids !== undefined) this.#ids.set(position, ids);
     if (isPrompt) this.#promptEnd = this.length;
     this.#batch = undefined;
+    if (this.#failure) this.dispose();
   }
 
   /**
@@ -135,11 +136,11 @@ export class Sequence implements Disposable {
     });
   }
 
-  /** Ends the sequence by an error. */
-  fail(failure: Error): void {
-    if (this.#disposed) return;
-    this.#failure = failure;
-    this.dispose();
+  /** Ends the sequence by an error, behind the last layer of a batch that it is in. */
+  fail(failure: unknown): void {
+    if (this.#disposed || this.#failure) return;
+    this.#failure = failure instanceof Error ? failure : new Error(String(failure));
+    if (this.#batch === undefined) this.dispose();
   }
 
   /** Returns the cache's memory once the work that is already enqueued is done. */

@@ -58,6 +58,9 @@ export interface DecodeCall {
   readonly scale: number;
 }
 
+/** i32 `[kvHead]`: 1 where a selection's indices do not ascend or lie outside the slot, else 0. */
+export type SelectionOutcomes = TensorHandle<'i32', readonly ['kvHead']>;
+
 /** Enqueues what remains of a decode step; `output` is valid after it, in stream order. */
 export type FinishDecode = () => void;
 
@@ -89,8 +92,12 @@ export interface KvStore {
    * `append` and this enqueue the same operations for a batch of the same size, whatever its slots and lengths.
    */
   startDecode(stream: Stream, call: DecodeCall): FinishDecode;
-  /** Keeps only the selected tokens of a slot and returns the memory of the others. */
-  keep(stream: Stream, slot: number, selection: TokenSelection): void;
+  /**
+   * Keeps only the selected tokens of a slot and returns the memory of the others.
+   * @param outcomes i32 `[kvHead]`, as `gatherKv` takes them: whether the device found the selection in order
+   * @throws InvalidValueError when more is to be kept than there is; nothing is changed
+   */
+  keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void;
   /**
    * Forgets the newest tokens of a slot and returns the memory behind the others, also what `prepare` took for tokens
    * that never came. None of the forgotten was there when `keep` or `finishPrefill` was last called.

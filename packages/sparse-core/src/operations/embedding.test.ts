@@ -51,6 +51,24 @@ describeOnDevices('embedding', ({ open }) => {
     },
   );
 
+  it('gives NaN for ids outside the table where that is asked for, and the other rows as they are', async () => {
+    const random = new Random(8);
+    for (const dtype of floats) {
+      for (const outputDType of ['f32', dtype] as const) {
+        const data = random.elements(dtype, 5 * 67);
+        using table = device.tensor(dtype, ['vocabulary', 'hidden'], [5, 67], data);
+        using ids = device.tensor('i32', ['token'], [5], Int32Array.of(4, -1, 0, 5, 3));
+        using output = device.tensor(outputDType, ['token', 'hidden'], [5, 67]);
+        embedding(stream, { table, ids, output, outside: 'nan' });
+        const rows = decode(outputDType, await output.read());
+        const row = (values: ArrayLike<number>, index: number) => Array.from(values).slice(index * 67, (index + 1) * 67);
+        const values = decode(dtype, data);
+        for (const [place, id] of [[0, 4], [2, 0], [4, 3]] as const) expect(row(rows, place)).toEqual(row(values, id));
+        for (const place of [1, 3]) expect(row(rows, place).every(Number.isNaN)).toBe(true);
+      }
+    }
+  });
+
   it('refuses bad input with a typed error', () => {
     using table = device.tensor('bf16', ['vocabulary', 'hidden'], [5, 8]);
     using ids = device.tensor('i32', ['token'], [3]);

@@ -7,22 +7,27 @@ import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../val
 export interface EmbeddingArguments<D extends FloatDType, Token extends string, Feature extends string> {
   /** `[row, feature]`: the token embeddings of a model, or activations to choose rows from. */
   readonly table: TensorHandle<D, readonly [string, Feature]>;
-  /** `[token]`, each from 0 to the table's rows - 1; repeats are welcome. */
+  /** `[token]`, each from 0 to the table's rows - 1, see `outside`; repeats are welcome. */
   readonly ids: TensorHandle<'i32' | 'u32', readonly [Token]>;
   /** `[token, feature]`; f32 or the table's dtype. Not part of the table. */
   readonly output: TensorHandle<'f32' | D, readonly [Token, Feature]>;
+  /**
+   * What an id does that the table does not have: `fail` fails the stream, and nothing is written; `nan` makes its own
+   * row NaN, for ids of which some may be no token, such as the -1 of `sample`. Default: `fail`.
+   */
+  readonly outside?: 'fail' | 'nan';
 }
 
 /**
  * Copies rows of a table by their numbers: `output[t] = table[ids[t]]`.
- * An id that the table does not have fails the stream with an InvalidValueError, and nothing is written.
+ * An id that the table does not have fails the stream with an InvalidValueError, unless `outside` says otherwise.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
  */
 export function embedding<D extends FloatDType, Token extends string, Feature extends string>(
   stream: Stream,
   args: EmbeddingArguments<D, Token, Feature>,
 ): void {
-  const { table, ids, output } = args;
+  const { table, ids, output, outside = 'fail' } = args;
   const native = {
     table: nativeOf('embedding', 'table', table, stream).native,
     ids: nativeOf('embedding', 'ids', ids, stream).native,
@@ -37,6 +42,6 @@ export function embedding<D extends FloatDType, Token extends string, Feature ex
   for (const [name, tensor] of Object.entries({ table, ids, output })) {
     expectContiguousRows('embedding', name, tensor);
   }
-  loadAddon().embedding(stream.native, native.table, native.ids, native.output.native);
+  loadAddon().embedding(stream.native, native.table, native.ids, native.output.native, outside === 'nan');
   native.output.writtenBy(stream);
 }

@@ -78,11 +78,31 @@ describeOnDevices('gatherKv', ({ open }) => {
     expect(await blocks.keys.read(stream)).toEqual(bits);
   });
 
+  it('says in outcomes which heads it refused, whose first tokens stay; the others and the stream go on', async () => {
+    const { blocks, bits, place } = createCache(device, new Random(14), 3, 4, [6, 6, 6]);
+    using indices = device.tensor('i32', ['kvHead', 'kept'], [3, 2], Int32Array.of(4, 2, 1, 5, 0, 6));
+    using outcomes = device.tensor('i32', ['kvHead'], [3], Int32Array.of(7, 7, 7));
+    gatherKv(stream, { blocks, slot: 0, indices, counts: [2, 2, 2], outcomes });
+    expect([...(await outcomes.read())]).toEqual([1, 0, 1]);
+    expect([...(await blocks.keyCounts.read())]).toEqual([2, 2, 2, 6, 6, 6]);
+    const keys = await blocks.keys.read();
+    const kept = [[0, 1], [1, 5], [0, 1]];
+    kept.forEach((tokens, head) => {
+      tokens.forEach((from, to) => {
+        const wanted = place(0, head, from).map((element) => bits[element]);
+        expect(place(0, head, to).map((element) => keys[element])).toEqual(wanted);
+      });
+    });
+    await stream.synchronize();
+  });
+
   it('refuses counts and slots that do not fit', () => {
     const { blocks } = createCache(device, new Random(13), 2, 4, [6, 6]);
     using indices = device.tensor('i32', ['kvHead', 'kept'], [2, 3]);
     expect(() => gatherKv(stream, { blocks, slot: 0, indices, counts: [4, 1] })).toThrow(ShapeError);
     expect(() => gatherKv(stream, { blocks, slot: 0, indices, counts: [1] })).toThrow(ShapeError);
     expect(() => gatherKv(stream, { blocks, slot: 2, indices, counts: [1, 1] })).toThrow(InvalidValueError);
+    using outcomes = device.tensor('i32', ['kvHead'], [3]);
+    expect(() => gatherKv(stream, { blocks, slot: 0, indices, counts: [1, 1], outcomes })).toThrow(ShapeError);
   });
 });

@@ -3,7 +3,7 @@ import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../error
 import { philox, uniform } from '../testing/philox.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
-import { sample, type SampleSettings } from './sample.js';
+import { sample, sampleOutcomes, type SampleSettings } from './sample.js';
 
 interface OracleCandidate {
   readonly token: number;
@@ -234,6 +234,45 @@ describeOnDevices('sample', ({ open }) => {
     await expect(chosen).rejects.toThrow(InvalidValueError);
   });
 
+  it('says in outcomes why a row has no token, and the others keep theirs', async () => {
+    const own = device.createStream();
+    const random = new Random(12);
+    const vocabulary = 4099;
+    const bad = (change: (row: Float32Array) => void): Float32Array => {
+      const row = random.elements('f32', vocabulary, 2);
+      change(row);
+      return row;
+    };
+    const good = Array.from({ length: 5 }, () => random.elements('f32', vocabulary, 2));
+    const rows = [
+      bad((row) => (row[4098] = NaN)),
+      ...good.slice(0, 2),
+      bad((row) => (row[7] = Infinity)),
+      bad((row) => row.fill(-Infinity)),
+      ...good.slice(2),
+      bad(() => undefined),
+    ];
+    const outcomesWanted = [1, 0, 0, 1, 2, 0, 0, 0, 3];
+    const recentTokens = rows.map((_, row) => (row === 8 ? vocabulary : -1));
+    for (const temperature of [0, 1.3]) {
+      const settings = rows.map((_, row) => ({ temperature, seed: row, repetitionPenalty: row === 8 ? 1.5 : 1 }));
+      const steps = rows.map((_, row) => row);
+      using logits = device.tensor('f32', ['row', 'vocabulary'], [rows.length, vocabulary], Float32Array.from(rows.flatMap((row) => [...row])));
+      using recent = device.tensor('i32', ['row', 'recent'], [rows.length, 1], Int32Array.from(recentTokens));
+      using output = device.tensor('i32', ['row'], [rows.length], new Int32Array(rows.length).fill(77));
+      using outcomes = device.tensor('i32', ['row'], [rows.length], new Int32Array(rows.length).fill(77));
+      sample(own, { logits, settings, steps, recent, output, outcomes });
+      expect([...(await outcomes.read())]).toEqual(outcomesWanted);
+      const chosen = [...(await output.read())];
+      const alone = outcomesWanted.flatMap((outcome, row) => (outcome === 0 ? [row] : []));
+      const pick = <T>(all: readonly T[]): T[] => alone.map((row) => all[row] as T);
+      expect(pick(chosen)).toEqual(await choose(pick(rows), pick(settings), pick(steps)));
+      expect(chosen.filter((_, row) => outcomesWanted[row] !== 0)).toEqual([-1, -1, -1, -1]);
+    }
+    await own.synchronize();
+    expect(sampleOutcomes).toHaveLength(4);
+  });
+
   it('refuses bad input with a typed error', () => {
     using logits = device.tensor('f32', ['row', 'vocabulary'], [2, 8]);
     using halves = device.tensor('f16', ['row', 'vocabulary'], [2, 8]);
@@ -248,6 +287,9 @@ describeOnDevices('sample', ({ open }) => {
     expect(() => sample(stream, { ...good, output: output.slice('row', 0, 1) })).toThrow(ShapeError);
     expect(() => sample(stream, { ...good, logits: logits.slice('vocabulary', 0, 0) })).toThrow(ShapeError);
     expect(() => sample(stream, { ...good, recent })).toThrow(ShapeError);
+    expect(() => sample(stream, { ...good, outcomes: reals as never })).toThrow(DTypeError);
+    expect(() => sample(stream, { ...good, outcomes: foreign })).toThrow(DeviceError);
+    expect(() => sample(stream, { ...good, outcomes: output.slice('row', 0, 1) })).toThrow(ShapeError);
     expect(() => sample(stream, { ...good, settings: [{}] })).toThrow(ShapeError);
     expect(() => sample(stream, { ...good, steps: [0] })).toThrow(ShapeError);
     for (const bad of [

@@ -31,22 +31,36 @@ export interface SampleArguments {
   readonly recent?: TensorHandle<'i32', readonly ['row', 'recent']> | undefined;
   /** `[row]`, the chosen tokens. */
   readonly output: TensorHandle<'i32' | 'u32', readonly ['row']>;
+  /**
+   * i32 `[row]`, why a row has no token: an index into `sampleOutcomes`, 0 for one that has a token. Such a row's output
+   * is -1 (as u32, 2^32 - 1), and the stream and the other rows go on. Default: such a row fails the stream.
+   */
+  readonly outcomes?: TensorHandle<'i32', readonly ['row']> | undefined;
 }
+
+/** Why a row has no token, by its number in `outcomes`. */
+export const sampleOutcomes = [
+  'it has a token',
+  "a score is NaN or infinite; the model's output is broken",
+  'every logit is -infinity; leave at least one token possible',
+  'a recent token is not one of the vocabulary',
+] as const;
 
 /**
  * Chooses the next token of each row: repetition penalty, temperature, top-k, top-p, min-p, in this order as
  * in the `transformers` library, then a draw. A row's logits, settings and step decide it alone, whatever the
  * other rows are; ties break by lower index.
  * Logits that are NaN or +infinity, a row without a finite one, and recent tokens outside the vocabulary fail
- * the stream with an InvalidValueError.
+ * the stream with an InvalidValueError, or with `outcomes` their own row only.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function sample(stream: Stream, args: SampleArguments): void {
-  const { logits, settings, steps, recent, output } = args;
+  const { logits, settings, steps, recent, output, outcomes } = args;
   const native = {
     logits: nativeOf('sample', 'logits', logits, stream).native,
     recent: recent === undefined ? undefined : nativeOf('sample', 'recent', recent, stream).native,
     output: nativeOf('sample', 'output', output, stream),
+    outcomes: outcomes === undefined ? undefined : nativeOf('sample', 'outcomes', outcomes, stream),
   };
   expectDType('sample', 'logits', logits, ['f32']);
   expectDType('sample', 'output', output, ['i32', 'u32']);
@@ -61,6 +75,11 @@ export function sample(stream: Stream, args: SampleArguments): void {
   expectShape('sample', 'output', output, [rows]);
   expectContiguousRows('sample', 'logits', logits);
   expectContiguousRows('sample', 'output', output);
+  if (outcomes !== undefined) {
+    expectDType('sample', 'outcomes', outcomes, ['i32']);
+    expectShape('sample', 'outcomes', outcomes, [rows]);
+    expectContiguousRows('sample', 'outcomes', outcomes);
+  }
   if (recent !== undefined) {
     expectDType('sample', 'recent', recent, ['i32']);
     expectShape('sample', 'recent', recent, [rows, undefined]);
@@ -79,8 +98,16 @@ export function sample(stream: Stream, args: SampleArguments): void {
   }
   const numbers = settings.flatMap((each, row) => settingNumbers(each, steps[row], recent !== undefined));
   const packed = Float64Array.from(numbers);
-  loadAddon().sample(stream.native, native.logits, native.recent, native.output.native, packed);
+  loadAddon().sample(
+    stream.native,
+    native.logits,
+    native.recent,
+    native.output.native,
+    packed,
+    native.outcomes?.native,
+  );
   native.output.writtenBy(stream);
+  native.outcomes?.writtenBy(stream);
 }
 
 /** One row's settings in the order that the addon reads them. */

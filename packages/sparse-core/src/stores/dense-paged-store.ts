@@ -7,6 +7,7 @@ import type {
   KvLayer,
   KvStore,
   KvStoreFactory,
+  SelectionOutcomes,
 } from '../contracts/kv-store.js';
 import type { TokenSelection } from '../contracts/kv-selector.js';
 import type { RowBatch } from '../contracts/row-batch.js';
@@ -21,6 +22,7 @@ import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
 import { nativeOf } from '../validate.js';
 import { expectCapacity } from './expect-capacity.js';
+import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
 import { KvBlockPool } from './kv-block-pool.js';
 import { shorterBy } from './shorter-by.js';
@@ -149,8 +151,10 @@ class DensePagedStore implements KvStore {
     return () => undefined;
   }
 
-  keep(stream: Stream, slot: number, { indices, counts }: TokenSelection): void {
-    gatherKv(stream, { blocks: this.denseBlocks(), slot, indices, counts });
+  keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
+    expectHeld(selection, this.lengths(slot));
+    const { indices, counts } = selection;
+    gatherKv(stream, { blocks: this.denseBlocks(), slot, indices, counts, outcomes });
     this.#shrink(slot, counts);
   }
 
