@@ -4,6 +4,7 @@ import { text } from 'node:stream/consumers';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 import { PrefillBar } from './prefill-bar.js';
+import { TextOutput } from './text-output.js';
 
 describe('PrefillBar', () => {
   const clock = performance.now.bind(performance);
@@ -19,7 +20,7 @@ describe('PrefillBar', () => {
   /** What is written of these states, each said this many milliseconds after the one before. */
   async function lines(states: readonly (readonly [tokens: number, wait: number])[]): Promise<string[]> {
     const stream = new PassThrough();
-    const bar = new PrefillBar(stream, 'dense');
+    const bar = new PrefillBar(new TextOutput(stream), 'dense');
     for (const [tokens, wait] of states) {
       milliseconds += wait;
       bar.update(tokens, 1500);
@@ -50,7 +51,7 @@ describe('PrefillBar', () => {
 
   it('draws a bar on a terminal, and ends it', async () => {
     const stream = Object.assign(new PassThrough(), { isTTY: true, columns: 80 });
-    const bar = new PrefillBar(stream, 'dense');
+    const bar = new PrefillBar(new TextOutput(stream), 'dense');
     bar.update(500, 1500);
     bar.update(1500, 1500);
     bar.dispose();

@@ -1,8 +1,7 @@
-import type { WriteStream } from 'node:tty';
-
 import cliProgress from 'cli-progress';
 
 import { formatCount, formatSeconds } from './format.js';
+import type { TextOutput } from './text-output.js';
 
 /** How often a line is written where nothing can be redrawn, in milliseconds. */
 const lineInterval = 5000;
@@ -11,9 +10,8 @@ const lineInterval = 5000;
 export class PrefillBar implements Disposable {
   readonly #display: TerminalBar | ProgressLines;
 
-  constructor(stream: NodeJS.WritableStream, label: string) {
-    const isTerminal = (stream as Partial<WriteStream>).isTTY === true;
-    this.#display = isTerminal ? new TerminalBar(stream, label) : new ProgressLines(stream, label);
+  constructor(output: TextOutput, label: string) {
+    this.#display = output.isTerminal ? new TerminalBar(output.stream, label) : new ProgressLines(output, label);
   }
 
   /** @param total tokens that will be read in all */
@@ -59,14 +57,14 @@ class TerminalBar {
 
 /** The first state and the last one are written, and those between after an interval. */
 class ProgressLines {
-  readonly #stream: NodeJS.WritableStream;
+  readonly #output: TextOutput;
   readonly #label: string;
   #started: number | undefined;
   #nextLine = 0;
   #unwritten: string | undefined;
 
-  constructor(stream: NodeJS.WritableStream, label: string) {
-    this.#stream = stream;
+  constructor(output: TextOutput, label: string) {
+    this.#output = output;
     this.#label = label;
   }
 
@@ -82,7 +80,7 @@ class ProgressLines {
   }
 
   end(): void {
-    if (this.#unwritten !== undefined) this.#stream.write(this.#unwritten);
+    if (this.#unwritten !== undefined) this.#output.write(this.#unwritten);
     this.#unwritten = undefined;
   }
 }

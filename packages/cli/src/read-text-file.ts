@@ -1,14 +1,20 @@
-import { readFile } from 'node:fs/promises';
+import { createReadStream } from 'node:fs';
 
 import { InvalidValueError } from '@kv/sparse-core';
 
+import { formatBytes } from './format.js';
+
+/** More than the context of any model holds. */
+const mostBytes = 64 * 2 ** 20;
+
 /**
- * The text of a file, which must hold some.
+ * The text of a file, which must hold some. It may be a pipe.
  * @param what what the file is to the user, for messages: 'document'
- * @throws InvalidValueError when it is missing, unreadable, empty or not UTF-8
+ * @throws InvalidValueError when it is missing, unreadable, empty, too long or not UTF-8; the signal's reason
  */
-export async function readTextFile(what: string, file: string): Promise<string> {
-  const bytes = await readFile(file).catch((cause: unknown) => {
+export async function readTextFile(what: string, file: string, signal: AbortSignal): Promise<string> {
+  const bytes = await readBytes(file, signal).catch((cause: unknown) => {
+    signal.throwIfAborted();
     const reason = cause instanceof Error ? cause.message : String(cause);
     throw new InvalidValueError(`The ${what} ${file} cannot be read (${reason}). Check the path.`, {
       subject: what,
@@ -16,6 +22,13 @@ export async function readTextFile(what: string, file: string): Promise<string> 
       cause,
     });
   });
+  if (bytes.length > mostBytes) {
+    throw new InvalidValueError(`The ${what} ${file} has more than ${formatBytes(mostBytes)}; no model reads so much.`, {
+      subject: what,
+      given: file,
+      wanted: mostBytes,
+    });
+  }
   const text = decode(what, file, bytes);
   if (text.trim() === '') {
     throw new InvalidValueError(`The ${what} ${file} is empty; give one with text in it.`, {
@@ -24,6 +37,13 @@ export async function readTextFile(what: string, file: string): Promise<string> 
     });
   }
   return text;
+}
+
+/** A device has no end, so what is too long is read no further. */
+async function readBytes(file: string, signal: AbortSignal): Promise<Uint8Array> {
+  const chunks: Buffer[] = [];
+  for await (const chunk of createReadStream(file, { end: mostBytes, signal })) chunks.push(chunk as Buffer);
+  return Buffer.concat(chunks);
 }
 
 function decode(what: string, file: string, bytes: Uint8Array): string {

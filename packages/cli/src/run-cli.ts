@@ -3,41 +3,72 @@ import { CommanderError } from 'commander';
 
 import type { CliStreams } from './command-context.js';
 import { createProgram } from './program.js';
+import { TextOutput } from './text-output.js';
 
 const interruptedExitCode = 130;
 
 /**
- * Runs the `kv` command. Ctrl-C aborts it in good order, a second one ends the process.
+ * Runs the `kv` command. Ctrl-C aborts it in good order, a second one ends the process. It also stops when its results
+ * cannot be written; a reader such as `head` that has seen enough is no error.
  * @param args what stands behind `kv`
  * @returns the exit code: 0; 1 for an error, which is written to `stderr`; 130 when interrupted
  */
-export async function runCli(
-  args: readonly string[],
-  { stdout, stderr }: CliStreams = process,
-): Promise<number> {
+export async function runCli(args: readonly string[], streams: CliStreams = process): Promise<number> {
+  const [stdout, stderr] = [new TextOutput(streams.stdout), new TextOutput(streams.stderr)];
   const interruption = new AbortController();
+  const { signal } = interruption;
   const interrupt = (): void => interruption.abort();
+  let lost: NodeJS.ErrnoException | undefined;
+  const lose = (error: NodeJS.ErrnoException): void => {
+    lost ??= error;
+    interruption.abort();
+  };
   process.once('SIGINT', interrupt);
+  streams.stdout.on('error', lose);
+  // Progress and errors that nobody reads are no reason to stop.
+  streams.stderr.on('error', ignore);
   try {
-    await createProgram({ stdout, stderr, signal: interruption.signal }).parseAsync(args, { from: 'user' });
-    return 0;
-  } catch (error) {
-    // Commander has written its own message.
-    if (error instanceof CommanderError) return error.exitCode;
-    if (interruption.signal.aborted) {
-      stderr.write('\nkv: interrupted\n');
-      return interruptedExitCode;
-    }
-    stderr.write(`kv: ${describeError(error)}\n`);
-    return 1;
+    const failure = await createProgram({ stdout, stderr, signal })
+      .parseAsync(args, { from: 'user' })
+      .then(() => undefined, asError);
+    await stdout.flush();
+    const { exitCode, message = '' } = conclude(failure, lost, signal.aborted);
+    stderr.write(message);
+    return exitCode;
   } finally {
+    await stderr.flush();
     process.removeListener('SIGINT', interrupt);
+    streams.stdout.removeListener('error', lose);
+    streams.stderr.removeListener('error', ignore);
   }
 }
 
+interface Conclusion {
+  readonly exitCode: number;
+  readonly message?: string | undefined;
+}
+
+function conclude(failure: Error | undefined, lost: NodeJS.ErrnoException | undefined, aborted: boolean): Conclusion {
+  if (lost?.code === 'EPIPE') return { exitCode: 0 };
+  if (lost !== undefined) {
+    return { exitCode: 1, message: `kv: The results cannot be written (${lost.message}). Make room, or write elsewhere.\n` };
+  }
+  if (failure === undefined) return { exitCode: 0 };
+  // Commander has written its own message.
+  if (failure instanceof CommanderError) return { exitCode: failure.exitCode };
+  if (aborted) return { exitCode: interruptedExitCode, message: '\nkv: interrupted\n' };
+  return { exitCode: 1, message: `kv: ${describeError(failure)}\n` };
+}
+
 /** An error of ours says all in its message; any other is a defect, whose stack is wanted. */
-function describeError(error: unknown): string {
-  if (error instanceof KvError) return error.message;
-  const detail = error instanceof Error ? (error.stack ?? error.message) : String(error);
-  return `unexpected error; please report it.\n${detail}`;
+function describeError(error: Error): string {
+  return error instanceof KvError ? error.message : `unexpected error; please report it.\n${error.stack ?? error.message}`;
+}
+
+function asError(thrown: unknown): Error {
+  return thrown instanceof Error ? thrown : new Error(String(thrown));
+}
+
+function ignore(): void {
+  // An error event without a listener would end the process.
 }

@@ -33,9 +33,9 @@ export async function compare(
   options: CompareOptions,
   context: CommandContext,
 ): Promise<void> {
-  const { stdout, stderr } = context;
-  const document = await readTextFile('document', options.document);
-  const questions = await chooseQuestions(options);
+  const { stdout, stderr, signal } = context;
+  const document = await readTextFile('document', options.document, signal);
+  const questions = await chooseQuestions(options, signal);
   using model = await openModel(directory, options);
   const text = await encodeQuestions(model, document.trimEnd(), questions, options, context);
 
@@ -58,8 +58,11 @@ export async function compare(
   stdout.write(renderUnknownAnswers(questions, runs));
 }
 
-async function chooseQuestions({ question, questions }: CompareOptions): Promise<readonly Question[]> {
-  if (questions !== undefined) return readQuestions(questions);
+async function chooseQuestions(
+  { question, questions }: CompareOptions,
+  signal: AbortSignal,
+): Promise<readonly Question[]> {
+  if (questions !== undefined) return readQuestions(questions, signal);
   if (question !== undefined && question !== '') return [{ question }];
   throw new InvalidValueError('No question was given; give --question TEXT or --questions FILE.', {
     subject: 'question',

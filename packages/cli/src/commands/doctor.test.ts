@@ -2,6 +2,7 @@ import { existsSync } from 'node:fs';
 
 import { describe, expect, it } from 'vitest';
 
+import { runtime } from './doctor.js';
 import { runKv } from '../testing/run-kv.js';
 
 describe('kv doctor', () => {
@@ -14,6 +15,13 @@ describe('kv doctor', () => {
     expect(stdout).toMatch(/^device +cpu, threads: \d+, kernels: (baseline|avx2|avx512): works$/m);
     expect(stdout).toContain(process.version);
     expect(stdout).toContain('This installation is usable.');
+  });
+
+  it('calls what runs it by its name', () => {
+    const { node } = process.versions;
+    expect(runtime(process.versions)).toEqual(['Node', process.version]);
+    expect(runtime({ ...process.versions, bun: '1.3.0' })).toEqual(['Bun', `1.3.0, as Node ${node}`]);
+    expect(runtime({ ...process.versions, deno: '2.5.1' })).toEqual(['Deno', `2.5.1, as Node ${node}`]);
   });
 
   it('says whether CUDA is used, and why not', async () => {

@@ -15,10 +15,11 @@ import { version } from '../version.js';
  * @throws CapabilityError when no native binary loads; DeviceError when a device computes the wrong thing
  */
 export async function doctor({ stdout }: CommandContext): Promise<void> {
+  const [name, runtimeVersion] = runtime(process.versions);
   stdout.write(
     formatFacts([
       ['kv', version],
-      ['Node', `${process.version}, ${platform()} ${arch()}`],
+      [name, `${runtimeVersion}, ${platform()} ${arch()}`],
       ['processor', `${cpus()[0]?.model ?? 'unknown'}, ${availableParallelism()} cores`],
       ['features', (await cpuFeatures()).join(' ') || 'none that the kernels use'],
       ['memory', `${formatBytes(totalmem())}, ${formatBytes(freemem())} free`],
@@ -38,6 +39,12 @@ export async function doctor({ stdout }: CommandContext): Promise<void> {
   for (const kind of devices()) stdout.write(formatFacts([['device', await tryDevice(kind)]]));
   stdout.write(formatFacts(await describeCuda(cuda)));
   stdout.write('\nThis installation is usable.\n');
+}
+
+/** What runs this: Bun and Deno call themselves Node too. */
+export function runtime({ bun, deno, node }: NodeJS.ProcessVersions): readonly [name: string, version: string] {
+  if (bun !== undefined) return ['Bun', `${bun}, as Node ${node}`];
+  return deno === undefined ? ['Node', `v${node}`] : ['Deno', `${deno}, as Node ${node}`];
 }
 
 /** Normalises (3, 4), whose root mean square is √12.5, on a device and describes it. */

@@ -38,7 +38,7 @@ export async function generateText(
   options: GenerateTextOptions,
   { stdout, stderr, signal }: CommandContext,
 ): Promise<void> {
-  const text = await readPromptText(options);
+  const text = await readPromptText(options, signal);
   using model = await openModel(directory, options);
   const { maxNewTokens } = options;
   const prompt = await encodePrompt(model, asPrompt(text, model.tokenizer, options), maxNewTokens, signal);
@@ -56,14 +56,14 @@ export async function generateText(
       bar.update(tokens, total);
       if (tokens === total) bar.dispose();
     },
-    onText: (piece) => stdout.write(piece),
+    onText: (piece) => stdout.writeResult(piece),
   });
   stdout.write('\n');
   stderr.write(describe(answer));
 }
 
-async function readPromptText({ prompt, promptFile }: GenerateTextOptions): Promise<string> {
-  if (promptFile !== undefined) return readTextFile('prompt', promptFile);
+async function readPromptText({ prompt, promptFile }: GenerateTextOptions, signal: AbortSignal): Promise<string> {
+  if (promptFile !== undefined) return readTextFile('prompt', promptFile, signal);
   if (prompt !== undefined && prompt !== '') return prompt;
   throw new InvalidValueError('No prompt was given; give --prompt TEXT or --prompt-file FILE.', {
     subject: 'prompt',

@@ -7,6 +7,16 @@ import { describe, expect, it } from 'vitest';
 import { needleModel, runKv } from '../testing/run-kv.js';
 
 describe('kv inspect', () => {
+  it('says how to download what looks like the name of a model', async () => {
+    for (const args of [['inspect', 'org/name'], ['generate', 'org/name', '--prompt', 'a']]) {
+      const { exitCode, stdout, stderr } = await runKv(...args);
+      expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
+      expect(stderr).toContain('org/name: no such directory. A model is opened from a directory');
+      expect(stderr).toContain('"hf download org/name --local-dir org/name"');
+    }
+    expect((await runKv('inspect', '/nowhere/at/all')).stderr).not.toContain('download');
+  });
+
   it('says what the model card says', async () => {
     const { exitCode, stdout } = await runKv('inspect', needleModel);
     expect(exitCode).toBe(0);

@@ -17,8 +17,8 @@ export interface Question {
  * Reads a JSON list of questions.
  * @throws InvalidValueError when the file is missing or is no such list
  */
-export async function readQuestions(file: string): Promise<readonly Question[]> {
-  const parsed = questionsSchema.safeParse(parseJson(await readTextFile('list of questions', file)));
+export async function readQuestions(file: string, signal: AbortSignal): Promise<readonly Question[]> {
+  const parsed = questionsSchema.safeParse(parseJson(await readTextFile('list of questions', file, signal)));
   if (parsed.success) return parsed.data;
   throw new InvalidValueError(
     `${file} is no list of questions; wanted JSON like [{ "question": "…", "answer": "…" }], answers optional.`,

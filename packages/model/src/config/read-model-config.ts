@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
 import type { z } from 'zod';
 
+import { expectDirectory } from '../expect-directory.js';
 import { describeValue, excerpt, isRecord, readJson, readOptionalJson } from '../read-json.js';
 import { configSchema, generationConfigSchema } from './config-schema.js';
 import type { RawConfig } from './config-schema.js';
@@ -16,6 +17,7 @@ import { readRope } from './rope.js';
  * @throws CapabilityError when the model is of a kind that the runner does not know
  */
 export async function readModelConfig(directory: string): Promise<ModelConfig> {
+  await expectDirectory(directory);
   const file = join(directory, 'config.json');
   const generationFile = join(directory, 'generation_config.json');
   const [json, generationJson] = await Promise.all([readJson(file), readOptionalJson(generationFile)]);

@@ -130,8 +130,8 @@ describe('a batch is refused', () => {
     });
   const cases: [string, number[] | Int32Array, BatchEntry['phase'], RegExp][] = [
     ['without tokens', [], 'prefill', /tokens to add: given 0/],
-    ['with more rows than the largest batch', randomIds(49, 1), 'prefill', /rows of a batch: given 49/],
-    ['with more tokens than the context', randomIds(65, 1), 'prefill', /tokens to add: given 65/],
+    ['with more rows than the largest batch', randomIds(49, 1), 'prefill', /rows of a batch, which maxBatchRows limits: given 49/],
+    ['with more tokens than the context', randomIds(65, 1), 'prefill', /contextTokens is 64, and 65 tokens were given/],
     ['with a token id beyond the vocabulary', [1, 320], 'prefill', /token id at 1: given 320/],
     ['with a negative token id', [-1], 'prefill', /token id at 0: given -1/],
     ['with a fractional token id', [0.5], 'prefill', /token id at 0/],

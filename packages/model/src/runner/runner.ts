@@ -389,14 +389,23 @@ export class Runner implements Disposable {
       if (phase === 'decode') expectWholeNumber('tokens of a decode entry', tokens, 1, 1);
     }
     const rows = entries.reduce((sum, entry) => sum + countTokens(entry), 0);
-    expectWholeNumber('rows of a batch', rows, 1, this.maxBatchRows);
+    expectWholeNumber('rows of a batch, which maxBatchRows limits', rows, 1, this.maxBatchRows);
   }
 
   #checkRoom(sequence: Sequence, tokens: number, spare = 0): void {
     const { slidingWindow } = this.model.config;
     this.#expectOwn(sequence);
-    expectWholeNumber('tokens to add', tokens, 1, this.contextTokens - sequence.length - spare);
+    expectWholeNumber('tokens to add', tokens, 1, Number.MAX_SAFE_INTEGER);
     const length = sequence.length + tokens + spare;
+    if (length > this.contextTokens) {
+      const held = sequence.length === 0 ? '' : ` behind the ${sequence.length} that the sequence holds`;
+      const answer = spare === 0 ? '' : ` and ${spare} for the answer`;
+      throw new InvalidValueError(
+        `contextTokens is ${this.contextTokens}, and ${tokens} tokens were given${held}${answer}. Give fewer, or make ` +
+          `the runner with contextTokens of ${length} or more; the model's limit is ${this.model.config.maxPositions}.`,
+        { subject: 'contextTokens', given: length, wanted: this.contextTokens },
+      );
+    }
     if (slidingWindow !== null && length > slidingWindow) {
       throw new CapabilityError(
         `The sequence would have ${length} tokens, and this model's sliding window is ${slidingWindow}. ` +
@@ -446,7 +455,7 @@ export class Runner implements Disposable {
     const slot = this.#freeSlots.pop();
     if (slot === undefined) {
       throw new QueueFullError(
-        `All ${this.#sequences.size} sequences are in use. Dispose one, or make the runner with more.`,
+        `All ${this.#sequences.size} sequences are in use. Dispose one, or make the runner with a larger 'sequences'.`,
         { subject: 'sequences', given: this.#sequences.size + 1, wanted: this.#sequences.size },
       );
     }
