@@ -58,8 +58,13 @@ function packagesToBuild() {
 function checkNode() {
   const [major, minor] = process.versions.node.split('.').map(Number);
   if (major < oldestNode[0] || (major === oldestNode[0] && minor < oldestNode[1])) {
-    throw new Error(`Node ${process.versions.node} is too old; install Node ${oldestNode.join('.')} or newer.`);
+    throw new Error(`Node ${process.versions.node} is too old for @kv; install Node ${oldestNode.join('.')} or newer.`);
   }
+}
+
+function checkPlatform() {
+  if (process.platform === 'linux') return;
+  throw new Error(`@kv is built on Linux only, and this is ${process.platform}; use a Linux machine, container or WSL.`);
 }
 
 function checkCMake() {
@@ -104,6 +109,7 @@ try {
   process.env.NX_DAEMON = 'false';
   process.env.NX_NO_CLOUD = 'true';
   checkNode();
+  checkPlatform();
   for (const each of steps()) step(each);
 } catch (error) {
   console.error(`setup: ${error.message}`);

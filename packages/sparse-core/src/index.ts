@@ -1,3 +1,7 @@
+import { expectNode } from './expect-node.js';
+
+expectNode();
+
 export { type CudaReport, type DeviceKind, type InstructionSet, type MemoryReport } from './addon.js';
 export { createDevice, cudaReport, Device, type DeviceOptions, devices } from './device.js';
 export { kvPolicy, type KvPolicy, type KvPolicyParts } from './contracts/kv-policy.js';

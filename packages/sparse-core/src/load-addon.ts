@@ -9,6 +9,19 @@ function candidates(): string[] {
   return [`${platform}-cuda`, platform];
 }
 
+/** @throws CapabilityError where no binary is published for */
+function expectPlatform(): void {
+  const { header } = process.report.getReport() as { header: { glibcVersionRuntime?: string | undefined } };
+  const libc = process.platform === 'linux' && header.glibcVersionRuntime === undefined ? ' without glibc' : '';
+  const given = `${process.platform}-${process.arch}${libc}`;
+  if (given === 'linux-x64') return;
+  throw new CapabilityError(
+    `There is no native binary for ${given}: @kv runs on Linux on x64 with glibc; on another Linux, build it from a ` +
+      'checkout with "npm start".',
+    { subject: 'platform', given, wanted: 'linux-x64' },
+  );
+}
+
 interface LoadedAddon {
   readonly addon: Addon;
   readonly packageName: string;
@@ -24,6 +37,7 @@ function load(): LoadedAddon {
       attempts.push(`  ${packageName}: ${message}`);
     }
   }
+  expectPlatform();
   throw new CapabilityError(
     `No native binary for ${process.platform}-${process.arch} could be loaded. Tried:\n${attempts.join('\n')}\n` +
       'Install the platform package (npm install @kv/sparse-core-linux-x64; it needs glibc 2.28 or newer), ' +

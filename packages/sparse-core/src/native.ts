@@ -1,3 +1,7 @@
+import { expectNode } from './expect-node.js';
+
+expectNode();
+
 /** What packages that bring operations of their own build their wrappers with. */
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { loadAddon } from './load-addon.js';
