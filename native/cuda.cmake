@@ -36,3 +36,11 @@ set_target_properties(kv_core PROPERTIES CUDA_ARCHITECTURES OFF)
 # Nothing but what picks kernels and devices knows of CUDA, so a build with it shares all other objects with one without.
 set_property(SOURCE ${dispatch_sources} runtime/cuda-device-absent.cc APPEND PROPERTY COMPILE_DEFINITIONS KV_HAVE_CUDA=1)
 target_link_libraries(kv_core INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
+
+# Tests of the runtime that need a GPU where they run: build them anywhere, run `cuda_tests` there.
+file(GLOB cuda_test_sources CONFIGURE_DEPENDS tests/cuda/*.cu)
+add_executable(cuda_tests tests/main.cc ${cuda_test_sources})
+set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "80-real;89-real;90a-real" CUDA_RUNTIME_LIBRARY Static)
+target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr
+                                                                  -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
+target_link_libraries(cuda_tests PRIVATE kv_core)

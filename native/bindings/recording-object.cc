@@ -9,7 +9,8 @@
 namespace kv {
 
 Napi::Function RecordingObject::define(Napi::Env env) {
-  return DefineClass(env, "NativeRecording", {InstanceMethod<&RecordingObject::release>("release")});
+  return DefineClass(env, "NativeRecording", {InstanceMethod<&RecordingObject::joined>("joined"),
+                                             InstanceMethod<&RecordingObject::release>("release")});
 }
 
 Napi::Object RecordingObject::create(Napi::Env env, const std::shared_ptr<Stream>& stream,
@@ -24,6 +25,10 @@ Napi::Object RecordingObject::create(Napi::Env env, const std::shared_ptr<Stream
 std::shared_ptr<Recording> RecordingObject::recording(Napi::Env env) const {
   if (!recording_) throw make_error(env, "KV_DISPOSED", "the recording was disposed; record the operations again");
   return recording_;
+}
+
+Napi::Value RecordingObject::joined(const Napi::CallbackInfo& info) {
+  return Napi::Boolean::New(info.Env(), recording(info.Env())->joined());
 }
 
 Napi::Value RecordingObject::release(const Napi::CallbackInfo& info) {

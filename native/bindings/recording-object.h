@@ -22,6 +22,7 @@ class RecordingObject : public Napi::ObjectWrap<RecordingObject> {
   std::shared_ptr<Recording> recording(Napi::Env env) const;
 
  private:
+  Napi::Value joined(const Napi::CallbackInfo& info);
   Napi::Value release(const Napi::CallbackInfo& info);
   // On the stream's thread, or in the background once the stream is closed: a device may still be at a replay, which the
   // JavaScript thread must not wait for.

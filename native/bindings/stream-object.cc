@@ -103,8 +103,13 @@ Napi::Value StreamObject::synchronize(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value StreamObject::wait_for(const Napi::CallbackInfo& info) {
-  refuse_recording(stream(info.Env()), info.Env(), "waitFor");
-  stream(info.Env()).wait_for(from(info[0]).stream(info.Env()));
+  Stream& other = from(info[0]).stream(info.Env());
+  if (!stream(info.Env()).can_wait_for(other)) {
+    throw make_error(info.Env(), "KV_CAPABILITY",
+                     "the other stream has no part in this recording: let it wait for a stream that has, or wait for it "
+                     "before the recording or between its replays");
+  }
+  stream(info.Env()).wait_for(other);
   return info.Env().Undefined();
 }
 
@@ -115,7 +120,9 @@ Napi::Value StreamObject::close(const Napi::CallbackInfo& info) {
 
 // Closing waits for the operation in progress, which the JavaScript thread must not.
 void StreamObject::close_in_background() {
-  if (stream_) let_go_in_background(std::move(stream_));
+  if (!stream_) return;
+  stream_->leave_recording();
+  let_go_in_background(std::move(stream_));
 }
 
 }  // namespace kv

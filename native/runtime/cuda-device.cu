@@ -11,16 +11,6 @@
 namespace kv {
 namespace {
 
-// What is enqueued on `later` from now on runs after what is enqueued on `earlier` so far.
-Status wait_for(cudaStream_t later, cudaStream_t earlier) {
-  cudaEvent_t reached = nullptr;
-  Status status = cuda_status(cudaEventCreateWithFlags(&reached, cudaEventDisableTiming));
-  if (status.ok()) status = cuda_status(cudaEventRecord(reached, earlier));
-  if (status.ok()) status = cuda_status(cudaStreamWaitEvent(later, reached, 0));
-  if (reached != nullptr) cudaEventDestroy(reached);
-  return status;
-}
-
 class CudaDevice : public Device {
  public:
   CudaDevice(int index, const CudaDeviceFacts& facts, cudaStream_t allocations, int threads, size_t memory_limit)
@@ -72,7 +62,7 @@ class CudaDevice : public Device {
     auto& joining = static_cast<CudaQueue&>(queue);
     if (joining.joined_stamp >= stamp) return Status::success();
     joining.joined_stamp = latest_stamp();
-    return wait_for(joining.stream(), allocations_);
+    return run_after(joining.stream(), allocations_);
   }
 
  protected:
@@ -96,7 +86,7 @@ class CudaDevice : public Device {
     cudaStream_t last = allocations_;
     for (const std::shared_ptr<Queue>& queue : uses) {
       const cudaStream_t stream = static_cast<CudaQueue&>(*queue).stream();
-      if (last != allocations_ && !wait_for(stream, last).ok()) {
+      if (last != allocations_ && !run_after(stream, last).ok()) {
         cudaGetLastError();
         cudaStreamSynchronize(last);
       }

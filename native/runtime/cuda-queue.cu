@@ -1,5 +1,7 @@
 #include "runtime/cuda-queue.h"
 
+#include <algorithm>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -12,11 +14,17 @@ namespace {
 // The fault as it was when the queue came to the moment: a later operation's fault must not fail an earlier wait.
 class CudaMoment : public Moment {
  public:
-  CudaMoment(cudaStream_t stream, const Fault* fault, std::shared_ptr<HostMemory> seen) : seen_(std::move(seen)) {
+  CudaMoment(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<HostFailure> host,
+             std::shared_ptr<HostMemory> seen)
+      : host_(std::move(host)), seen_(std::move(seen)) {
     if (seen_ == nullptr) status_ = Status::failure(StatusCode::out_of_memory, "no memory to wait with");
     if (status_.ok()) status_ = cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    if (status_.ok() && host_ != nullptr) {
+      status_ = cuda_status(cudaMemcpyAsync(&faults->host_part_failed, host_->flag(), sizeof(int32_t),
+                                            cudaMemcpyHostToDevice, stream));
+    }
     if (status_.ok()) {
-      status_ = cuda_status(cudaMemcpyAsync(seen_->data, fault, sizeof(Fault), cudaMemcpyDeviceToHost, stream));
+      status_ = cuda_status(cudaMemcpyAsync(seen_->data, faults, sizeof(CudaFaults), cudaMemcpyDeviceToHost, stream));
     }
     if (status_.ok()) status_ = cuda_status(cudaEventRecord(event_, stream));
   }
@@ -33,13 +41,21 @@ class CudaMoment : public Moment {
 
   Status wait() override { return status_.ok() ? outcome(cudaEventSynchronize(event_)) : status_; }
 
- private:
-  Status outcome(cudaError_t result) const {
-    const auto& fault = *reinterpret_cast<const Fault*>(seen_->data);
-    if (result != cudaSuccess || fault.code == FaultCode::none) return cuda_status(result);
-    return {StatusCode::invalid_value, describe(fault), fault.operation};
+  Status hold_back(cudaStream_t stream) const {
+    return status_.ok() ? cuda_status(cudaStreamWaitEvent(stream, event_, 0)) : status_;
   }
 
+ private:
+  Status outcome(cudaError_t result) const {
+    if (result != cudaSuccess) return cuda_status(result);
+    const auto& faults = *reinterpret_cast<const CudaFaults*>(seen_->data);
+    if (faults.fault.code != FaultCode::none) {
+      return {StatusCode::invalid_value, describe(faults.fault), faults.fault.operation};
+    }
+    return faults.host_part_failed != 0 ? host_->status() : Status::success();
+  }
+
+  std::shared_ptr<HostFailure> host_;
   std::shared_ptr<HostMemory> seen_;
   cudaEvent_t event_ = nullptr;
   Status status_;
@@ -48,8 +64,11 @@ class CudaMoment : public Moment {
 class CudaGraph : public Graph {
  public:
   CudaGraph(cudaGraphExec_t executable, std::shared_ptr<CudaQueue> queue,
-            std::vector<std::shared_ptr<CudaScratch>> memory)
-      : executable_(executable), queue_(std::move(queue)), memory_(std::move(memory)) {}
+            std::vector<std::shared_ptr<CudaScratch>> memory, HostTasks host_tasks)
+      : executable_(executable),
+        queue_(std::move(queue)),
+        memory_(std::move(memory)),
+        host_tasks_(std::move(host_tasks)) {}
   ~CudaGraph() override {
     cudaStreamSynchronize(queue_->stream());
     cudaGraphExecDestroy(executable_);
@@ -61,31 +80,59 @@ class CudaGraph : public Graph {
   cudaGraphExec_t executable_;
   std::shared_ptr<CudaQueue> queue_;
   std::vector<std::shared_ptr<CudaScratch>> memory_;
+  HostTasks host_tasks_;
 };
 
+// Null where the host has no memory to pin.
+std::shared_ptr<HostFailure> make_host_failure() {
+  void* memory = nullptr;
+  if (cudaHostAlloc(&memory, sizeof(HostFailure::Flag), cudaHostAllocPortable) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return std::make_shared<HostFailure>(
+      std::shared_ptr<HostFailure::Flag>(new (memory) HostFailure::Flag(0), [](void* flag) { cudaFreeHost(flag); }));
+}
+
 }  // namespace
+
+Status run_after(cudaStream_t later, cudaStream_t earlier) {
+  cudaEvent_t reached = nullptr;
+  Status status = cuda_status(cudaEventCreateWithFlags(&reached, cudaEventDisableTiming));
+  if (status.ok()) status = cuda_status(cudaEventRecord(reached, earlier));
+  if (status.ok()) status = cuda_status(cudaStreamWaitEvent(later, reached, 0));
+  if (reached != nullptr) cudaEventDestroy(reached);
+  return status;
+}
 
 std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes) {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return nullptr;
-  void* fault = nullptr;
-  if (cudaMallocAsync(&fault, sizeof(Fault), stream) != cudaSuccess ||
-      cudaMemsetAsync(fault, 0, sizeof(Fault), stream) != cudaSuccess) {
+  void* faults = nullptr;
+  if (cudaMallocAsync(&faults, sizeof(CudaFaults), stream) != cudaSuccess ||
+      cudaMemsetAsync(faults, 0, sizeof(CudaFaults), stream) != cudaSuccess) {
     cudaGetLastError();
     cudaStreamDestroy(stream);
     return nullptr;
   }
-  return std::make_shared<CudaQueue>(stream, static_cast<Fault*>(fault), std::move(pinned), std::move(scratch_bytes));
+  return std::make_shared<CudaQueue>(stream, static_cast<CudaFaults*>(faults), std::move(pinned), std::move(scratch_bytes));
 }
 
-CudaQueue::CudaQueue(cudaStream_t stream, Fault* fault, std::shared_ptr<PinnedMemory> pinned,
+CudaQueue::CudaQueue(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<PinnedMemory> pinned,
                      ScratchBytes scratch_bytes)
-    : stream_(stream), fault_(fault), pinned_(std::move(pinned)), scratch_bytes_(std::move(scratch_bytes)) {}
+    : stream_(stream), faults_(faults), pinned_(std::move(pinned)), scratch_bytes_(std::move(scratch_bytes)) {}
+
+CudaQueue::CudaQueue(cudaStream_t stream, std::shared_ptr<CudaQueue> trunk)
+    : stream_(stream),
+      trunk_(std::move(trunk)),
+      faults_(trunk_->faults_),
+      pinned_(trunk_->pinned_),
+      scratch_bytes_(trunk_->scratch_bytes_) {}
 
 CudaQueue::~CudaQueue() {
   workspace_.reset();
   zeroed_.reset();
-  cudaFreeAsync(fault_, stream_);
+  if (trunk_ == nullptr) cudaFreeAsync(faults_, stream_);
   cudaStreamDestroy(stream_);
 }
 
@@ -121,23 +168,70 @@ void* CudaQueue::zeroed_workspace(size_t bytes) {
   return zeroed_ == nullptr ? nullptr : zeroed_->data;
 }
 
-std::unique_ptr<Moment> CudaQueue::mark() {
-  std::shared_ptr<HostMemory> seen = pinned_->take(sizeof(Fault));
-  if (seen == nullptr) seen = HostMemory::allocate(sizeof(Fault));
-  return std::make_unique<CudaMoment>(stream_, fault_, std::move(seen));
+Status CudaQueue::run_on_host(HostPart part, ExecutionContext& context) {
+  CudaQueue& queue = trunk();
+  if (queue.host_failure_ == nullptr) queue.host_failure_ = make_host_failure();
+  if (queue.host_failure_ == nullptr) return Status::failure(StatusCode::out_of_memory, "no memory for its host part");
+  const auto task = std::make_shared<HostTask>(*context.owner, queue.host_failure_, context.faults.operation,
+                                               std::move(part));
+  const auto run = [](void* launched) { static_cast<HostTask*>(launched)->run(); };
+  const auto stream = static_cast<cudaStream_t>(cuda_stream());
+  const Status status = cuda_status(cudaLaunchHostFunc(stream, run, task.get()));
+  if (!status.ok()) return status;
+  HostTasks& kept = capturing_ != nullptr ? queue.captured_ : queue.host_tasks_;
+  const auto done = [](const std::shared_ptr<HostTask>& earlier) { return earlier->done(); };
+  kept.erase(std::remove_if(kept.begin(), kept.end(), done), kept.end());
+  kept.push_back(task);
+  return status;
 }
 
-Status CudaQueue::capture(const std::function<Status()>& launches, std::unique_ptr<Graph>& graph) {
+void CudaQueue::close() {
+  if (host_failure_ == nullptr) return;
+  host_failure_->report(Status::failure(StatusCode::device_fault, "the stream was closed"));
+  cudaStreamSynchronize(stream_);
+  host_tasks_.clear();
+}
+
+std::shared_ptr<Moment> CudaQueue::mark() {
+  std::shared_ptr<HostMemory> seen = pinned_->take(sizeof(CudaFaults));
+  if (seen == nullptr) seen = HostMemory::allocate(sizeof(CudaFaults));
+  return std::make_shared<CudaMoment>(stream_, faults_, host_failure_, std::move(seen));
+}
+
+Status CudaQueue::run_after(const Moment& moment) {
+  return static_cast<const CudaMoment&>(moment).hold_back(stream_);
+}
+
+Status CudaQueue::run_after(Queue& other) {
+  return kv::run_after(static_cast<cudaStream_t>(cuda_stream()), static_cast<cudaStream_t>(other.cuda_stream()));
+}
+
+std::shared_ptr<Queue> CudaQueue::branch() {
+  cudaStream_t stream = nullptr;
+  if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return std::make_shared<CudaQueue>(stream, std::static_pointer_cast<CudaQueue>(shared_from_this()));
+}
+
+Status CudaQueue::capture(const std::function<Status()>& launches, const Queues& branches,
+                          std::unique_ptr<Graph>& graph) {
   cudaStream_t stream = nullptr;
   Status status = cuda_status(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   if (!status.ok()) return status;
+  std::vector<CudaQueue*> captured_on = {this};
+  for (const std::shared_ptr<Queue>& branch : branches) {
+    if (branch != nullptr) captured_on.push_back(static_cast<CudaQueue*>(branch.get()));
+  }
   cudaGraph_t captured = nullptr;
   // Other threads go on allocating and copying meanwhile.
   status = cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   if (status.ok()) {
-    capturing_ = stream;
+    // Nobody else knows of a branch's stream.
+    for (CudaQueue* queue : captured_on) queue->capturing_ = queue == this ? stream : queue->stream_;
     status = launches();
-    capturing_ = nullptr;
+    for (CudaQueue* queue : captured_on) queue->capturing_ = nullptr;
     const Status ended = cuda_status(cudaStreamEndCapture(stream, &captured));
     if (status.ok()) status = ended;
   }
@@ -146,8 +240,10 @@ Status CudaQueue::capture(const std::function<Status()>& launches, std::unique_p
   if (status.ok()) status = cuda_status(cudaGraphInstantiate(&executable, captured, 0));
   if (captured != nullptr) cudaGraphDestroy(captured);
   if (status.ok()) {
-    const std::vector<std::shared_ptr<CudaScratch>> memory = {workspace_, zeroed_};
-    graph = std::make_unique<CudaGraph>(executable, std::static_pointer_cast<CudaQueue>(shared_from_this()), memory);
+    std::vector<std::shared_ptr<CudaScratch>> memory;
+    for (CudaQueue* queue : captured_on) memory.insert(memory.end(), {queue->workspace_, queue->zeroed_});
+    graph = std::make_unique<CudaGraph>(executable, std::static_pointer_cast<CudaQueue>(shared_from_this()),
+                                        std::move(memory), std::exchange(captured_, {}));
   }
   return status;
 }

@@ -27,6 +27,12 @@ void Device::release(void* data, size_t bytes, const Queues& uses) {
   live_ -= bytes;
 }
 
+Status Device::run_on_workers(const HostPart& part) {
+  std::lock_guard<std::mutex> turn(host_turn_);
+  HostContext host{workers_, isa_};
+  return part(host);
+}
+
 MemoryReport Device::memory() {
   std::lock_guard<std::mutex> lock(accounts_);
   return {live_, peak_, scratch_bytes(), pinned_bytes(), limit_, finalized_.load(std::memory_order_relaxed)};

@@ -13,6 +13,7 @@
 
 #include "runtime/execution.h"
 #include "runtime/host-memory.h"
+#include "runtime/host-part.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -42,6 +43,9 @@ class Graph {
   virtual Status launch() = 0;
 };
 
+class Queue;
+using Queues = std::vector<std::shared_ptr<Queue>>;
+
 // What orders the work of one stream on a device: a CUDA stream; nothing on the CPU.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
@@ -52,14 +56,29 @@ class Queue : public std::enable_shared_from_this<Queue> {
   virtual void* workspace(size_t) { return nullptr; }
   // The same, all zero whenever an operation gets it: each leaves it so.
   virtual void* zeroed_workspace(size_t) { return nullptr; }
+  // Runs a host part of an operation, here where work is done when its launch returns. It never needs the device's turn
+  // elsewhere, so that a slow one keeps no other stream from launching.
+  virtual Status run_on_host(HostPart part, ExecutionContext& context) {
+    HostContext host{context.workers, context.isa};
+    return part(host);
+  }
+  // Nothing more is launched: host parts that have not begun never do, and those that have are waited for.
+  virtual void close() {}
   // Null where work is done when its launch returns.
-  virtual std::unique_ptr<Moment> mark() { return nullptr; }
-  // Puts what `launches` launches into `graph` instead of running it. Where a queue has no graphs, it leaves
-  // `graph` empty and does not call `launches`.
-  virtual Status capture(const std::function<Status()>&, std::unique_ptr<Graph>&) { return Status::success(); }
+  virtual std::shared_ptr<Moment> mark() { return nullptr; }
+  // What is launched here from now on comes after a moment of another queue of the device.
+  virtual Status run_after(const Moment&) { return Status::success(); }
+  // The same after all that is launched on `other` so far, in a capture too.
+  virtual Status run_after(Queue&) { return Status::success(); }
+  // An order beside this one for part of a recording, with working memory of its own and this queue's faults. Null
+  // where there is none: this queue's own order is always right.
+  virtual std::shared_ptr<Queue> branch() { return nullptr; }
+  // Puts what `launches` launches here and on `branches` into `graph` instead of running it. Where a queue has no
+  // graphs, it leaves `graph` empty and does not call `launches`.
+  virtual Status capture(const std::function<Status()>&, const Queues& /* branches */, std::unique_ptr<Graph>&) {
+    return Status::success();
+  }
 };
-
-using Queues = std::vector<std::shared_ptr<Queue>>;
 
 class Device {
  public:
@@ -100,8 +119,10 @@ class Device {
   Workers& workers() { return workers_; }
   Isa isa() const { return isa_; }
 
-  // Held while an operation runs: the streams of a device take turns on its workers.
+  // Held while an operation is launched: the streams of a device take turns, on the CPU on its workers.
   std::mutex& turn() { return turn_; }
+  // For host parts that no launch runs. They take turns among themselves only.
+  Status run_on_workers(const HostPart& part);
 
  protected:
   virtual size_t scratch_bytes() const { return workers_.scratch_bytes(); }
@@ -115,6 +136,7 @@ class Device {
   Workers workers_;
   Isa isa_;
   std::mutex turn_;
+  std::mutex host_turn_;
   std::mutex accounts_;
   size_t live_ = 0;
   size_t peak_ = 0;

@@ -1,6 +1,8 @@
 // What a launcher returns. Kernels never throw and never exit.
 #pragma once
 
+#include <exception>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -17,5 +19,17 @@ struct Status {
   static Status success() { return {}; }
   static Status failure(StatusCode code, std::string message) { return {code, std::move(message), nullptr}; }
 };
+
+// What `work` returns, or what it throws as a status.
+template <class Work>
+Status guarded(Work&& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return Status::failure(StatusCode::out_of_memory, "its working memory could not be allocated");
+  } catch (const std::exception& error) {
+    return Status::failure(StatusCode::device_fault, error.what());
+  }
+}
 
 }  // namespace kv

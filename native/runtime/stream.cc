@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <new>
 #include <string>
 #include <utility>
@@ -30,6 +29,12 @@ Status named(const Status& status, const std::vector<const char*>& suspects) {
   return Status::failure(status.code, culprit + ": " + status.message);
 }
 
+// What a stream reports that waited for the one that failed.
+Status passed_on(const Status& status) {
+  const std::string culprit = status.operation == nullptr ? "" : std::string(status.operation) + ": ";
+  return Status::failure(status.code, "waitFor: " + culprit + status.message);
+}
+
 }  // namespace
 
 Stream::Stream(std::shared_ptr<Device> device)
@@ -45,29 +50,52 @@ Stream::~Stream() {
 }
 
 void Stream::enqueue(Operation operation) {
-  if (recording_ != nullptr) {
-    recording_->operations.push_back(std::move(operation));
+  if (recording()) {
+    recording_->steps.push_back({branch_, std::move(operation), std::nullopt});
   } else {
-    push({Kind::operation, std::move(operation), nullptr, nullptr, {}});
+    push({Kind::operation, std::move(operation), nullptr, nullptr, {}, {}});
   }
 }
 
+void Stream::begin_recording() {
+  recording_ = std::make_shared<Recording>();
+  branch_ = 0;
+}
+
+std::shared_ptr<Recording> Stream::end_recording() {
+  recording_->open = false;
+  return std::move(recording_);
+}
+
+void Stream::leave_recording() {
+  if (recording() && branch_ == 0) recording_->open = false;
+  recording_ = nullptr;
+}
+
 void Stream::replay(std::shared_ptr<Recording> recording) {
-  push({Kind::replay, {}, std::move(recording), nullptr, {}});
+  push({Kind::replay, {}, std::move(recording), nullptr, {}, {}});
 }
 
 void Stream::release(std::shared_ptr<Recording> recording) {
-  push({Kind::release, {}, std::move(recording), nullptr, {}});
+  push({Kind::release, {}, std::move(recording), nullptr, {}, {}});
 }
 
 void Stream::notify(Notification notification) {
-  push({Kind::notification, {}, nullptr, std::move(notification), {}});
+  push({Kind::notification, {}, nullptr, std::move(notification), {}, {}});
 }
 
 void Stream::wait_for(Stream& other) {
-  auto reached = std::make_shared<std::promise<Status>>();
-  push({Kind::wait, {}, nullptr, nullptr, reached->get_future()});
-  other.notify([reached](const Status& status) { reached->set_value(status); });
+  if (other.recording()) {
+    if (!recording()) {
+      recording_ = other.recording_;
+      branch_ = recording_->branches++;
+    }
+    recording_->steps.push_back({branch_, {}, other.branch_});
+    return;
+  }
+  std::promise<Signal> signal;
+  push({Kind::wait, {}, nullptr, nullptr, {}, signal.get_future()});
+  other.push({Kind::signal, {}, nullptr, nullptr, std::move(signal), {}});
 }
 
 void Stream::push(Entry entry) {
@@ -78,63 +106,101 @@ void Stream::push(Entry entry) {
   wake_.notify_one();
 }
 
-void Stream::run(const Operation& operation) {
-  Status status;
-  if (device_->kind() != DeviceKind::cpu) {
-    add_once(unconfirmed_, operation.name);
-    for (const std::shared_ptr<Storage>& storage : operation.holds) {
-      if (status.ok()) status = storage->used_on(launched_);
-    }
+Status Stream::prepare(const Operation& operation) {
+  if (device_->kind() == DeviceKind::cpu) return Status::success();
+  add_once(unconfirmed_, operation.name);
+  for (const std::shared_ptr<Storage>& storage : operation.holds) {
+    const Status status = storage->used_on(launched_);
+    if (!status.ok()) return status;
   }
-  if (status.ok()) status = launch(operation);
+  return Status::success();
+}
+
+void Stream::run(const Operation& operation) {
+  Status status = prepare(operation);
+  if (status.ok()) status = launch(operation, *launched_);
   if (!status.ok()) fail(status, operation.name);
 }
 
 void Stream::replay_now(Recording& recording) {
+  const char* current = "replay";
   if (recording.graph == nullptr && recording.ran) {
-    const char* current = "replay";
-    const auto launch_all = [&] {
-      Status status;
-      for (const Operation& operation : recording.operations) {
-        current = operation.name;
-        status = launch(operation);
-        if (!status.ok()) return status;
-      }
-      current = "replay";
-      return status;
-    };
-    const Status status = launched_->capture(launch_all, recording.graph);
+    const auto launch_all = [&] { return launch_steps(recording, current); };
+    const Status status = launched_->capture(launch_all, recording.queues, recording.graph);
     if (!status.ok()) return fail(status, current);
   }
-  if (recording.graph != nullptr) {
-    for (const Operation& operation : recording.operations) add_once(unconfirmed_, operation.name);
-    const Status status = recording.graph->launch();
-    if (!status.ok()) fail(status, "replay");
-    return;
+  for (const RecordedStep& step : recording.steps) {
+    if (step.awaited.has_value()) continue;
+    if (recording.graph != nullptr) {
+      add_once(unconfirmed_, step.operation.name);
+      continue;
+    }
+    const Status status = prepare(step.operation);
+    if (!status.ok()) return fail(status, step.operation.name);
   }
-  for (const Operation& operation : recording.operations) {
-    if (failure_.ok()) run(operation);
-  }
+  while (recording.queues.size() + 1 < recording.branches) recording.queues.push_back(launched_->branch());
+  const Status status = recording.graph != nullptr ? recording.graph->launch() : launch_steps(recording, current);
   recording.ran = true;
+  if (status.ok()) return;
+  fail(status, current);
+  // A failure left branches without their join; memory that they still use goes in the order of this stream.
+  for (const std::shared_ptr<Queue>& queue : recording.queues) {
+    if (queue != nullptr) launched_->run_after(*queue);
+  }
 }
 
-Status Stream::launch(const Operation& operation) {
-  ExecutionContext context{device_->workers(), device_->isa(),  device_->kind(),
-                           launched_->cuda_stream(), device_.get(), launched_.get(), {launched_->fault(), operation.name}};
+Status Stream::launch_steps(const Recording& recording, const char*& current) {
+  const auto queue_of = [&](size_t branch) -> Queue& {
+    return branch == 0 || recording.queues[branch - 1] == nullptr ? *launched_ : *recording.queues[branch - 1];
+  };
+  for (const RecordedStep& step : recording.steps) {
+    Queue& queue = queue_of(step.branch);
+    Status status;
+    if (!step.awaited.has_value()) {
+      current = step.operation.name;
+      status = launch(step.operation, queue);
+    } else if (&queue != &queue_of(*step.awaited)) {
+      current = "waitFor";
+      status = queue.run_after(queue_of(*step.awaited));
+    }
+    if (!status.ok()) return status;
+  }
+  current = "replay";
+  return Status::success();
+}
+
+Status Stream::launch(const Operation& operation, Queue& queue) {
+  ExecutionContext context{device_->workers(),  device_->isa(), device_->kind(),
+                           queue.cuda_stream(), device_.get(),  &queue,          {queue.fault(), operation.name}};
   std::lock_guard<std::mutex> turn(device_->turn());
-  try {
-    return operation.launch(context);
-  } catch (const std::bad_alloc&) {
-    return Status::failure(StatusCode::out_of_memory, "its working memory could not be allocated");
-  } catch (const std::exception& error) {
-    return Status::failure(StatusCode::device_fault, error.what());
+  return guarded([&] { return operation.launch(context); });
+}
+
+// The other stream's thread comes to the signal however late this one is, for a stream waits only for what was
+// enqueued earlier. What this stream has to deliver is delivered meanwhile.
+void Stream::follow(std::future<Signal>& other) {
+  while (!awaited_.empty() && other.wait_for(kPoll) != std::future_status::ready) settle(false);
+  const Signal signal = other.get();
+  if (!failure_.ok()) return;
+  if (!signal.failure.ok()) {
+    failure_ = passed_on(signal.failure);
+  } else if (signal.moment != nullptr) {
+    const Status status = launched_->run_after(*signal.moment);
+    if (!status.ok()) return fail(status, "waitFor");
+    const auto went_well = [](const std::shared_ptr<Moment>& earlier) {
+      const std::optional<Status> outcome = earlier->poll();
+      return outcome.has_value() && outcome->ok();
+    };
+    others_.erase(std::remove_if(others_.begin(), others_.end(), went_well), others_.end());
+    others_.push_back(signal.moment);
   }
 }
 
 void Stream::await(Notification notification) {
-  std::unique_ptr<Moment> moment = launched_->mark();
+  std::shared_ptr<Moment> moment = launched_->mark();
   if (moment == nullptr) return notification(failure_);
-  awaited_.push_back({std::move(moment), std::move(notification), failure_, std::exchange(unconfirmed_, {})});
+  awaited_.push_back({std::move(moment), std::move(notification), failure_, std::exchange(unconfirmed_, {}),
+                      std::exchange(others_, {})});
 }
 
 void Stream::settle(bool all) {
@@ -142,9 +208,15 @@ void Stream::settle(bool all) {
     Awaited& first = awaited_.front();
     const std::optional<Status> outcome = all ? first.moment->wait() : first.moment->poll();
     if (!outcome.has_value()) return;
-    if (first.failure.ok() && !outcome->ok()) {
-      failure_ = named(*outcome, first.operations);
-      for (Awaited& later : awaited_) later.failure = failure_;
+    Status failure = outcome->ok() ? Status::success() : named(*outcome, first.operations);
+    for (const std::shared_ptr<Moment>& other : first.others) {
+      // It was before this moment.
+      const Status there = other->wait();
+      if (failure.ok() && !there.ok()) failure = passed_on(there);
+    }
+    if (first.failure.ok() && !failure.ok()) {
+      failure_ = failure;
+      for (Awaited& later : awaited_) later.failure = failure;
     }
     first.notification(first.failure);
     awaited_.pop_front();
@@ -168,13 +240,10 @@ void Stream::process(Entry& entry) {
   switch (entry.kind) {
     case Kind::notification:
       return await(std::move(entry.notification));
-    case Kind::wait: {
-      // The other stream may wait for a notification of this one.
-      settle(true);
-      const Status status = entry.reached.get();
-      if (failure_.ok() && !status.ok()) fail(status, "waitFor");
-      return;
-    }
+    case Kind::signal:
+      return entry.signal.set_value({launched_->mark(), failure_});
+    case Kind::wait:
+      return follow(entry.awaited);
     case Kind::operation:
       if (failure_.ok()) run(entry.operation);
       return;
@@ -213,6 +282,7 @@ void Stream::thread_main() {
     entry = {};
     settle(false);
   }
+  launched_->close();
   settle(true);
 }
 

@@ -8,6 +8,8 @@ export interface NativeTensor {
 
 /** What a stream repeats. */
 export interface NativeRecording {
+  /** Whether the stream's own order comes, at its end, after all that is recorded. */
+  joined(): boolean;
   release(): void;
 }
 

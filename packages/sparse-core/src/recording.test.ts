@@ -135,6 +135,122 @@ describeOnDevices('a recording', ({ open }) => {
     await expect(stream.synchronize()).rejects.toThrow(InvalidValueError);
   });
 
+  it('spans streams that wait for each other, and has the bits of the same work in order', async () => {
+    using stream = device.createStream();
+    using side = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using first = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    using left = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    using right = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    const normalise = (on: Stream, input: typeof first, output: typeof first) => {
+      rmsNorm(on, { input, weight, output, epsilon: 1e-5 });
+    };
+    using joined = device.tensor('f32', ['branch', 'token', 'hidden'], [2, rows, hidden]);
+    const half = (branch: number) => joined.slice('branch', branch, branch + 1).view(['token', 'hidden'], [rows, hidden]);
+    using recording = stream.record(() => {
+      embedding(stream, { ids, table, output: first });
+      side.waitFor(stream);
+      for (let i = 0; i < 5; i++) {
+        normalise(side, first, right);
+        normalise(stream, first, left);
+      }
+      expect(side.recording).toBe(true);
+      normalise(side, right, right);
+      stream.waitFor(side);
+      stream.copy(left, half(0));
+      stream.copy(right, half(1));
+    });
+    expect(side.recording).toBe(false);
+    for (let round = 0; round < 10; round++) {
+      const given = Array.from({ length: rows }, () => random.integer(0, vocabulary - 1));
+      stream.write(ids, Int32Array.from(given));
+      stream.replay(recording);
+      const replayed = await joined.read();
+      stream.write(ids, Int32Array.from(given));
+      embedding(stream, { ids, table, output: first });
+      normalise(stream, first, left);
+      normalise(stream, left, right);
+      // The branch normalised its rows twice.
+      const expected = [...(await left.read()), ...(await right.read())];
+      expect(replayed).toEqual(Float32Array.from(expected));
+      // By default a tensor is read in the order of the stream that replays, whichever it was recorded on.
+      expect(right.writer).toBe(stream);
+    }
+    await side.synchronize();
+  });
+
+  it('names the operation that fails beside it', async () => {
+    using stream = device.createStream();
+    using side = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using output = device.tensor('f32', ['token', 'hidden'], [rows, hidden]);
+    using recording = stream.record(() => {
+      side.waitFor(stream);
+      embedding(side, { ids, table, output });
+      stream.waitFor(side);
+    });
+    for (let i = 0; i < 3; i++) stream.replay(recording);
+    await stream.synchronize();
+    stream.write(ids, new Int32Array([0, vocabulary, 0]));
+    stream.replay(recording);
+    await expect(stream.synchronize()).rejects.toThrow(/^embedding: ids\[1\] is 11/);
+    await side.synchronize();
+  });
+
+  it('refuses a stream beside it that is not joined, and one that has no part in it', async () => {
+    using stream = device.createStream();
+    using side = device.createStream();
+    using other = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using copied = device.tensor('i32', ['token'], [rows], new Int32Array(rows).fill(7));
+    const fork = () => {
+      side.waitFor(stream);
+      side.copy(ids, copied);
+    };
+    expect(() => stream.record(fork)).toThrow(/^record: another stream/);
+    const crossings: (() => void)[] = [
+      () => {
+        side.waitFor(other);
+      },
+      () => {
+        side.write(ids, new Int32Array(rows));
+      },
+      () => void side.record(() => undefined),
+      () => void other.record(() => {
+        other.waitFor(side);
+      }),
+    ];
+    for (const crossing of crossings) {
+      const record = () =>
+        stream.record(() => {
+          fork();
+          crossing();
+        });
+      expect(record).toThrow(/cannot be recorded|no part in this recording|do not nest/);
+      expect([stream.recording, side.recording, other.recording]).toEqual([false, false, false]);
+    }
+    expect(Array.from(await copied.read(side))).toEqual([7, 7, 7]);
+    side.copy(ids, copied);
+    expect(Array.from(await copied.read())).toEqual([0, 0, 0]);
+  });
+
+  it('outlives a stream that was recorded beside it', async () => {
+    using stream = device.createStream();
+    const side = device.createStream();
+    using ids = device.tensor('i32', ['token'], [rows], new Int32Array([1, 2, 3]));
+    using copied = device.tensor('i32', ['token'], [rows], new Int32Array(rows));
+    using recording = stream.record(() => {
+      side.waitFor(stream);
+      side.copy(ids, copied);
+      stream.waitFor(side);
+      side.dispose();
+      stream.copy(copied, ids);
+    });
+    expect(Array.from(await copied.read(stream))).toEqual([0, 0, 0]);
+    for (let i = 0; i < 3; i++) stream.replay(recording);
+    expect(Array.from(await copied.read())).toEqual([1, 2, 3]);
+  });
+
   it('refuses what the device cannot repeat alone', async () => {
     using stream = device.createStream();
     using other = device.createStream();

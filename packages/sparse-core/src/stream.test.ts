@@ -1,5 +1,7 @@
 import { expect, it } from 'vitest';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
+import { embedding } from './operations/embedding.js';
+import type { Stream } from './stream.js';
 import { describeOnDevices } from './testing/test-devices.js';
 
 describeOnDevices('streams', ({ open }) => {
@@ -67,6 +69,56 @@ describeOnDevices('streams', ({ open }) => {
     expect(() => {
       first.waitFor(first);
     }).toThrow(InvalidValueError);
+  });
+
+  it.each(['the reader', 'the writer'])('see in order what another writes, however late %s is', async (late) => {
+    using first = device.createStream();
+    using second = device.createStream();
+    const bytes = 1 << 24;
+    using work = device.tensor('u8', ['copy', 'byte'], [2, bytes], new Uint8Array(2 * bytes));
+    using value = device.tensor('i32', ['value'], [1], new Int32Array([0]));
+    using found = device.tensor('i32', ['value'], [3]);
+    const [source, target] = [work.slice('copy', 0, 1), work.slice('copy', 1, 2)];
+    const delay = (stream: Stream) => {
+      for (let i = 0; i < 20; i++) stream.copy(source, target);
+    };
+    for (let round = 0; round < 3; round++) {
+      if (late === 'the writer') delay(first);
+      first.write(value, new Int32Array([round + 1]));
+      second.waitFor(first);
+      if (late === 'the reader') delay(second);
+      second.copy(value, found.slice('value', round, round + 1));
+      first.waitFor(second);
+    }
+    expect(Array.from(await found.read(second))).toEqual([1, 2, 3]);
+  });
+
+  it('refuse to wait for another device, and for a disposed stream', async () => {
+    using stream = device.createStream();
+    using foreign = open().createStream();
+    const disposed = device.createStream();
+    disposed.dispose();
+    expect(() => {
+      stream.waitFor(foreign);
+    }).toThrow(DeviceError);
+    expect(() => {
+      stream.waitFor(disposed);
+    }).toThrow(DisposedError);
+    await stream.synchronize();
+  });
+
+  it('fail with the stream that they waited for', async () => {
+    using failing = device.createStream();
+    using waiting = device.createStream();
+    using ids = device.tensor('i32', ['token'], [1], new Int32Array([9]));
+    using table = device.tensor('f32', ['vocabulary', 'hidden'], [2, 8], new Float32Array(16));
+    using output = device.tensor('f32', ['token', 'hidden'], [1, 8]);
+    const before = waiting.synchronize();
+    embedding(failing, { ids, table, output });
+    waiting.waitFor(failing);
+    await before;
+    await expect(waiting.synchronize()).rejects.toThrow(/^waitFor: embedding: ids\[0\] is 9/);
+    await expect(waiting.synchronize()).rejects.toThrow(InvalidValueError);
   });
 
   it('copy strided tensors into contiguous ones', async () => {

@@ -1,7 +1,7 @@
-import type { NativeStream } from './addon.js';
+import type { NativeRecording, NativeStream } from './addon.js';
 import type { Device } from './device.js';
 import { elementArrayName, type DType, type ElementArray, isElementArray } from './dtype.js';
-import { DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
+import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { Recording } from './recording.js';
@@ -15,7 +15,8 @@ import { nativeOf, usableTensor } from './validate.js';
 export class Stream {
   readonly device: Device;
   readonly #native: NativeStream;
-  #recording = false;
+  /** The `record` that collects what is enqueued here, while it is open: this stream's own, or of one it waits for. */
+  #session: { readonly stream: Stream; open: boolean } | undefined;
   #disposed = false;
 
   constructor(device: Device, native: NativeStream) {
@@ -34,7 +35,12 @@ export class Stream {
 
   /** Whether `record` is collecting what is enqueued. */
   get recording(): boolean {
-    return this.#recording;
+    return this.#session?.open === true;
+  }
+
+  /** The stream in whose order this one's work runs: itself, or the one that records it. */
+  get runsOn(): Stream {
+    return this.#session?.open === true ? this.#session.stream : this;
   }
 
   /**
@@ -42,19 +48,24 @@ export class Stream {
    * on the same tensors, as often as it is called. On CUDA a replay is one launch of a graph. Tensors that the
    * operations use stay in memory until the recording is disposed.
    *
-   * Only work of the device can be recorded: `write`, `read`, `synchronize`, `waitFor`, `replay` and copies from or
-   * to host memory throw.
-   * @throws InvalidValueError for a recording inside another, or an asynchronous `enqueue`
+   * Another stream that waits for this one meanwhile is recorded too, beside it, from there on; on CUDA the two parts of
+   * the graph run at the same time. This stream must wait for its last operation before the recording ends. A replay
+   * runs all of it in the order of this stream: what else the other stream does is in no order with it.
+   *
+   * Only work of the device can be recorded: `write`, `read`, `synchronize`, `replay`, `waitFor` a stream that is not
+   * recorded, and copies from or to host memory throw.
+   * @throws InvalidValueError for a recording inside another, an asynchronous `enqueue`, or a stream that was recorded
+   * beside this one and is not waited for
    * @throws what `enqueue` throws; nothing is recorded then
    */
   record(enqueue: () => unknown): Recording {
-    if (this.#recording) {
+    if (this.recording) {
       throw new InvalidValueError('record: the stream is recording already; recordings do not nest.', {
         subject: 'record',
       });
     }
     this.native.beginRecording();
-    this.#recording = true;
+    this.#session = { stream: this, open: true };
     try {
       const result = enqueue();
       if (result instanceof Promise) {
@@ -63,10 +74,19 @@ export class Stream {
         });
       }
     } catch (error) {
-      this.#endRecording().dispose();
+      this.#endRecording().release();
       throw error;
     }
-    return this.#endRecording();
+    const native = this.#endRecording();
+    if (!native.joined()) {
+      native.release();
+      throw new InvalidValueError(
+        'record: another stream was recorded beside this one and goes on after the end; ' +
+          'call waitFor with it on this stream, after its last operation.',
+        { subject: 'record' },
+      );
+    }
+    return new Recording(this, native);
   }
 
   /**
@@ -92,16 +112,31 @@ export class Stream {
     }
   }
 
-  /** What is enqueued here from now on runs after all that is enqueued on `other` so far. */
+  /**
+   * What is enqueued here from now on runs after all that is enqueued on `other` so far. On CUDA it is an event: nobody
+   * waits but the device. A failure before it, on `other`, fails this stream too.
+   *
+   * While `other` records, this stream becomes part of its recording (`record` says how).
+   * @throws DisposedError, DeviceError when `other` is of another device, CapabilityError when this stream records and
+   * `other` is not part of that, InvalidValueError when it is this stream
+   */
   waitFor(other: Stream): void {
     if (other === this) {
       throw new InvalidValueError('waitFor: a stream cannot wait for itself; its work is in order already.', {
         subject: 'waitFor',
       });
     }
+    if (other.device !== this.device) {
+      throw new DeviceError(
+        `waitFor: the other stream is of ${other.device.name}, this one of ${this.device.name}, and devices have no ` +
+          'order between them. Await synchronize() of the other stream first.',
+        { subject: 'waitFor', given: other.device.name, wanted: this.device.name },
+      );
+    }
     throwsPublicly('waitFor', () => {
       this.native.waitFor(other.native);
     });
+    if (other.recording) this.#session = other.#session;
   }
 
   /**
@@ -172,9 +207,9 @@ export class Stream {
     this.dispose();
   }
 
-  #endRecording(): Recording {
-    this.#recording = false;
-    return new Recording(this, this.native.endRecording());
+  #endRecording(): NativeRecording {
+    if (this.#session !== undefined) this.#session.open = false;
+    return this.native.endRecording();
   }
 }
 

@@ -91,9 +91,9 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     return this.shape.every((extent, axis) => extent === 1 || this.strides[axis] === expected[axis]);
   }
 
-  /** Remembers which stream writes to the tensor, for `read()`. */
+  /** Remembers in which stream's order the tensor is written, for `read()`. */
   writtenBy(stream: Stream): void {
-    if (this.#base === undefined) this.#writer = stream;
+    if (this.#base === undefined) this.#writer = stream.runsOn;
     else this.#base.writtenBy(stream);
   }
 
