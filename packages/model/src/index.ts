@@ -18,7 +18,7 @@ export { Sequence } from './runner/sequence.js';
 export { readStoredTensors } from './safetensors/weight-files.js';
 export type { StoredDType, StoredTensor } from './safetensors/header.js';
 export type { ChatMessage, ChatTemplateOptions } from './tokenizer/chat-template.js';
-export { StreamDecoder } from './tokenizer/stream-decoder.js';
+export type { StreamDecoder } from './tokenizer/stream-decoder.js';
 export { Tokenizer } from './tokenizer/tokenizer.js';
 export type { DecodeOptions, EncodeOptions } from './tokenizer/tokenizer.js';
 export { ModelWeights } from './weights/model-weights.js';

@@ -1,5 +1,5 @@
 import { lstat } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 
 import { createDevice, ModelFormatError } from '@kv/sparse-core';
 import type { Device } from '@kv/sparse-core';
@@ -54,15 +54,18 @@ export class Model implements Disposable {
    * @throws CapabilityError when the model is of a kind that the runner does not know
    */
   static async open(directory: string, { device = createDevice() }: ModelOptions = {}): Promise<Model> {
-    const config = await readModelConfig(directory);
-    const tokenizer = (await isThere(join(directory, 'tokenizer.json'))) ? await Tokenizer.open(directory) : null;
-    try {
-      const weights = await ModelWeights.open(device, directory, config);
-      return new Model(device, config, weights, directory, tokenizer);
-    } catch (error) {
-      tokenizer?.dispose();
-      throw error;
+    // The tokenizer's process starts while config and weights are read.
+    const [network, tokenizer] = await Promise.allSettled([
+      openNetwork(device, directory),
+      openTokenizer(join(directory, 'tokenizer.json')),
+    ]);
+    if (network.status === 'fulfilled' && tokenizer.status === 'fulfilled') {
+      const { config, weights } = network.value;
+      return new Model(device, config, weights, directory, tokenizer.value);
     }
+    if (network.status === 'fulfilled') network.value.weights.dispose();
+    if (tokenizer.status === 'fulfilled') tokenizer.value?.dispose();
+    throw [network, tokenizer].find((opened) => opened.status === 'rejected')?.reason;
   }
 
   /**
@@ -84,10 +87,19 @@ export class Model implements Disposable {
   }
 }
 
-/** Whether a directory has such an entry, be it a link that leads nowhere. */
-async function isThere(path: string): Promise<boolean> {
-  return await lstat(path).then(
+async function openNetwork(
+  device: Device,
+  directory: string,
+): Promise<{ readonly config: ModelConfig; readonly weights: ModelWeights }> {
+  const config = await readModelConfig(directory);
+  return { config, weights: await ModelWeights.open(device, directory, config) };
+}
+
+/** null where the directory has no tokenizer.json, not even a link that leads nowhere. */
+async function openTokenizer(file: string): Promise<Tokenizer | null> {
+  const isThere = await lstat(file).then(
     () => true,
     () => false,
   );
+  return isThere ? await Tokenizer.open(dirname(file)) : null;
 }

@@ -41,7 +41,8 @@ export async function generateText(
   const text = await readPromptText(options, signal);
   using model = await openModel(directory, options);
   const { maxNewTokens } = options;
-  const prompt = await encodePrompt(model, asPrompt(text, model.tokenizer, options), maxNewTokens, signal);
+  const given = await asPrompt(text, model.tokenizer, options, signal);
+  const prompt = await encodePrompt(model, given, maxNewTokens, signal);
   using runner = model.createRunner({
     policy: createPolicy(options.policy),
     contextTokens: prompt.ids.length + maxNewTokens,
@@ -71,11 +72,16 @@ async function readPromptText({ prompt, promptFile }: GenerateTextOptions, signa
   });
 }
 
-function asPrompt(text: string, tokenizer: Tokenizer, { chat = false }: GenerateTextOptions): Prompt {
+async function asPrompt(
+  text: string,
+  tokenizer: Tokenizer,
+  { chat = false }: GenerateTextOptions,
+  signal: AbortSignal,
+): Promise<Prompt> {
   const name = 'The prompt';
   if (!chat) return { name, text };
   // A template writes the special tokens itself.
-  return { name, text: tokenizer.renderChat([{ role: 'user', content: text }]), addSpecialTokens: false };
+  return { name, text: await tokenizer.renderChat([{ role: 'user', content: text }], { signal }), addSpecialTokens: false };
 }
 
 function readSampling({

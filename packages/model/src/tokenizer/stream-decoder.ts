@@ -1,4 +1,7 @@
-/** More tokens than a cut character and the spaces around it can span. */
+import { withoutLeadingSpaces } from './vocabulary.js';
+import type { Vocabulary } from './vocabulary.js';
+
+/** More tokens than a cut character can span. */
 const contextTokens = 8;
 
 /**
@@ -6,34 +9,34 @@ const contextTokens = 8;
  * once gives; a character whose bytes are spread over several tokens comes with the last of them.
  */
 export class StreamDecoder {
-  readonly #decode: (ids: readonly number[]) => string;
-  #window: readonly number[];
-  /** How much of the window's text has been given. */
-  #given: number;
+  readonly #vocabulary: Vocabulary;
+  readonly #skipSpecialTokens: boolean;
+  readonly #bytes = new TextDecoder('utf-8', { ignoreBOM: true });
+  /** Spaces that the text still loses at its start. */
+  #leadingSpaces: number;
 
-  constructor(decode: (ids: readonly number[]) => string, preceding: ArrayLike<number> = []) {
-    this.#decode = decode;
-    this.#window = Array.from(preceding).slice(-contextTokens);
-    this.#given = decode(this.#window).length;
+  constructor(vocabulary: Vocabulary, skipSpecialTokens: boolean, preceding: ArrayLike<number> = []) {
+    this.#vocabulary = vocabulary;
+    this.#skipSpecialTokens = skipSpecialTokens;
+    this.#leadingSpaces = vocabulary.leadingSpaces;
+    const { length } = preceding;
+    for (let index = Math.max(0, length - contextTokens); index < length; index += 1) this.push(preceding[index] ?? -1);
   }
 
   /** Takes one more token and returns the text that it completes, possibly none. */
   push(id: number): string {
-    const window = [...this.#window, id];
-    const text = this.#decode(window);
-    // A character cut short decodes to one U+FFFD at the end; the next token may complete it.
-    const held = text.endsWith('\uFFFD') ? 1 : 0;
-    const completed = text.slice(this.#given, text.length - held);
-    this.#window = window.slice(-contextTokens);
-    this.#given = this.#decode(this.#window).length - held;
-    return completed;
+    const bytes = this.#vocabulary.spell(id, this.#skipSpecialTokens);
+    return this.#withoutLeadingSpaces(this.#bytes.decode(bytes, { stream: true }));
   }
 
   /** The text still held back, with U+FFFD for bytes that never became a character. */
   end(): string {
-    const text = this.#decode(this.#window);
-    const rest = text.slice(this.#given);
-    this.#given = text.length;
-    return rest;
+    return this.#withoutLeadingSpaces(this.#bytes.decode());
+  }
+
+  #withoutLeadingSpaces(text: string): string {
+    const given = withoutLeadingSpaces(text, this.#leadingSpaces);
+    this.#leadingSpaces = given === '' ? this.#leadingSpaces - text.length : 0;
+    return given;
   }
 }

@@ -1,17 +1,16 @@
 import { join } from 'node:path';
 
-import { InvalidValueError, ModelFormatError } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, KvError, ModelFormatError } from '@kv/sparse-core';
 
-import { isRecord, readJson, readOptionalJson, readOptionalText } from '../read-json.js';
-import { ChatTemplate, findChatTemplate } from './chat-template.js';
+import { openFile } from '../open-file.js';
+import { isRecord, parseJson, readOptionalText } from '../read-json.js';
+import { expectChatTemplate, findChatTemplate, specialTokens, templateValues } from './chat-template.js';
 import type { ChatMessage, ChatTemplateOptions } from './chat-template.js';
 import { StreamDecoder } from './stream-decoder.js';
-import { createTokenizer } from './tokenizer-library.js';
-import type { TokenizerLibrary } from './tokenizer-library.js';
-import { TokenizerWorker } from './tokenizer-worker.js';
-
-/** Texts longer than this, in UTF-16 units, are tokenised on a worker thread: about 10 ms of work. */
-const workerThreshold = 16_384;
+import { tokenizerLimits } from './tokenizer-limits.js';
+import { Refusal, TokenizerProcess } from './tokenizer-process.js';
+import type { TokenizerParts } from './tokenizer-process.js';
+import { Vocabulary } from './vocabulary.js';
 
 export interface EncodeOptions {
   /**
@@ -26,122 +25,168 @@ export interface DecodeOptions {
   readonly skipSpecialTokens?: boolean | undefined;
 }
 
-/** Text to token ids and back, as a model directory's tokenizer.json says. */
+/**
+ * Text to token ids and back, as a model directory's tokenizer.json says. What the files decide (regular expressions,
+ * merges, the chat template) runs in a process of its own, within limits of time and memory; decoding reads a table.
+ */
 export class Tokenizer implements Disposable {
   readonly bosToken: string | null;
   readonly eosToken: string | null;
-  readonly #library: TokenizerLibrary;
-  readonly #worker: TokenizerWorker;
-  readonly #template: ChatTemplate | null;
+  readonly #file: string;
+  readonly #process: TokenizerProcess;
+  readonly #vocabulary: Vocabulary;
+  readonly #template: string | null;
+  readonly #tokens: Readonly<Record<string, string>>;
 
   private constructor(
-    library: TokenizerLibrary,
-    worker: TokenizerWorker,
-    settings: Record<string, unknown>,
-    template: string | null,
+    { definitionFile, template }: TokenizerParts,
+    process: TokenizerProcess,
+    vocabulary: Vocabulary,
+    tokens: Readonly<Record<string, string>>,
   ) {
-    this.#library = library;
-    this.#worker = worker;
-    this.bosToken = tokenText(settings.bos_token);
-    this.eosToken = tokenText(settings.eos_token);
-    this.#template = template === null ? null : new ChatTemplate(template, settings);
+    this.#file = definitionFile;
+    this.#process = process;
+    this.#vocabulary = vocabulary;
+    this.#template = template;
+    this.#tokens = tokens;
+    this.bosToken = tokens.bos_token ?? null;
+    this.eosToken = tokens.eos_token ?? null;
   }
 
   /**
    * Opens the tokenizer of a model directory: tokenizer.json, tokenizer_config.json and, where it is there,
    * chat_template.jinja.
-   * @throws ModelFormatError when a file is missing or malformed
+   * @throws ModelFormatError when a file is missing or malformed, or takes too much time or memory
+   * @throws CapabilityError when its decoder does not spell a text token by token
    */
   static async open(directory: string): Promise<Tokenizer> {
-    const file = join(directory, 'tokenizer.json');
-    const [definition, settings, templateFile] = await Promise.all([
-      readJson(file),
-      readOptionalJson(join(directory, 'tokenizer_config.json')),
-      readOptionalText(join(directory, 'chat_template.jinja')),
-    ]);
-    const config = isRecord(settings) ? settings : {};
+    const { parts, tokens } = await readParts(directory);
+    const process = new TokenizerProcess(parts);
     try {
-      const library = createTokenizer(definition, config);
-      const worker = new TokenizerWorker(file, config);
-      return new Tokenizer(library, worker, config, templateFile ?? findChatTemplate(config));
-    } catch (cause) {
-      if (cause instanceof ModelFormatError) throw cause;
-      const reason = cause instanceof Error ? cause.message : String(cause);
-      throw new ModelFormatError(`${file} is no tokenizer that can be read (${reason}). Fetch it again.`, {
-        subject: file,
-        wanted: 'a tokenizer.json of the tokenizers library',
-        cause,
-      });
+      return new Tokenizer(parts, process, new Vocabulary(await process.open()), tokens);
+    } catch (error) {
+      process.dispose();
+      throw error instanceof Refusal ? refusedFile(parts.definitionFile, error) : error;
     }
   }
 
   /**
-   * Token ids of a text, i32. A long text is tokenised off the JavaScript thread.
+   * Token ids of a text, i32.
+   * @throws ModelFormatError when the tokenizer makes a token without an id, or takes too much time or memory
    * @throws the signal's reason when it is aborted
    */
   async encode(text: string, { addSpecialTokens = true, signal }: EncodeOptions = {}): Promise<Int32Array> {
     signal?.throwIfAborted();
-    if (text.length > workerThreshold) return this.#worker.encode(text, addSpecialTokens, signal);
-    return Int32Array.from(this.#library.encode(text, { add_special_tokens: addSpecialTokens }).ids);
+    try {
+      return await this.#process.encode(text, addSpecialTokens, signal);
+    } catch (error) {
+      throw error instanceof Refusal ? refusedFile(this.#file, error) : error;
+    }
   }
 
-  /** The text that token ids spell, bytes that are no UTF-8 as U+FFFD. */
+  /** The text that token ids spell, bytes that are no UTF-8 as U+FFFD. @throws InvalidValueError for other ids */
   decode(ids: ArrayLike<number>, { skipSpecialTokens = true }: DecodeOptions = {}): string {
-    if (ids.length === 0) return '';
-    return this.#library.decode(
-      Array.from(ids, (id) => this.#known(id)),
-      {
-        skip_special_tokens: skipSpecialTokens,
-        clean_up_tokenization_spaces: false,
-      },
-    );
+    return this.#vocabulary.decode(ids, skipSpecialTokens);
   }
 
   /**
    * A decoder that gives text as tokens arrive, never half a character.
    * @param preceding ids of the prompt: a tokenizer may spell a word's leading space only after other text
    */
-  stream(preceding: ArrayLike<number> = [], options: DecodeOptions = {}): StreamDecoder {
-    return new StreamDecoder((ids) => this.decode(ids, options), preceding);
+  stream(preceding: ArrayLike<number> = [], { skipSpecialTokens = true }: DecodeOptions = {}): StreamDecoder {
+    return new StreamDecoder(this.#vocabulary, skipSpecialTokens, preceding);
   }
 
   /** The id of a token's exact text, or undefined when the vocabulary lacks it. */
-  tokenId(token: string): number | undefined {
-    return this.#library.token_to_id(token);
+  async tokenId(token: string): Promise<number | undefined> {
+    return await this.#process.tokenId(token);
   }
 
   /**
    * The prompt text of a conversation; encode it with `addSpecialTokens: false`.
    * @throws CapabilityError when the model has no chat template
    * @throws InvalidValueError when the template refuses the messages
+   * @throws ModelFormatError when it takes too much time or memory
+   * @throws the signal's reason when it is aborted
    */
-  renderChat(messages: readonly ChatMessage[], options: ChatTemplateOptions = {}): string {
-    return ChatTemplate.require(this.#template).render(messages, options);
+  async renderChat(messages: readonly ChatMessage[], options: ChatTemplateOptions = {}): Promise<string> {
+    options.signal?.throwIfAborted();
+    expectChatTemplate(this.#template);
+    try {
+      return await this.#process.render(templateValues(this.#tokens, messages, options), options.signal);
+    } catch (cause) {
+      if (cause instanceof KvError || options.signal?.aborted === true) throw cause;
+      const reason = cause instanceof Error ? cause.message : String(cause);
+      throw new InvalidValueError(
+        `the model's chat template refuses these messages: ${reason}. Change their roles or order.`,
+        {
+          subject: 'messages',
+          given: messages.map(({ role }) => role),
+          wanted: 'messages the template accepts',
+          cause,
+        },
+      );
+    }
   }
 
-  /** Ends the worker thread, if one was started. */
+  /** Ends the tokenizer's process. */
   dispose(): void {
-    this.#worker.dispose();
+    this.#process.dispose();
   }
 
   [Symbol.dispose](): void {
     this.dispose();
   }
-
-  #known(id: number): number {
-    if (this.#library.id_to_token(id) === undefined) {
-      throw new InvalidValueError(`token id ${id} is not in the vocabulary; decode ids of this tokenizer.`, {
-        subject: 'token id',
-        given: id,
-        wanted: 'an id of the vocabulary',
-      });
-    }
-    return id;
-  }
 }
 
-/** A token in tokenizer_config.json: its text, or an object that holds it. */
-function tokenText(token: unknown): string | null {
-  const text = isRecord(token) ? token.content : token;
-  return typeof text === 'string' ? text : null;
+async function readParts(directory: string): Promise<{ parts: TokenizerParts; tokens: Record<string, string> }> {
+  const definitionFile = join(directory, 'tokenizer.json');
+  const settingsFile = join(directory, 'tokenizer_config.json');
+  const [definitionBytes, settingsText, templateFile] = await Promise.all([
+    measureDefinition(definitionFile),
+    readOptionalText(settingsFile),
+    readOptionalText(join(directory, 'chat_template.jinja')),
+  ]);
+  const given = settingsText === undefined ? {} : parseJson(settingsFile, settingsText).value;
+  const settings = isRecord(given) ? given : {};
+  const template = templateFile ?? findChatTemplate(settings);
+  const parts = { definitionFile, definitionBytes, settings: isRecord(given) ? (settingsText ?? '{}') : '{}', template };
+  return { parts, tokens: specialTokens(settings) };
+}
+
+/** The bytes of a tokenizer.json, which only its process reads. */
+async function measureDefinition(file: string): Promise<number> {
+  const handle = await openFile(file);
+  const size = handle === undefined ? 0 : (await handle.stat()).size;
+  await handle?.close();
+  if (size > 0 && size <= tokenizerLimits.definitionBytes) return size;
+  const given = handle === undefined ? 'no such file' : `${size} bytes`;
+  const wanted = `a tokenizer.json of at most ${tokenizerLimits.definitionBytes} bytes`;
+  throw new ModelFormatError(`${file}: given ${given}, wanted ${wanted}. Fetch the whole directory again.`, {
+    subject: file,
+    given,
+    wanted,
+  });
+}
+
+function refusedFile(file: string, cause: Refusal): KvError {
+  const { message, of } = cause;
+  if (of === 'decoder') {
+    return new CapabilityError(
+      `${file}: ${message} does not spell a text token by token. Use a model with a byte-level or SentencePiece BPE.`,
+      { subject: file, given: message, wanted: 'a decoder of ByteLevel, ByteFallback, Replace, Metaspace or Strip', cause },
+    );
+  }
+  if (of === 'template') {
+    return new ModelFormatError(`the chat template does not parse (${message}). Fetch it again.`, {
+      subject: 'chat_template',
+      wanted: 'a Jinja template',
+      cause,
+    });
+  }
+  return new ModelFormatError(`${file} is no tokenizer that can be used (${message}). Fetch it again.`, {
+    subject: file,
+    wanted: 'a tokenizer.json of the tokenizers library',
+    cause,
+  });
 }

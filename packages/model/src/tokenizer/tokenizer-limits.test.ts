@@ -1,0 +1,172 @@
+import { execFileSync } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { monitorEventLoopDelay } from 'node:perf_hooks';
+import { setTimeout } from 'node:timers/promises';
+
+import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
+import { beforeAll, describe, expect, it } from 'vitest';
+
+import { largeTokenizer } from '../test-support/large-tokenizer.js';
+import { needleModel } from '../test-support/paths.js';
+import { withDirectory } from '../test-support/safetensors-writer.js';
+import { tokenizerLimits } from './tokenizer-limits.js';
+import { Tokenizer } from './tokenizer.js';
+
+const definition = JSON.parse(readFileSync(join(needleModel, 'tokenizer.json'), 'utf8')) as Record<string, unknown>;
+const messages = [{ role: 'user', content: 'Hi' }];
+/** Backtracks 2^n times on n letters. */
+const endless = { type: 'Split', pattern: { Regex: '(?:a|a)*b' }, behavior: 'Isolated', invert: false };
+const letters = 'a'.repeat(60);
+
+beforeAll(() => {
+  // The limits of the product are for slow machines: tests need not wait for them.
+  Object.assign(tokenizerLimits, { milliseconds: 2000, heapMegabytes: 128 });
+});
+
+function withTokenizer<Result>(
+  changes: object,
+  template: string,
+  use: (tokenizer: Tokenizer) => Promise<Result>,
+): Promise<Result> {
+  const files = { 'tokenizer.json': JSON.stringify({ ...definition, ...changes }), 'chat_template.jinja': template };
+  return withDirectory(files, async (directory) => {
+    using tokenizer = await Tokenizer.open(directory);
+    return await use(tokenizer);
+  });
+}
+
+/** What `work` gives, and the longest time for which it kept the event loop, in milliseconds. */
+async function withDelay<Result>(work: () => Promise<Result>): Promise<{ result: Result; milliseconds: number }> {
+  const delay = monitorEventLoopDelay({ resolution: 1 });
+  delay.enable();
+  await setTimeout(5);
+  const result = await work();
+  await setTimeout(5);
+  delay.disable();
+  return { result, milliseconds: delay.max / 1e6 };
+}
+
+describe('a chat template', () => {
+  const double = (count: number): string =>
+    `{% set ns = namespace(x='a a a a ') %}{% for i in range(${count}) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}`;
+  it.each([
+    ['a range without end', '{{ range(1000000000000) }}'],
+    ['a loop without end', '{% for i in range(900000) %}{% for j in range(900000) %}{% endfor %}{% endfor %}'],
+    ['a text of 500 MB', "{{ 'a\nb\n' | indent(500000000) | upper }}"],
+    ['a text that doubles', `${double(25)}{{ ns.x | upper | length }}`],
+    ['a list of 134 million words', `${double(25)}{{ ns.x.split(' ') | length }}`],
+  ])('of %s ends in an error, and the next call is answered', async (_name, loop) => {
+    const template = `{% if wanted %}${loop}{% else %}{{ messages[0].content }}{% endif %}`;
+    await withTokenizer({}, template, async (tokenizer) => {
+      const { milliseconds } = await withDelay(async () => {
+        await expect(tokenizer.renderChat(messages, { variables: { wanted: true } })).rejects.toThrow(ModelFormatError);
+      });
+      expect(milliseconds).toBeLessThan(1000);
+      expect(await tokenizer.renderChat(messages)).toBe('Hi');
+    });
+  });
+
+  it('is ended by an abort', async () => {
+    const template = '{% for i in range(900000) %}{% for j in range(900) %}{% endfor %}{% endfor %}';
+    await withTokenizer({}, template, async (tokenizer) => {
+      const signal = AbortSignal.timeout(200);
+      await expect(tokenizer.renderChat(messages, { signal })).rejects.toThrow(signal.reason as Error);
+      expect(tokenizer.decode(await tokenizer.encode('Hi'))).toBe('Hi');
+    });
+  });
+});
+
+describe('a regular expression that backtracks without end', () => {
+  it('ends the text in an error, and the next one is answered', async () => {
+    await withTokenizer({ pre_tokenizer: endless }, '', async (tokenizer) => {
+      await expect(tokenizer.encode(letters)).rejects.toThrow(ModelFormatError);
+      await expect(tokenizer.encode(letters)).rejects.toThrow(/tokenising 60 characters took more than 3 s/);
+      expect((await tokenizer.encode('b')).length).toBeGreaterThan(0);
+    });
+  });
+
+  it('is ended by an abort, and a text that waits behind it is answered', async () => {
+    await withTokenizer({ pre_tokenizer: endless }, '', async (tokenizer) => {
+      const controller = new AbortController();
+      const first = tokenizer.encode(letters, { signal: controller.signal });
+      const second = tokenizer.encode('b');
+      await setTimeout(100);
+      controller.abort();
+      await expect(first).rejects.toThrow('aborted');
+      expect(await second).toEqual(await tokenizer.encode('b'));
+    });
+  });
+
+  it('leaves a text that waits when that one is aborted', async () => {
+    await withTokenizer({}, '', async (tokenizer) => {
+      const controller = new AbortController();
+      const first = tokenizer.encode('first');
+      const second = tokenizer.encode('second', { signal: controller.signal });
+      controller.abort();
+      await expect(second).rejects.toThrow('aborted');
+      expect(tokenizer.decode(await first)).toBe('first');
+    });
+  });
+
+  it.each([
+    ['normalizer', { type: 'Replace', pattern: endless.pattern, content: '' }],
+    ['decoder', { type: 'Replace', pattern: endless.pattern, content: '' }],
+  ])('in a %s meets tokens when the tokenizer is opened', async (part, stage) => {
+    const added_tokens = [{ id: 4096, content: letters, special: false, normalized: true }];
+    await expect(withTokenizer({ [part]: stage, added_tokens }, '', () => Promise.resolve())).rejects.toThrow(
+      /opening it took more than/,
+    );
+  });
+});
+
+describe('a tokenizer.json', () => {
+  const model = definition.model as { vocab: Record<string, number>; merges: unknown[] };
+  const grow = { type: 'Replace', pattern: { String: '' }, content: 'x'.repeat(1000) };
+  const single = [{ SpecialToken: { id: '<|none|>', type_id: 0 } }, { Sequence: { id: 'A', type_id: 0 } }];
+  const post_processor = { type: 'TemplateProcessing', single, pair: single, special_tokens: {} };
+  const cases: [string, object, typeof ModelFormatError | typeof CapabilityError][] = [
+    ['whose normalizer multiplies a text', { normalizer: { type: 'Sequence', normalizers: Array(9).fill(grow) } }, ModelFormatError],
+    ['whose pieces have no end', { pre_tokenizer: { type: 'FixedLength', length: 0 } }, ModelFormatError],
+    ['with an id that is no number', { model: { ...model, vocab: { ...model.vocab, a: 'b' } } }, ModelFormatError],
+    ['with an id of 2^32', { model: { ...model, vocab: { ...model.vocab, a: 2 ** 32 } } }, ModelFormatError],
+    ['with a template of a token that has no id', { post_processor }, ModelFormatError],
+    ['with a decoder of words', { decoder: { type: 'WordPiece', prefix: '##' } }, CapabilityError],
+  ];
+  it.each(cases)('%s is refused, or its text', async (_name, changes, wanted) => {
+    const encoded = withTokenizer(changes, '', (tokenizer) => tokenizer.encode('Hi'));
+    await expect(encoded).rejects.toThrow(wanted);
+  });
+
+  it('of 128K tokens keeps the event loop free, as do texts of 16K characters', async () => {
+    const text = readFileSync(join(needleModel, 'documents/constitution/document.txt'), 'utf8').slice(0, 16_384);
+    const files = { 'tokenizer.json': JSON.stringify(largeTokenizer(128_000)) };
+    Object.assign(tokenizerLimits, { heapMegabytes: 1024 });
+    await withDirectory(files, async (directory) => {
+      const opened = await withDelay(() => Tokenizer.open(directory));
+      using tokenizer = opened.result;
+      const encoded = await withDelay(() => tokenizer.encode(text));
+      const runOn = await withDelay(() => tokenizer.encode('abcdefghij'.repeat(1638)));
+      expect(tokenizer.decode(encoded.result)).toBe(text);
+      // 330 ms and 40 ms where this thread did the work; 10 and 4 since it does not.
+      const delays = { open: opened.milliseconds, encode: encoded.milliseconds, runOn: runOn.milliseconds };
+      console.log('longest delay of the event loop, ms:', delays);
+      expect(Math.max(...Object.values(delays))).toBeLessThan(200);
+    });
+  });
+});
+
+it.skipIf(process.platform !== 'linux')('an idle tokenizer neither keeps the process alive nor outlives it', async () => {
+  const program = `
+    import { readdirSync, readFileSync } from 'node:fs';
+    import { Tokenizer } from '@kv/model';
+    const tokenizer = await Tokenizer.open(${JSON.stringify(needleModel)});
+    await tokenizer.encode('x');
+    const parentOf = (id) => Number(readFileSync('/proc/' + id + '/stat', 'utf8').split(') ')[1].split(' ')[1]);
+    const isChild = (id) => { try { return parentOf(id) === process.pid; } catch { return false; } };
+    console.log(readdirSync('/proc').filter((name) => /^[0-9]+$/.test(name)).filter(isChild).join());`;
+  const options = { encoding: 'utf8', cwd: import.meta.dirname } as const;
+  const child = execFileSync(process.execPath, ['--input-type=module', '--eval', program], options).trim();
+  expect(child).toMatch(/^[0-9]+$/);
+  while (existsSync(`/proc/${child}`)) await setTimeout(10);
+});
