@@ -10,6 +10,7 @@
 #include "kernels/gather-kv/gather-kv.h"
 #include "kernels/observation-scores/observation-scores.h"
 #include "kernels/select-tokens/select-tokens.h"
+#include "kernels/small-scores.h"
 #include "runtime/device.h"
 #include "runtime/fault.h"
 
@@ -193,6 +194,14 @@ bool selects_as_the_cpu(int most_tokens, int most_kept, Random& random) {
     const int block = pick(random, 0, 7);
     for (size_t i = 0; i < scores.size(); ++i) {
       if (i % a.score_tokens / 512 % 8 == static_cast<size_t>(block)) scores[i] += static_cast<float>(values);
+    }
+  }
+  if (pick(random, 0, 3) == 0) {
+    // Too small for f32, some or all of them.
+    const int share = one_of(random, {2, 1});
+    const int lowest = one_of(random, {-150, -2000});
+    for (float& score : scores) {
+      if (score >= 0 && score < INFINITY && pick(random, 1, share) == 1) score = kv::score_of(score, pick(random, lowest, -90));
     }
   }
 

@@ -11,7 +11,6 @@ namespace kv {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kBlocksOfMultiprocessor = 4;  // without tensor cores
 
 // A warp merges the statistics of one query of one head, always in the same order.
 __global__ void __launch_bounds__(kThreads)

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/observation-scores/observation-scores.cuda.h"
+#include "kernels/small-scores.h"
 #include "runtime/fault.h"
 
 namespace kv {
@@ -83,6 +84,12 @@ __device__ inline RowStatistics merged_across_warp(RowStatistics own) {
                        __shfl_xor_sync(0xffffffffu, own.sum, distance)});
   }
   return own;
+}
+
+// The score of sum * 2^reference; minus infinity goes with a sum of 0.
+__device__ inline float scaled_score(float sum, float reference) {
+  const float whole = floorf(fmaxf(reference, -2e9f));
+  return score_of(sum * exp2f(fmaxf(reference, whole) - whole), static_cast<int>(whole));
 }
 
 }  // namespace kv

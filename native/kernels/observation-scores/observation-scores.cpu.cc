@@ -2,6 +2,7 @@
 
 #include "kernels/attention-rows.h"
 #include "kernels/prefill-attention/prefill-attention-tile.h"
+#include "kernels/small-scores.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -61,12 +62,13 @@ struct Scratch {
   float* keys;      // [dim, key] of one panel
   float* products;  // [kStep, key]
   float* sums;      // [group, key] of one panel
+  float* peaks;     // [group, key] of one panel: logarithms
   float* maxima;    // [row, lane], and the sums that go with them, of one split
   float* totals;
 
   static size_t floats(int64_t rows, int dim) {
     const int64_t padded = divide_up(rows, kStep) * kStep;
-    return static_cast<size_t>(padded * dim + (dim + kStep + rows) * kPanelKeys + 2 * rows * kLanes);
+    return static_cast<size_t>(padded * dim + (dim + kStep + 2 * rows) * kPanelKeys + 2 * rows * kLanes);
   }
 
   Scratch(float* memory, int64_t rows, int64_t group, int dim) {
@@ -74,7 +76,8 @@ struct Scratch {
     keys = queries + divide_up(rows, kStep) * kStep * dim;
     products = keys + dim * kPanelKeys;
     sums = products + kStep * kPanelKeys;
-    maxima = sums + group * kPanelKeys;
+    peaks = sums + group * kPanelKeys;
+    maxima = peaks + group * kPanelKeys;
     totals = maxima + rows * kLanes;
   }
 };
@@ -143,6 +146,17 @@ void load_queries(const ObservationScoresArguments& a, const Window& window, flo
   std::memset(to + window.rows() * a.head_dim, 0, static_cast<size_t>(rest * a.head_dim) * sizeof(float));
 }
 
+// Calls body(row, the row's kPanelKeys products) for every row and the panel of keys that is loaded.
+template <class Body>
+void for_each_row(const Window& window, int dim, const Scratch& scratch, Body&& body) {
+  for (int64_t step = 0; step < window.rows(); step += kStep) {
+    multiply<false>(scratch.queries + step * dim, dim, 1, scratch.keys, dim, nullptr, scratch.products);
+    for (int64_t row = step; row < step + kStep && row < window.rows(); ++row) {
+      body(row, scratch.products + (row - step) * kPanelKeys);
+    }
+  }
+}
+
 // Calls body(row, first_key, the row's kPanelKeys products) for every row and every panel of the split's keys
 // before `end`, and then panel_done(first_key, count).
 template <class Body, class PanelDone>
@@ -157,13 +171,7 @@ void for_each_product(const ObservationScoresArguments& a, const Window& window,
     with_float_type(a.cache_dtype, [&](auto element) {
       load_keys<decltype(element)>(a, window.blocks, first_key, count, scratch.keys);
     });
-    for (int64_t step = 0; step < window.rows(); step += kStep) {
-      multiply<false>(scratch.queries + step * a.head_dim, a.head_dim, 1, scratch.keys, a.head_dim, nullptr,
-                      scratch.products);
-      for (int64_t row = step; row < step + kStep && row < window.rows(); ++row) {
-        body(row, first_key, scratch.products + (row - step) * kPanelKeys);
-      }
-    }
+    for_each_row(window, a.head_dim, scratch, [&](int64_t row, float* products) { body(row, first_key, products); });
     panel_done(first_key, count);
   }
 }
@@ -233,6 +241,56 @@ void reduce_group(GroupReduction reduction, int64_t group, const float* sums, in
   }
 }
 
+bool any_small(const float* scores, int32_t count) {
+  for (int32_t key = 0; key < count; ++key) {
+    if (scores[key] < kSmallScore) return true;
+  }
+  return false;
+}
+
+constexpr double kLog2E = 1.4426950408889634;
+constexpr float kLowestLogarithm = -1e9f;
+
+// The scores that are small among those of the panel that is loaded, from the logarithms of weights.
+void add_small_weights(const ObservationScoresArguments& a, const Window& window, const Scratch& scratch,
+                       const Denominator* denominators, int32_t count, float* scores) {
+  for (int64_t i = 0; i < window.group * kPanelKeys; ++i) {
+    scratch.peaks[i] = kLowestScore;
+    scratch.sums[i] = 0;
+  }
+  for_each_row(window, a.head_dim, scratch, [&](int64_t row, const float* products) {
+    const int64_t head = row / window.queries;
+    const float log_sum = -__builtin_logf(denominators[row].sum);
+    for (int v = 0; v < kPanelVectors; ++v) {
+      float* peaks = scratch.peaks + head * kPanelKeys + v * kLanes;
+      float* sums = scratch.sums + head * kPanelKeys + v * kLanes;
+      const Vec logarithm = (load(products + v * kLanes) - denominators[row].maximum) - log_sum;
+      const Vec before = load(peaks);
+      const Vec peak = maximum(before, logarithm);
+      store(sums, load(sums) * exponential(before - peak) + exponential(logarithm - peak));
+      store(peaks, peak);
+    }
+  });
+  for (int32_t key = 0; key < count; ++key) {
+    if (!(scores[key] < kSmallScore)) continue;
+    float highest = kLowestScore;
+    for (int64_t head = 0; head < window.group; ++head) {
+      const float peak = scratch.peaks[head * kPanelKeys + key];
+      highest = peak > highest ? peak : highest;
+    }
+    for (int64_t head = 0; head < window.group; ++head) {
+      const int64_t i = head * kPanelKeys + key;
+      scratch.sums[i] *= exponential(splat(scratch.peaks[i] - highest))[0];
+    }
+    reduce_group(a.reduction, window.group, scratch.sums + key, 1, scores + key);
+    // e^highest in powers of two: a whole one and what is left.
+    const double power = static_cast<double>(highest < kLowestLogarithm ? kLowestLogarithm : highest) * kLog2E;
+    const int32_t whole = static_cast<int32_t>(power) - 1;
+    const float rest = static_cast<float>((power - whole) / kLog2E);
+    scores[key] = score_of(scores[key] * exponential(splat(rest))[0], whole);
+  }
+}
+
 // The scores of one split's keys; `denominators` hold inverse sums.
 void sum_weights(const ObservationScoresArguments& a, const Window& window, int64_t split,
                  const Scratch& scratch, const Denominator* denominators) {
@@ -247,7 +305,9 @@ void sum_weights(const ObservationScoresArguments& a, const Window& window, int6
     }
   };
   const auto finish = [&](int32_t first_key, int32_t count) {
-    reduce_group(a.reduction, window.group, scratch.sums, count, window.scores + first_key);
+    float* scores = window.scores + first_key;
+    reduce_group(a.reduction, window.group, scratch.sums, count, scores);
+    if (any_small(scores, count)) add_small_weights(a, window, scratch, denominators, count, scores);
     std::memset(scratch.sums, 0, sum_bytes);
   };
   for_each_product(a, window, split, window.prefix, scratch, add, finish);

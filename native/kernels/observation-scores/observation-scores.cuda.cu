@@ -112,9 +112,47 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The weights of key threadIdx.x of a tile, reduced over the heads, from their logarithms. Few tiles need it.
+template <class Q, class C>
+__device__ __noinline__ RowStatistics small_weights(const ObservationScoresArguments& a,
+                                                    const ObservationScoresLaunch& launch, int tile) {
+  __shared__ RowStatistics of_warps[kWarps][kKeys];
+  const ObservedHead head(a, static_cast<int>(blockIdx.y));
+  const Tile<Q, C> thread(a, head);
+  const int group = a.query_heads / a.kv_heads;
+  RowStatistics total = {-INFINITY, 0.0f};
+  for (int query_head = head.kv_head * group; query_head < (head.kv_head + 1) * group; ++query_head) {
+    RowStatistics own[kLaneKeys] = {{-INFINITY, 0.0f}, {-INFINITY, 0.0f}};
+    for (int chunk = 0; chunk < chunks_of(head.queries); ++chunk) {
+      float scores[kWarpRows][kLaneKeys];
+      thread.score(query_head, chunk, tile, scores);
+      for (int i = 0; i < kWarpRows; ++i) {
+        const int query = thread.query(chunk, i);
+        if (query >= head.queries) continue;
+        const float log_sum = log_sum_of(a, launch, query_head, head.first_token + query);
+        for (int j = 0; j < kLaneKeys; ++j) own[j] = merged(own[j], {scores[i][j] - log_sum, 1.0f});
+      }
+    }
+    __syncthreads();
+    for (int j = 0; j < kLaneKeys; ++j) {
+      of_warps[threadIdx.x / kWarp][j * kWarp + static_cast<int>(threadIdx.x) % kWarp] = own[j];
+    }
+    __syncthreads();
+    if (threadIdx.x >= kKeys) continue;
+    RowStatistics sum = {-INFINITY, 0.0f};
+    for (const auto& of_warp : of_warps) sum = merged(sum, of_warp[threadIdx.x]);
+    if (a.reduction != GroupReduction::maximum) {
+      total = merged(total, sum);
+    } else if (sum.reference + log2f(sum.sum) > total.reference + log2f(total.sum)) {
+      total = sum;
+    }
+  }
+  return total;
+}
+
 // Second pass: the scores of this block's keys.
 template <class Q, class C>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
     weights_kernel(const __grid_constant__ ObservationScoresArguments a, ObservationScoresLaunch launch) {
   __shared__ float warp_sums[kWarps][kKeys];
   const ObservedHead head(a, static_cast<int>(blockIdx.y));
@@ -147,10 +185,15 @@ __global__ void __launch_bounds__(kThreads)
         total = a.reduction == GroupReduction::maximum ? fmaxf(total, sum) : total + sum;
       }
     }
+    const float divisor = a.reduction == GroupReduction::mean ? static_cast<float>(group) : 1.0f;
+    float score = total / divisor;
     const int key = tile * kKeys + static_cast<int>(threadIdx.x);
-    if (threadIdx.x < kKeys && key < min(head.prefix, a.score_tokens)) {
-      head.scores[key] = a.reduction == GroupReduction::mean ? total / static_cast<float>(group) : total;
+    const bool writes = threadIdx.x < kKeys && key < min(head.prefix, a.score_tokens);
+    if (__syncthreads_or(writes && score < kSmallScore)) {
+      const RowStatistics small = small_weights<Q, C>(a, launch, tile);
+      if (score < kSmallScore) score = scaled_score(small.sum / divisor, small.reference);
     }
+    if (writes) head.scores[key] = score;
   }
 }
 

@@ -17,6 +17,8 @@ struct alignas(8) RowStatistics {
   float sum;
 };
 
+constexpr int kBlocksOfMultiprocessor = 4;  // without tensor cores
+
 // The keys of a kv head are cut into `parts`, one a block.
 struct ObservationScoresLaunch {
   int parts = 1;

@@ -2,6 +2,7 @@
 // kv head g and its key j, with the query heads h that read g and the queries w of the observation window:
 //   weight[h, w, j] = exp(scale q[h, w] . k[g, j]) / sum_i exp(scale q[h, w] . k[g, i])
 //   score[g, j]     = reduction over h of sum_w weight[h, w, j]
+// A score below 2^-126 is written as small-scores.h says.
 // The softmax is taken in f32, in two passes over the keys: first the denominators, then the sums. Working
 // memory grows with the number of keys, never with queries times keys.
 #pragma once

@@ -202,15 +202,19 @@ class Consumer {
       load_queries(chunk);
       load_log_sums(chunk);
       for_each_tile<Pass::weights>(tiles.end - tiles.begin, [&](int i, float(&scores)[kTileScores]) {
-        float sums[2];
-        reduce_weights<kMaximum>(scores, sums);
+        float weights[2];
+        reduce_weights<kMaximum>(scores, weights);
+        weights[0] *= share;
+        weights[1] *= share;
+        const bool small = weights[0] < kSmallScore || weights[1] < kSmallScore;
+        if (__any_sync(0xffffffffu, small)) reduce_small_weights<kMaximum>(scores, share, weights);
         for (int half = 0; half < 2; ++half) {
           const int key = (tiles.end - 1 - i) * kKeyTile + row_in_tile(half);
           if (threadIdx.x % 4 != 0 || key >= min(head_.prefix, a_.score_tokens)) continue;
-          float score = sums[half] * share;
+          float score = weights[half];
           if (chunk > 0) {
             const float before = head_.scores[key];
-            score = kMaximum ? fmaxf(before, score) : before + score;
+            score = kMaximum ? fmaxf(before, score) : sum_of(before, score);
           }
           head_.scores[key] = score;
         }
@@ -339,9 +343,10 @@ class Consumer {
     }
   }
 
-  // Of the two keys whose scores against all rows of the chunk the quad's threads hold.
-  template <bool kMaximum>
-  __device__ void reduce_weights(const float (&scores)[kTileScores], float (&result)[2]) const {
+  // Of the two keys whose scores against all rows of the chunk the quad's threads hold; over 2^exponents if kScaled.
+  template <bool kMaximum, bool kScaled = false>
+  __device__ void reduce_weights(const float (&scores)[kTileScores], float (&result)[2],
+                                 const float (&exponents)[2] = {}) const {
     const float scale = a_.scale * kLog2E;
     float sums[2][2] = {};  // two chains, so that no addition waits for the previous one
     float best[2] = {};
@@ -351,8 +356,9 @@ class Consumer {
       const auto log_sums = *reinterpret_cast<const float2*>(&shared_.log_sums[2 * i + 2 * (threadIdx.x % 4)]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        sums[half][0] += ptx::exp2_approximate(fmaf(scores[i + 2 * half], scale, -log_sums.x));
-        sums[half][1] += ptx::exp2_approximate(fmaf(scores[i + 2 * half + 1], scale, -log_sums.y));
+        const float offset = kScaled ? exponents[half] : 0.0f;
+        sums[half][0] += ptx::exp2_approximate(fmaf(scores[i + 2 * half], scale, -log_sums.x) - offset);
+        sums[half][1] += ptx::exp2_approximate(fmaf(scores[i + 2 * half + 1], scale, -log_sums.y) - offset);
       }
       if constexpr (kMaximum) {
         columns_left -= 8;
@@ -369,6 +375,34 @@ class Consumer {
     for (int half = 0; half < 2; ++half) {
       result[half] = kMaximum ? best[half] : quad_sum(sums[half][0] + sums[half][1]);
     }
+  }
+
+  // The same of those that are small, from the logarithms of weights.
+  template <bool kMaximum>
+  __device__ void reduce_small_weights(const float (&scores)[kTileScores], float share, float (&weights)[2]) const {
+    float exponents[2] = {-2e9f, -2e9f};
+    const float scale = a_.scale * kLog2E;
+#pragma unroll
+    for (int i = 0; i < kTileScores; ++i) {
+      const float log_sum = shared_.log_sums[2 * (i / 4 * 4) + 2 * (threadIdx.x % 4) + i % 2];
+      exponents[i / 2 % 2] = fmaxf(exponents[i / 2 % 2], fmaf(scores[i], scale, -log_sum));
+    }
+    float sums[2];
+#pragma unroll
+    for (float& exponent : exponents) {
+      exponent = fmaxf(exponent, __shfl_xor_sync(0xffffffffu, exponent, 1));
+      exponent = floorf(fmaxf(exponent, __shfl_xor_sync(0xffffffffu, exponent, 2)));
+    }
+    reduce_weights<kMaximum, true>(scores, sums, exponents);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (weights[half] < kSmallScore) weights[half] = score_of(sums[half] * share, static_cast<int>(exponents[half]));
+    }
+  }
+
+  static __device__ float sum_of(float a, float b) {
+    const float sum = a + b;
+    return is_small(sum) ? small_mean([&](int i) { return i == 0 ? a : b; }, 2, 1, sum) : sum;
   }
 
   static __device__ float quad_sum(float x) {

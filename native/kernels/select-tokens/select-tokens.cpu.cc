@@ -1,6 +1,7 @@
 #include "kernels/select-tokens/select-tokens.h"
 
 #include "kernels/simd.h"
+#include "kernels/small-scores.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -125,6 +126,12 @@ const float* pool(const SelectTokensArguments& a, const float* scores, int32_t c
       }
     }
   }
+  for (int32_t i = 0; average && i < count; ++i) {
+    if (!is_small(pooled[i])) continue;
+    const int32_t first = i > reach ? i - reach : 0;
+    const int32_t end = count - i > reach ? i + reach + 1 : count;
+    pooled[i] = small_mean([&](int32_t k) { return scores[first + k]; }, end - first, 1, pooled[i]);
+  }
   return pooled;
 }
 
@@ -133,7 +140,9 @@ void average_blocks(const float* scores, int32_t tokens, int32_t block_tokens, f
     const int32_t length = tokens - first < block_tokens ? tokens - first : block_tokens;
     double sum = 0;
     for (int32_t i = 0; i < length; ++i) sum += static_cast<double>(scores[first + i]);
-    block_scores[first / block_tokens] = static_cast<float>(sum / length);
+    block_scores[first / block_tokens] =
+        is_small(sum) ? small_mean([&](int32_t i) { return scores[first + i]; }, length, length, sum)
+                      : static_cast<float>(sum / length);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/cuda-elements.h"
 #include "kernels/select-tokens/select-tokens-list.h"
 #include "kernels/select-tokens/select-tokens.h"
+#include "kernels/small-scores.h"
 #include "runtime/device.h"
 
 namespace kv {
@@ -38,6 +39,36 @@ struct Launch {
   Memory memory;
   FaultSink faults;
 };
+
+// The score of token `here` of a prefix.
+__device__ float pooled_score(const SelectTokensArguments& a, const float* scores, int prefix, int here) {
+  const bool average = a.pooling == ScorePooling::average;
+  const int first = max(0, here - a.pool_tokens / 2);
+  const int last = min(prefix - 1, here + a.pool_tokens / 2);
+  float pooled = average ? 0.0f : -INFINITY;
+  for (int i = first; i <= last; ++i) pooled = average ? pooled + scores[i] : fmaxf(pooled, scores[i]);
+  return pooled;
+}
+
+// The same, where f32 may not hold the sum.
+__device__ float small_pooled_score(const SelectTokensArguments& a, const float* scores, int prefix, int here) {
+  const float pooled = pooled_score(a, scores, prefix, here);
+  if (a.pooling != ScorePooling::average || !is_small(pooled)) return pooled;
+  const int first = max(0, here - a.pool_tokens / 2);
+  const int end = min(prefix, here + a.pool_tokens / 2 + 1);
+  return small_mean([&](int i) { return scores[first + i]; }, end - first, 1, pooled);
+}
+
+// Of the tokens first .. first + count - 1, of which some are small.
+__device__ float small_block_score(const SelectTokensArguments& a, const float* scores, int prefix, int first,
+                                   int count) {
+  const auto score = [&](int i) {
+    return a.pooling == ScorePooling::none ? scores[first + i] : small_pooled_score(a, scores, prefix, first + i);
+  };
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += static_cast<double>(score(i));
+  return is_small(sum) ? small_mean(score, count, count, sum) : static_cast<float>(sum / count);
+}
 
 // What a row asks for, and its part of the memory. Positions count from the first token behind the sinks.
 struct Row {
@@ -86,13 +117,7 @@ struct Row {
   template <bool kPooled>
   __device__ float score_of(int token) const {
     const int here = token + sinks;
-    if (!kPooled) return scores[here];
-    const bool average = arguments.pooling == ScorePooling::average;
-    const int first = max(0, here - arguments.pool_tokens / 2);
-    const int last = min(prefix - 1, here + arguments.pool_tokens / 2);
-    float pooled = average ? 0.0f : -INFINITY;
-    for (int i = first; i <= last; ++i) pooled = average ? pooled + scores[i] : fmaxf(pooled, scores[i]);
-    return pooled;
+    return kPooled ? pooled_score(arguments, scores, prefix, here) : scores[here];
   }
 };
 
@@ -116,6 +141,7 @@ __device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free
   const bool maximum = row.arguments.pooling == ScorePooling::maximum;
   const int reach = row.arguments.pooling == ScorePooling::none ? 0 : row.arguments.pool_tokens / 2;
   const float outside = maximum ? -INFINITY : 0.0f;
+  bool small = false;
   for (int first = warp; first * kWarp < row.tokens; first += warps * kBatch) {
     float pooled[kBatch];
 #pragma unroll
@@ -137,7 +163,19 @@ __device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free
       if (token < row.tokens) row.memory.orders[token] = order;
       const uint32_t best = __reduce_max_sync(0xffffffffu, order);
       if (lane == 0) row.memory.word_best[word] = best;
+      small |= is_small(pooled[j]);
     }
+  }
+  if (reach == 0 || maximum || !__any_sync(0xffffffffu, small)) return;
+  for (int word = warp; word * kWarp < row.tokens; word += warps) {
+    const int token = word * kWarp + lane;
+    const bool is_candidate = token < row.tokens && is_free(token);
+    const int here = min(token, row.tokens - 1) + row.sinks;
+    const float score = small_pooled_score(row.arguments, row.scores, row.prefix, here);
+    const uint32_t order = is_candidate ? order_of(score) : 0;
+    if (token < row.tokens) row.memory.orders[token] = order;
+    const uint32_t best = __reduce_max_sync(0xffffffffu, order);
+    if (lane == 0) row.memory.word_best[word] = best;
   }
 }
 
@@ -149,6 +187,7 @@ __device__ void order_blocks(const Row& row, int thread, int threads) {
   while (lanes > 1 && lanes * kTokensOfLane > row.block_tokens) lanes /= 2;
   const int lane = thread % lanes;
   const int step = threads / lanes;
+  bool small = false;
   for (int first = thread / lanes; first - first % (kWarp / lanes) < row.blocks; first += step * kBatch) {
     double sums[kBatch] = {};
 #pragma unroll 4
@@ -158,6 +197,7 @@ __device__ void order_blocks(const Row& row, int thread, int threads) {
         const int64_t token = int64_t{first + j * step} * row.block_tokens + i;
         const float score = row.score_of<kPooled>(static_cast<int>(min(token, int64_t{row.tokens - 1})));
         sums[j] += token < row.tokens ? static_cast<double>(score) : 0.0;
+        if (kPooled) small |= is_small(score);
       }
     }
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
@@ -169,7 +209,15 @@ __device__ void order_blocks(const Row& row, int thread, int threads) {
       const int block = first + j * step;
       if (lane != 0 || block >= row.blocks) continue;
       row.memory.orders[block] = order_of(static_cast<float>(sums[j] / row.tokens_of(block)));
+      small |= is_small(sums[j]);
     }
+  }
+  if (kPooled) small = __any_sync(0xffffffffu, small);
+  if (lane != 0 || !small) return;
+  for (int block = thread / lanes; block < row.blocks; block += step) {
+    const int first = block * row.block_tokens + row.sinks;
+    const float score = small_block_score(row.arguments, row.scores, row.prefix, first, row.tokens_of(block));
+    row.memory.orders[block] = order_of(score);
   }
 }
 

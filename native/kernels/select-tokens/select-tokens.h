@@ -16,7 +16,7 @@
 // Better means a higher score, and of equal scores the lower index. NaN counts as minus infinity.
 //
 // So that every device selects the same: pooled sums are added in ascending order in f32, and a block's sum
-// in f64, whose mean is rounded to f32.
+// in f64, whose mean is rounded to f32. Scores and sums too small for f32 are what small-scores.h says.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@ import { decode, describeOnDevices, encode, Random, randomCache, unitRoundoff } 
 import type { AttentionSizes, RandomCache } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
+import { logOf, smallestNormal, stepOfSmall } from '../testing/small-scores.js';
 import { groupReductions, observationScores, scoreDomains } from './observation-scores.js';
 import type { GroupReduction, ScoreDomain } from './observation-scores.js';
 
@@ -71,9 +72,15 @@ function dot(a: Float64Array, b: Float64Array): number {
   return sum;
 }
 
+/** ln(Σ e^x), which cannot underflow. */
+function logSum(logarithms: readonly number[]): number {
+  const peak = Math.max(...logarithms);
+  return peak + Math.log(logarithms.reduce((sum, x) => sum + Math.exp(x - peak), 0));
+}
+
 /**
- * Scores of one entry and kv head in float64, written from the definition, and the largest relative error that
- * f32 may add to them.
+ * Logarithms of the scores of one entry and kv head in float64, written from the definition, and the largest error
+ * that f32 may add to them.
  */
 function oracle(problem: Problem, entry: number, kvHead: number, queries: Float64Array) {
   const { sizes, cache, scale, domain, groupReduction } = problem;
@@ -83,9 +90,8 @@ function oracle(problem: Problem, entry: number, kvHead: number, queries: Float6
   const prefix = Math.max(0, count - window);
   const keys = Array.from({ length: count }, (_, key) => cache.key(entry, kvHead, key));
   let largestProduct = 0;
-  const headSums = Array.from({ length: group }, (_, head) => {
-    const sums = new Float64Array(prefix);
-    for (let row = 0; row < window && prefix > 0; row++) {
+  const headLogs = Array.from({ length: group }, (_, head) => {
+    const rows = Array.from({ length: prefix > 0 ? window : 0 }, (_, row) => {
       const first = (((cache.queryStart[entry] ?? NaN) + row) * kvHeads * group + kvHead * group + head) * dim;
       const query = queries.subarray(first, first + dim);
       const seen = keys.slice(0, domain === 'full' ? prefix + row + 1 : prefix);
@@ -93,44 +99,50 @@ function oracle(problem: Problem, entry: number, kvHead: number, queries: Float6
       // No product of q and k, nor a partial sum of it, is larger than |q| |k|.
       const longest = Math.sqrt(Math.max(...seen.map((key) => dot(key, key))));
       largestProduct = Math.max(largestProduct, scale * Math.sqrt(dot(query, query)) * longest);
-      const peak = Math.max(...products);
-      const denominator = products.reduce((sum, product) => sum + Math.exp(product - peak), 0);
-      sums.forEach((sum, key) => (sums[key] = sum + Math.exp((products[key] ?? NaN) - peak) / denominator));
-    }
-    return sums;
+      const denominator = logSum(products);
+      return products.map((product) => product - denominator);
+    });
+    return Array.from({ length: prefix }, (_, key) => logSum([-Infinity, ...rows.map((row) => row[key] ?? NaN)]));
   });
-  const scores = Float64Array.from({ length: prefix }, (_, key) => {
-    const values = headSums.map((sums) => sums[key] ?? NaN);
+  const logs = Float64Array.from({ length: prefix }, (_, key) => {
+    const values = headLogs.map((of) => of[key] ?? NaN);
+    if (window === 0) return -Infinity;
     if (groupReduction === 'max') return Math.max(...values);
-    const sum = values.reduce((total, value) => total + value, 0);
-    return groupReduction === 'sum' ? sum : sum / group;
+    return logSum(values) - (groupReduction === 'mean' ? Math.log(group) : 0);
   });
   // A product is a chain of `dim` additions after a scaling, and loses one rounding more when the maximum is
   // taken off it. A weight has that error from its own product and from the denominator's. The denominator adds
   // one rounding a key, the window one a query, the group one a head; exponentials and quotients at most 16.
   // Tensor cores cut off the bits that f32 additions round: twice the error of each.
   const roundings = 2 * 2 * (dim + 6) * largestProduct + 2 * (count + window + group) + 16;
-  return { scores, relativeError: Math.expm1(roundings * unitRoundoff.f32) };
+  return { logs, error: roundings * unitRoundoff.f32 };
 }
 
-async function check(device: Device, stream: Stream, problem: Problem): Promise<void> {
+async function check(device: Device, stream: Stream, problem: Problem): Promise<number> {
   const { sizes, queryDType } = problem;
   const actual = await run(device, stream, problem);
   const queries = decode(queryDType, problem.queries);
   const room = Math.max(1, ...sizes.keyCounts.flat());
-  sizes.rows.forEach((window, entry) => {
+  let small = 0;
+  sizes.rows.forEach((_, entry) => {
     for (let kvHead = 0; kvHead < sizes.kvHeads; kvHead++) {
       const row = actual.subarray((entry * sizes.kvHeads + kvHead) * room).subarray(0, room);
-      const { scores, relativeError } = oracle(problem, entry, kvHead, queries);
-      scores.forEach((wanted, key) => {
-        // An exponential below 2^-125 may come out as zero.
-        const tolerance = relativeError * wanted + Math.max(1, window) * 2 ** -125;
-        expect(Math.abs((row[key] ?? NaN) - wanted)).toBeLessThanOrEqual(tolerance);
+      const { logs, error } = oracle(problem, entry, kvHead, queries);
+      logs.forEach((wanted, key) => {
+        const score = row[key] ?? NaN;
+        if (wanted > -Infinity) {
+          if (score < 2 ** -126) small += 1;
+          const step = wanted < smallestNormal ? stepOfSmall(wanted) : 0;
+          expect(Math.abs(logOf(score) - wanted)).toBeLessThanOrEqual(error + step);
+        } else {
+          expect(score).toBe(0);
+        }
       });
-      expect(row.subarray(scores.length).every(Number.isNaN)).toBe(true);
+      expect(row.subarray(logs.length).every(Number.isNaN)).toBe(true);
     }
   });
   problem.cache.dispose();
+  return small;
 }
 
 describeOnDevices('observationScores', ({ open }) => {
@@ -140,6 +152,23 @@ describeOnDevices('observationScores', ({ open }) => {
   it('sums the softmax of the last queries over every key before them', async () => {
     const random = new Random(21);
     for (let round = 0; round < 15; round++) await check(device, stream, randomProblem(device, random));
+  });
+
+  it.each(['f32', 'f16', 'bf16'] as const)('keeps scores apart that are far too small for f32, %s', async (dtype) => {
+    const random = new Random(26);
+    // 32 and 40 rows of four heads are one and two chunks of the tensor cores.
+    for (const [dim, window] of [[24, 5], [64, 32], [128, 40]] as const) {
+      for (const groupReduction of groupReductions) {
+        const sizes = { rows: [window], keyCounts: [[300 + window]], kvHeads: 1, group: 4, dim, cacheDType: dtype };
+        const problem = randomProblem(device, random, { ...sizes, blockTokens: 64 });
+        // All queries look much the same way, so that few keys have all the weight.
+        const way = decode('f32', random.elements('f32', dim, random.pick([60, 300, 2000])));
+        const numbers = Float64Array.from({ length: window * 4 * dim }, (_, i) => (way[i % dim] ?? NaN) * (1 + random.next() / 8));
+        const queries = encode(dtype, numbers);
+        const small = await check(device, stream, { ...problem, queryDType: dtype, queries, groupReduction });
+        expect(small).toBeGreaterThan(100);
+      }
+    }
   });
 
   it('does so at the sizes of models, in 16 bits', async () => {

@@ -32,7 +32,8 @@ export interface ObservationScoresArguments extends PagedRows {
   readonly query: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
   /**
    * f32 `[batch, kvHead, token]`, contiguous. Of each row the elements of the prefix are written, which are all
-   * keys that the kv head holds but the last ones, as many as the entry has rows.
+   * keys that the kv head holds but the last ones, as many as the entry has rows. A score below 2^-126 is a
+   * subnormal number, in the right order but smaller or larger than the sum that it stands for.
    */
   readonly scores: TensorHandle<'f32', readonly ['batch', 'kvHead', 'token']>;
   /** Products are multiplied by this before the softmax; positive, usually `1 / sqrt(headDim)`. */

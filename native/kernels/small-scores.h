@@ -1,0 +1,86 @@
+// Scores that are too small for f32. A token's score is a sum of probabilities, which may lie far below 2^-126 and must
+// still be in order. So a subnormal number does not mean what it says: the n-th one, n 2^-149, stands for 2^e with
+// e = -126 2^23 / n, and between whole e for what lies linearly between. A greater number is still a greater score, and
+// the greatest subnormal number is followed by the smallest normal one.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __CUDACC__
+#define KV_HOST_DEVICE __host__ __device__
+#else
+#define KV_HOST_DEVICE
+#endif
+
+namespace kv {
+
+// f32 can add up scores whose sum is no smaller: what is below 2^-126 of up to 128 of them is lost in its rounding.
+constexpr float kSmallScore = 0x1p-100f;
+constexpr int kSmallestExponent = -126;                        // of a normal number
+constexpr float kExponentOfFirst = kSmallestExponent * 0x1p23f;  // of what the first subnormal number stands for
+
+// Functions are static: every instruction set has its own.
+template <class To, class From>
+KV_HOST_DEVICE static inline To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "as many bits");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class Real>
+KV_HOST_DEVICE static inline bool is_small(Real score) {
+  return score > 0 && score < static_cast<Real>(kSmallScore);
+}
+
+// The score of sum * 2^exponent; the sum is zero or a normal number.
+KV_HOST_DEVICE static inline float score_of(float sum, int32_t exponent) {
+  if (!(sum > 0)) return sum;
+  const int32_t bits = same_bits<int32_t>(sum);
+  const int32_t whole = exponent + (bits >> 23) - 127;
+  if (whole >= kSmallestExponent) return same_bits<float>(bits + exponent * (1 << 23));
+  const float fraction = same_bits<float>((bits & 0x7fffff) | 0x3f800000) - 1.0f;
+  return same_bits<float>(static_cast<int32_t>(kExponentOfFirst / (static_cast<float>(whole) + fraction) + 0.5f));
+}
+
+// What a score stands for: mantissa * 2^exponent, with a mantissa from 1 to 2, or 0 of zero.
+struct WideScore {
+  double mantissa;
+  int32_t exponent;
+
+  KV_HOST_DEVICE explicit WideScore(float score) : mantissa(0), exponent(INT32_MIN) {
+    if (!(score > 0)) return;
+    const int32_t bits = same_bits<int32_t>(score);
+    if (bits >> 23 == 0) {
+      const double whole_and_fraction = static_cast<double>(kExponentOfFirst) / bits;
+      exponent = static_cast<int32_t>(whole_and_fraction);
+      if (exponent > whole_and_fraction) --exponent;
+      mantissa = 1.0 + (whole_and_fraction - exponent);
+    } else {
+      exponent = (bits >> 23) - 127;
+      mantissa = static_cast<double>(same_bits<float>((bits & 0x7fffff) | 0x3f800000));
+    }
+  }
+
+  // Over 2^unit, which is no smaller than the score's own exponent.
+  KV_HOST_DEVICE double over(int32_t unit) const {
+    const int64_t shift = int64_t{exponent} - unit;
+    return shift < -1000 ? 0 : mantissa * same_bits<double>((shift + 1023) << 52);
+  }
+};
+
+// The sum of `count` scores over `divisor`, where f32 or f64 has made it a small `sum`. score(i) is the i-th.
+template <class Score>
+KV_HOST_DEVICE static inline float small_mean(Score score, int32_t count, int32_t divisor, double sum) {
+  float largest = 0;
+  for (int32_t i = 0; i < count; ++i) largest = score(i) > largest ? score(i) : largest;
+  // Only numbers that are no sums of probabilities can cancel out.
+  if (!is_small(largest)) return static_cast<float>(sum / divisor);
+  const int32_t unit = WideScore(largest).exponent;
+  double wide = 0;
+  for (int32_t i = 0; i < count; ++i) wide += WideScore(score(i)).over(unit);
+  return score_of(static_cast<float>(wide / divisor), unit);
+}
+
+}  // namespace kv
