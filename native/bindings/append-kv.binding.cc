@@ -17,8 +17,8 @@ Napi::Value append_kv(const Napi::CallbackInfo& info) {
   arguments.row_token_stride = keys.stride(0);
   arguments.row_head_stride = keys.stride(1);
   arguments.row_dtype = keys.dtype();
-  arguments.key_pool = tensors.keys.data;
-  arguments.value_pool = tensors.values.data;
+  arguments.key_pool = call.output(3).data;
+  arguments.value_pool = call.output(4).data;
   return call.enqueue("appendKv",
                       [arguments](ExecutionContext& context) { return append_kv(arguments, context); });
 }

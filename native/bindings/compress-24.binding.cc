@@ -10,9 +10,9 @@ namespace kv {
 //            blockLoss [slot, kvHead, block] or undefined)
 Napi::Value compress_24(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument dense = call.tensor(2);
-  const TensorArgument non_zeros = call.tensor(3);
-  const TensorArgument table = call.tensor(5);
+  const OutputArgument dense = call.output(2);
+  const OutputArgument non_zeros = call.output(3);
+  const OutputArgument table = call.output(5);
   const TensorArgument prunings = call.tensor(6);
   const TensorArgument ids = call.tensor(7);
   Compress24Arguments arguments;
@@ -22,7 +22,7 @@ Napi::Value compress_24(const Napi::CallbackInfo& info) {
   arguments.dense = dense.data;
   arguments.dense_block_count = static_cast<int32_t>(dense.extent(0));
   arguments.non_zeros = non_zeros.data;
-  arguments.metadata = call.tensor(4).as<uint32_t>();
+  arguments.metadata = call.output(4).as<uint32_t>();
   arguments.sparse_block_count = static_cast<int32_t>(non_zeros.extent(0));
   arguments.table = table.as<int32_t>();
   arguments.table_width = static_cast<int32_t>(table.extent(2));
@@ -34,7 +34,7 @@ Napi::Value compress_24(const Napi::CallbackInfo& info) {
   arguments.ids = ids.as<int32_t>();
   arguments.id_count = static_cast<int32_t>(ids.extent(0));
   arguments.element_mask = call.optional_tensor(9).as<uint8_t>();
-  arguments.block_loss = call.optional_tensor(10).as<float>();
+  arguments.block_loss = call.optional_output(10).as<float>();
   return call.enqueue("compress24",
                       [arguments](ExecutionContext& context) { return compress_24(arguments, context); });
 }

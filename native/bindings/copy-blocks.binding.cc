@@ -7,7 +7,7 @@ namespace kv {
 // copyBlocks(stream, pool [block, …], from [copy], to [copy])
 Napi::Value copy_blocks(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument pool = call.tensor(1);
+  const OutputArgument pool = call.output(1);
   const TensorArgument from = call.tensor(2);
   CopyBlocksArguments arguments;
   arguments.pool = pool.data;

@@ -11,7 +11,7 @@ Napi::Value copy_index_map(const Napi::CallbackInfo& info) {
   const TensorArgument from = call.tensor(3);
   CopyIndexMapArguments arguments;
   arguments.source = source.as<int32_t>();
-  arguments.target = call.tensor(2).as<int32_t>();
+  arguments.target = call.output(2).as<int32_t>();
   arguments.kv_heads = static_cast<int32_t>(source.extent(1));
   arguments.table_width = static_cast<int32_t>(source.extent(2));
   arguments.from = from.as<int32_t>();

@@ -12,7 +12,7 @@ Napi::Value cross_entropy(const Napi::CallbackInfo& info) {
   arguments.logits = logits.as<float>();
   arguments.row_stride = logits.stride(0);
   arguments.targets = call.tensor(2).as<int32_t>();
-  arguments.output = call.tensor(3).as<float>();
+  arguments.output = call.output(3).as<float>();
   arguments.rows = logits.extent(0);
   arguments.vocabulary = logits.extent(1);
   return call.enqueue("crossEntropy",

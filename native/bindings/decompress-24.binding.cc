@@ -9,7 +9,7 @@ namespace kv {
 Napi::Value decompress_24(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument ids = call.tensor(4);
-  const TensorArgument dense = call.tensor(5);
+  const OutputArgument dense = call.output(5);
   Decompress24Arguments arguments;
   arguments.operand = call.flag(1) ? KvOperand::values : KvOperand::keys;
   arguments.dtype = dense.dtype();

@@ -55,31 +55,39 @@ Napi::Function DeviceObject::define(Napi::Env env) {
 }
 
 DeviceObject::DeviceObject(const Napi::CallbackInfo& info)
-    : Napi::ObjectWrap<DeviceObject>(info), device_(open_device(info)) {}
+    : NativeObject<DeviceObject>(info), device_(open_device(info)) {}
 
 // allocate(dtype, shape, strides, 0, bytes, contents: TypedArray or undefined)
 Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {
-  const double bytes = info[4].As<Napi::Number>().DoubleValue();
+  const Layout layout = layout_argument(info, 0);
+  const double bytes = info[4].ToNumber().DoubleValue();
   std::shared_ptr<Storage> storage =
-      bytes < 0x1p62 ? Storage::allocate(device_, static_cast<size_t>(bytes)) : nullptr;
+      bytes >= 0 && bytes < 0x1p62 ? Storage::allocate(device_, static_cast<size_t>(bytes)) : nullptr;
   if (!storage) throw make_error(info.Env(), "KV_OUT_OF_MEMORY", "the memory does not fit");
-  if (info[5].IsTypedArray()) {
-    const Status status = storage->fill(bytes_of(info[5]));
+  if (!info[5].IsUndefined()) {
+    const Status status = storage->fill(bytes_of(info[5], storage->bytes()));
     if (!status.ok()) throw make_error(info.Env(), status);
   }
-  return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));
+  return TensorObject::create(info.Env(), std::move(storage), layout);
 }
 
 // wrap(dtype, shape, strides, 0, memory: TypedArray): no copy; the array is kept alive as long as it is used.
 Napi::Value DeviceObject::wrap(const Napi::CallbackInfo& info) {
-  const auto memory = info[4].As<Napi::TypedArray>();
-  auto keep = std::make_shared<Napi::Reference<Napi::Value>>(Napi::Reference<Napi::Value>::New(memory, 1));
+  const Layout layout = layout_argument(info, 0);
+  const ArrayBytes memory = array_bytes(info[4]);
+  auto keep = std::make_shared<Napi::Reference<Napi::Value>>(Napi::Reference<Napi::Value>::New(info[4], 1));
   keep->SuppressDestruct();
+  // A detached buffer has no memory.
+  const auto in_place = [keep, memory] {
+    const ArrayBytes now = array_bytes(keep->Value());
+    return now.data == memory.data && now.bytes >= memory.bytes;
+  };
   std::shared_ptr<Environment> environment = Environment::of(info.Env());
-  auto storage = std::make_shared<Storage>(
-      device_, bytes_of(memory), memory.ByteLength(),
-      [environment, keep] { environment->post([keep](Napi::Env) { keep->Reset(); }); });
-  return TensorObject::create(info.Env(), std::move(storage), layout_argument(info, 0));
+  const auto release = [environment, keep] { environment->post([keep](Napi::Env) { keep->Reset(); }); };
+  constexpr bool kWritable = true;
+  auto storage =
+      std::make_shared<Storage>(device_, BorrowedMemory{memory.data, memory.bytes, kWritable, in_place, release});
+  return TensorObject::create(info.Env(), std::move(storage), layout);
 }
 
 Napi::Value DeviceObject::create_stream(const Napi::CallbackInfo& info) {

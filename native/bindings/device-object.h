@@ -5,14 +5,17 @@
 
 #include <memory>
 
+#include "bindings/native-object.h"
 #include "runtime/device.h"
 
 namespace kv {
 
-class DeviceObject : public Napi::ObjectWrap<DeviceObject> {
+class DeviceObject : public NativeObject<DeviceObject> {
  public:
+  static constexpr char kName[] = "native device";
+  static constexpr napi_type_tag kTag = {0x6b762d6465766963, 0xe15b7742a90d36c8};
+
   static Napi::Function define(Napi::Env env);
-  static DeviceObject& from(const Napi::Value& value) { return *Unwrap(value.As<Napi::Object>()); }
 
   // new NativeDevice(kind, index, threads, instruction set name or undefined, memory limit in bytes or 0)
   explicit DeviceObject(const Napi::CallbackInfo& info);

@@ -9,7 +9,7 @@ Napi::Value embedding(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument table = call.tensor(1);
   const TensorArgument ids = call.tensor(2);
-  const TensorArgument output = call.tensor(3);
+  const OutputArgument output = call.output(3);
   EmbeddingArguments arguments;
   arguments.table = table.data;
   arguments.table_stride = table.stride(0);

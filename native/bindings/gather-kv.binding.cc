@@ -8,12 +8,12 @@ namespace kv {
 //          indices [kvHead, kept], counts [kvHead], outcomes [kvHead] or undefined)
 Napi::Value gather_kv(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument keys = call.tensor(1);
-  const TensorArgument values = call.tensor(2);
+  const OutputArgument keys = call.output(1);
+  const OutputArgument values = call.output(2);
   const TensorArgument block_table = call.tensor(3);
-  const TensorArgument key_counts = call.tensor(4);
+  const OutputArgument key_counts = call.output(4);
   const TensorArgument indices = call.tensor(5);
-  const TensorArgument outcomes = call.optional_tensor(7);
+  const OutputArgument outcomes = call.optional_output(7);
   GatherKvArguments arguments;
   arguments.key_pool = keys.data;
   arguments.value_pool = values.data;

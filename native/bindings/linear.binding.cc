@@ -11,7 +11,8 @@ namespace {
 
 // Where the bytes of a tensor [token, feature] lie.
 struct Rows {
-  explicit Rows(const TensorArgument& tensor) : start(reinterpret_cast<intptr_t>(tensor.data)) {
+  template <class Argument>
+  explicit Rows(const Argument& tensor) : start(reinterpret_cast<intptr_t>(tensor.data)) {
     const auto element = static_cast<int64_t>(byte_size(tensor.dtype()));
     width = tensor.extent(1) * element;
     stride = tensor.stride(0) * element;
@@ -50,7 +51,7 @@ Napi::Value linear(const Napi::CallbackInfo& info) {
   for (size_t argument = 3; argument + 2 < info.Length(); argument += 3) {
     const TensorArgument weight = call.tensor(argument);
     const TensorArgument bias = call.optional_tensor(argument + 1);
-    const TensorArgument output = call.tensor(argument + 2);
+    const OutputArgument output = call.output(argument + 2);
     refuse_overlap(info.Env(), Rows(input), Rows(output), "the input");
     for (const Rows& earlier : outputs) refuse_overlap(info.Env(), earlier, Rows(output), "another");
     outputs.emplace_back(output);

@@ -36,7 +36,8 @@ class MapFile : public Napi::AsyncWorker {
 
  protected:
   void Execute() override {
-    const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    // Opening a pipe would wait for its other end.
+    const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) return SetError(std::strerror(errno));
     struct stat facts {};
     if (fstat(file, &facts) != 0) {
@@ -58,9 +59,10 @@ class MapFile : public Napi::AsyncWorker {
     layout.shape[0] = static_cast<int64_t>(bytes_);
     layout.strides[0] = 1;
     std::shared_ptr<void> mapping(data_, [bytes = bytes_](void* data) { unmap(static_cast<char*>(data), bytes); });
-    auto storage = std::make_shared<Storage>(device_, data_, bytes_, [mapping]() mutable {
+    constexpr bool kWritable = false;
+    auto storage = std::make_shared<Storage>(device_, BorrowedMemory{data_, bytes_, kWritable, nullptr, [mapping]() mutable {
       let_go_in_background(std::move(mapping));
-    });
+    }});
     Napi::Object mapped = Napi::Object::New(Env());
     mapped.Set("tensor", TensorObject::create(Env(), std::move(storage), layout));
     mapped.Set("byteLength", static_cast<double>(bytes_));

@@ -9,7 +9,7 @@ namespace kv {
 Napi::Value observation_scores(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument query = call.tensor(1);
-  const TensorArgument scores = call.tensor(2);
+  const OutputArgument scores = call.output(2);
   const PagedBatchTensors tensors(call, 3);
   ObservationScoresArguments arguments;
   tensors.describe(arguments, query.extent(0));

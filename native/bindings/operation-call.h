@@ -6,16 +6,20 @@
 
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "bindings/errors.h"
 #include "bindings/stream-object.h"
 #include "bindings/tensor-object.h"
 
 namespace kv {
 
-struct TensorArgument {
-  void* data = nullptr;
+// `Memory` is const where the operation only reads.
+template <class Memory>
+struct BasicTensorArgument {
+  Memory* data = nullptr;
   Layout layout;
   bool on_host = false;
 
@@ -25,26 +29,32 @@ struct TensorArgument {
   DType dtype() const { return layout.dtype; }
   size_t bytes() const { return static_cast<size_t>(layout.elements()) * byte_size(layout.dtype); }
   template <class T>
-  T* as() const {
-    return static_cast<T*>(data);
+  auto as() const {
+    return static_cast<std::conditional_t<std::is_const_v<Memory>, const T, T>*>(data);
   }
 };
+
+using TensorArgument = BasicTensorArgument<const void>;
+using OutputArgument = BasicTensorArgument<void>;
 
 class OperationCall {
  public:
   explicit OperationCall(const Napi::CallbackInfo& info) : info_(info) {}
 
+  // One that is read.
   TensorArgument tensor(size_t index) {
-    const TensorObject& object = TensorObject::from(info_[index]);
-    std::shared_ptr<Storage> storage = object.storage(info_.Env());
-    TensorArgument argument{static_cast<char*>(storage->data()) + object.layout().byte_offset, object.layout(),
-                            storage->on_host()};
-    holds_.push_back(std::move(storage));
-    return argument;
+    const OutputArgument argument = argument_at(index);
+    return {argument.data, argument.layout, argument.on_host};
   }
-  TensorArgument optional_tensor(size_t index) {
-    return info_[index].IsObject() ? tensor(index) : TensorArgument{};
+  // One that is written, and perhaps read. Throws a JavaScript error when its memory is read-only.
+  OutputArgument output(size_t index) {
+    const OutputArgument argument = argument_at(index);
+    if (holds_.back()->writable()) return argument;
+    throw make_error(info_.Env(), "KV_INVALID_VALUE",
+                     "an output is over a file that was mapped, which is read-only; give a tensor to write to");
   }
+  TensorArgument optional_tensor(size_t index) { return given(index) ? tensor(index) : TensorArgument{}; }
+  OutputArgument optional_output(size_t index) { return given(index) ? output(index) : OutputArgument{}; }
   double number(size_t index) const { return info_[index].As<Napi::Number>().DoubleValue(); }
   int64_t integer(size_t index) const { return info_[index].As<Napi::Number>().Int64Value(); }
   bool flag(size_t index) const { return info_[index].ToBoolean(); }
@@ -57,6 +67,14 @@ class OperationCall {
   }
 
  private:
+  bool given(size_t index) const { return !info_[index].IsUndefined(); }
+  OutputArgument argument_at(size_t index) {
+    const TensorObject& object = TensorObject::from(info_[index]);
+    std::shared_ptr<Storage> storage = object.storage(info_.Env());
+    holds_.push_back(storage);
+    return {static_cast<char*>(storage->data()) + object.layout().byte_offset, object.layout(), storage->on_host()};
+  }
+
   const Napi::CallbackInfo& info_;
   std::vector<std::shared_ptr<Storage>> holds_;
 };

@@ -12,7 +12,7 @@ struct PagedBatchTensors {
   TensorArgument keys;
   TensorArgument values;
   TensorArgument block_table;
-  TensorArgument key_counts;
+  OutputArgument key_counts;  // append grows them
   TensorArgument slots;
   TensorArgument query_start;
 
@@ -20,7 +20,7 @@ struct PagedBatchTensors {
       : keys(call.tensor(first)),
         values(call.tensor(first + 1)),
         block_table(call.tensor(first + 2)),
-        key_counts(call.tensor(first + 3)),
+        key_counts(call.output(first + 3)),
         slots(call.tensor(first + 4)),
         query_start(call.tensor(first + 5)) {}
 
@@ -47,7 +47,7 @@ struct PagedBatchTensors {
 // PagedBatchTensors, scale, causal)
 inline PagedAttentionArguments paged_attention_arguments(OperationCall& call) {
   const TensorArgument query = call.tensor(1);
-  const TensorArgument output = call.tensor(2);
+  const OutputArgument output = call.output(2);
   const PagedBatchTensors tensors(call, 4);
   PagedAttentionArguments arguments;
   tensors.describe(arguments, query.extent(0));
@@ -59,7 +59,7 @@ inline PagedAttentionArguments paged_attention_arguments(OperationCall& call) {
   arguments.output_token_stride = output.stride(0);
   arguments.output_head_stride = output.stride(1);
   arguments.output_dtype = output.dtype();
-  arguments.log_sum_exp = call.optional_tensor(3).as<float>();
+  arguments.log_sum_exp = call.optional_output(3).as<float>();
   arguments.keys = tensors.keys.data;
   arguments.values = tensors.values.data;
   arguments.query_heads = static_cast<int32_t>(query.extent(1));

@@ -5,17 +5,20 @@
 
 #include <memory>
 
+#include "bindings/native-object.h"
 #include "runtime/stream.h"
 
 namespace kv {
 
-class RecordingObject : public Napi::ObjectWrap<RecordingObject> {
+class RecordingObject : public NativeObject<RecordingObject> {
  public:
+  static constexpr char kName[] = "native recording";
+  static constexpr napi_type_tag kTag = {0x6b762d7265636f72, 0x27c04e9d5f18ba63};
+
   static Napi::Function define(Napi::Env env);
   static Napi::Object create(Napi::Env env, const std::shared_ptr<Stream>& stream, std::shared_ptr<Recording> recording);
-  static RecordingObject& from(const Napi::Value& value) { return *Unwrap(value.As<Napi::Object>()); }
 
-  explicit RecordingObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<RecordingObject>(info) {}
+  explicit RecordingObject(const Napi::CallbackInfo& info) : NativeObject<RecordingObject>(info) {}
   ~RecordingObject() override { let_go(); }
 
   // Throws a JavaScript error when it was released.

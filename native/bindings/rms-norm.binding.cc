@@ -9,7 +9,7 @@ Napi::Value rms_norm(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument input = call.tensor(1);
   const TensorArgument weight = call.tensor(2);
-  const TensorArgument output = call.tensor(3);
+  const OutputArgument output = call.output(3);
   RmsNormArguments arguments;
   arguments.input = input.data;
   arguments.input_outer_stride = input.stride(0);

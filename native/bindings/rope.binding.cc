@@ -11,7 +11,7 @@ Napi::Value rope(const Napi::CallbackInfo& info) {
   const TensorArgument input = call.tensor(1);
   const TensorArgument positions = call.tensor(2);
   const TensorArgument inverse_frequencies = call.tensor(3);
-  const TensorArgument output = call.tensor(4);
+  const OutputArgument output = call.output(4);
   RopeArguments arguments;
   arguments.input = input.data;
   arguments.input_token_stride = input.stride(0);

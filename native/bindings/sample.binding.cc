@@ -14,8 +14,8 @@ Napi::Value sample(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument logits = call.tensor(1);
   const TensorArgument recent = call.optional_tensor(2);
-  const TensorArgument output = call.tensor(3);
-  const TensorArgument outcomes = call.optional_tensor(5);
+  const OutputArgument output = call.output(3);
+  const OutputArgument outcomes = call.optional_output(5);
   SampleArguments arguments;
   arguments.logits = logits.as<float>();
   arguments.logits_stride = logits.stride(0);
@@ -29,7 +29,7 @@ Napi::Value sample(const Napi::CallbackInfo& info) {
   arguments.output = output.as<int32_t>();
   if (outcomes) arguments.outcomes = outcomes.as<int32_t>();
   std::vector<SampleSettings> settings(static_cast<size_t>(arguments.rows));
-  const auto* numbers = reinterpret_cast<const double*>(bytes_of(info[4]));
+  const auto* numbers = reinterpret_cast<const double*>(bytes_of(info[4], settings.size() * 7 * sizeof(double)));
   for (SampleSettings& row : settings) {
     row.temperature = static_cast<float>(numbers[0]);
     row.top_k = static_cast<int64_t>(numbers[1]);

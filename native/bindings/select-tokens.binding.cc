@@ -11,7 +11,7 @@ namespace kv {
 Napi::Value select_tokens(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument scores = call.tensor(1);
-  const TensorArgument indices = call.tensor(3);
+  const OutputArgument indices = call.output(3);
   SelectTokensArguments arguments;
   arguments.scores = scores.as<float>();
   arguments.score_tokens = static_cast<int32_t>(scores.extent(2));
@@ -19,9 +19,10 @@ Napi::Value select_tokens(const Napi::CallbackInfo& info) {
   arguments.row_count = static_cast<int32_t>(scores.extent(0) * scores.extent(1));
   arguments.indices = indices.as<int32_t>();
   arguments.index_tokens = static_cast<int32_t>(indices.extent(2));
-  arguments.counts = call.tensor(4).as<int32_t>();
-  const auto* rounds = reinterpret_cast<const int32_t*>(bytes_of(info[5]));
-  arguments.round_count = static_cast<int32_t>(info[5].As<Napi::Int32Array>().ElementLength());
+  arguments.counts = call.output(4).as<int32_t>();
+  const ArrayBytes given = array_bytes(info[5]);
+  const auto* rounds = reinterpret_cast<const int32_t*>(given.data);
+  arguments.round_count = static_cast<int32_t>(given.bytes / sizeof(int32_t));
   for (int32_t round = 0; round < arguments.round_count && round < SelectTokensArguments::kMaxRounds; ++round) {
     arguments.rounds[round] = rounds[round];
   }

@@ -6,17 +6,20 @@
 #include <functional>
 #include <memory>
 
+#include "bindings/native-object.h"
 #include "runtime/stream.h"
 
 namespace kv {
 
-class StreamObject : public Napi::ObjectWrap<StreamObject> {
+class StreamObject : public NativeObject<StreamObject> {
  public:
+  static constexpr char kName[] = "native stream";
+  static constexpr napi_type_tag kTag = {0x6b762d7374726561, 0x4a81e6b30c97d25f};
+
   static Napi::Function define(Napi::Env env);
   static Napi::Object create(Napi::Env env, std::shared_ptr<Device> device);
-  static StreamObject& from(const Napi::Value& value) { return *Unwrap(value.As<Napi::Object>()); }
 
-  explicit StreamObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<StreamObject>(info) {}
+  explicit StreamObject(const Napi::CallbackInfo& info) : NativeObject<StreamObject>(info) {}
   ~StreamObject() override { close_in_background(); }
 
   // Throws a JavaScript error when the stream was closed.

@@ -9,7 +9,7 @@ Napi::Value swiglu(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument gate = call.tensor(1);
   const TensorArgument up = call.tensor(2);
-  const TensorArgument output = call.tensor(3);
+  const OutputArgument output = call.output(3);
   SwigluArguments arguments;
   arguments.gate = gate.data;
   arguments.gate_stride = gate.stride(0);

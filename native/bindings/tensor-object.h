@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "bindings/native-object.h"
 #include "runtime/dtype.h"
 #include "runtime/storage.h"
 
@@ -24,20 +25,24 @@ struct Layout {
   bool contiguous(int first = 0) const;
 };
 
-// Reads (dtype, shape, strides, byteOffset) from four consecutive arguments.
+// Reads (dtype, shape, strides, byteOffset) from four consecutive arguments. Throws a JavaScript error unless they are
+// whole numbers that a layout can have; TensorObject holds it against the memory.
 Layout layout_argument(const Napi::CallbackInfo& info, size_t first);
 
-class TensorObject : public Napi::ObjectWrap<TensorObject> {
+class TensorObject : public NativeObject<TensorObject> {
  public:
-  static Napi::Function define(Napi::Env env);
-  static Napi::Object create(Napi::Env env, std::shared_ptr<Storage> storage, const Layout& layout);
-  static TensorObject& from(const Napi::Value& value) { return *Unwrap(value.As<Napi::Object>()); }
+  static constexpr char kName[] = "native tensor";
+  static constexpr napi_type_tag kTag = {0x6b762d74656e736f, 0x9d3f1c5a7e2b4810};
 
-  explicit TensorObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<TensorObject>(info) {}
+  static Napi::Function define(Napi::Env env);
+  // Throws a JavaScript error when the layout reaches past the storage.
+  static Napi::Object create(Napi::Env env, std::shared_ptr<Storage> storage, const Layout& layout);
+
+  explicit TensorObject(const Napi::CallbackInfo& info) : NativeObject<TensorObject>(info) {}
   ~TensorObject() override;
 
   const Layout& layout() const { return layout_; }
-  // Throws a JavaScript error when the tensor was released.
+  // Throws a JavaScript error when the tensor was released, or its memory is JavaScript's and was taken away.
   std::shared_ptr<Storage> storage(Napi::Env env) const;
 
  private:

@@ -40,7 +40,7 @@ Status send(const TensorArgument& source, const char* elements, void* destinatio
   return context.owner->upload(destination, packed, *context.queue);
 }
 
-Status copy_tensor(const TensorArgument& source, const TensorArgument& destination, ExecutionContext& context) {
+Status copy_tensor(const TensorArgument& source, const OutputArgument& destination, ExecutionContext& context) {
   Device& device = *context.owner;
   const bool contiguous = source.layout.contiguous();
   if (source.on_host && destination.on_host) {
@@ -69,7 +69,7 @@ Status copy_tensor(const TensorArgument& source, const TensorArgument& destinati
 Napi::Value read(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument tensor = call.tensor(1);
-  char* const destination = bytes_of(info[2]);
+  char* const destination = bytes_of(info[2], tensor.bytes());
   refuse_recording(call.stream(), info.Env(), "read");
   if (tensor.layout.elements() == 0) return settle_in_order(call.stream(), info.Env(), info[2]);
   const auto brought = std::make_shared<std::shared_ptr<HostMemory>>();
@@ -90,12 +90,12 @@ Napi::Value read(const Napi::CallbackInfo& info) {
 // write(stream, source: TypedArray, tensor): the bytes are taken now, and stored in stream order.
 Napi::Value write(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const auto source = info[1].As<Napi::TypedArray>();
-  const TensorArgument tensor = call.tensor(2);
+  const OutputArgument tensor = call.output(2);
+  const char* const source = bytes_of(info[1], tensor.bytes());
   refuse_recording(call.stream(), info.Env(), "write");
-  const std::shared_ptr<HostMemory> bytes = call.stream().device()->host_memory(source.ByteLength());
+  const std::shared_ptr<HostMemory> bytes = call.stream().device()->host_memory(tensor.bytes());
   if (bytes == nullptr) throw make_error(info.Env(), no_memory());
-  std::memcpy(bytes->data, bytes_of(source), bytes->bytes);
+  std::memcpy(bytes->data, source, bytes->bytes);
   return call.enqueue("write", [tensor, bytes](ExecutionContext& context) {
     return context.owner->upload(tensor.data, bytes, *context.queue);
   });
@@ -105,7 +105,7 @@ Napi::Value write(const Napi::CallbackInfo& info) {
 Napi::Value copy(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument source = call.tensor(1);
-  const TensorArgument destination = call.tensor(2);
+  const OutputArgument destination = call.output(2);
   const bool through_host = source.on_host || destination.on_host || !source.layout.contiguous();
   if (through_host && call.stream().device()->kind() != DeviceKind::cpu) {
     refuse_recording(call.stream(), info.Env(), "a copy through host memory");

@@ -1,14 +1,34 @@
+// Where a typed array's elements are, over an ArrayBuffer or a SharedArrayBuffer. What the array says of itself may be
+// wrong, so its memory is asked.
 #pragma once
 
 #include <napi.h>
 
+#include <string>
+
+#include "bindings/errors.h"
+
 namespace kv {
 
-// Where a typed array's elements are, over an ArrayBuffer or a SharedArrayBuffer.
-inline char* bytes_of(const Napi::Value& array) {
+struct ArrayBytes {
+  char* data = nullptr;
+  size_t bytes = 0;
+};
+
+// Throws a JavaScript error unless it is a typed array. One whose buffer was detached has no bytes.
+inline ArrayBytes array_bytes(const Napi::Value& value) {
+  if (!value.IsTypedArray()) throw make_error(value.Env(), "KV_INVALID_VALUE", "a typed array was wanted");
   void* data = nullptr;
-  napi_get_typedarray_info(array.Env(), array, nullptr, nullptr, &data, nullptr, nullptr);
-  return static_cast<char*>(data);
+  napi_get_typedarray_info(value.Env(), value, nullptr, nullptr, &data, nullptr, nullptr);
+  return {static_cast<char*>(data), value.As<Napi::TypedArray>().ByteLength()};
+}
+
+// Throws a JavaScript error unless it has as many bytes as are wanted.
+inline char* bytes_of(const Napi::Value& value, size_t wanted) {
+  const ArrayBytes array = array_bytes(value);
+  if (array.bytes == wanted) return array.data;
+  throw make_error(value.Env(), "KV_SHAPE",
+                   "an array has " + std::to_string(array.bytes) + " bytes and not " + std::to_string(wanted));
 }
 
 }  // namespace kv

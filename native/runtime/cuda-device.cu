@@ -53,7 +53,7 @@ class CudaDevice : public Device {
   Status fill(void* data, const void* contents, size_t bytes) override {
     bind_thread();
     std::shared_ptr<HostMemory> memory = pinned_->take(bytes);
-    if (memory == nullptr) return host_copy(data, contents, HostMemory::borrow(const_cast<void*>(contents), bytes), allocations_);
+    if (memory == nullptr) return host_copy(data, contents, HostMemory::borrow(contents, bytes), allocations_);
     std::memcpy(memory->data, contents, bytes);
     return host_copy(data, memory->data, memory, allocations_);
   }

@@ -12,9 +12,9 @@ struct HostMemory {
   size_t bytes = 0;
   bool pinned = false;  // copies of it need not be waited for
 
-  // Someone else's; outlive the copies.
-  static std::shared_ptr<HostMemory> borrow(void* data, size_t bytes) {
-    return std::shared_ptr<HostMemory>(new HostMemory{static_cast<char*>(data), bytes, false});
+  // Someone else's, to read from; outlive the copies.
+  static std::shared_ptr<HostMemory> borrow(const void* data, size_t bytes) {
+    return std::shared_ptr<HostMemory>(new HostMemory{static_cast<char*>(const_cast<void*>(data)), bytes, false});
   }
 
   // Null when it does not fit.

@@ -12,13 +12,24 @@
 
 namespace kv {
 
+// Memory that belongs to someone else.
+struct BorrowedMemory {
+  void* data = nullptr;
+  size_t bytes = 0;
+  bool writable = true;
+  // Whether it is still where it was. Empty: always.
+  std::function<bool()> in_place;
+  // Runs when nothing uses it any more.
+  std::function<void()> release;
+};
+
 class Storage {
  public:
   // Null when the memory does not fit.
   static std::shared_ptr<Storage> allocate(std::shared_ptr<Device> device, size_t bytes) {
     void* data = device->allocate(bytes);
     if (data == nullptr) return nullptr;
-    auto storage = std::make_shared<Storage>(std::move(device), data, bytes, nullptr);
+    auto storage = std::make_shared<Storage>(std::move(device), BorrowedMemory{data, bytes, true, nullptr, nullptr});
     storage->owns_memory_ = true;
     storage->stamp_ = storage->device_->stamp();
     return storage;
@@ -26,25 +37,27 @@ class Storage {
 
   // Its first contents, `bytes()` of them, before anything uses it.
   Status fill(const void* contents) {
-    const Status status = device_->fill(data_, contents, bytes_);
+    const Status status = device_->fill(memory_.data, contents, memory_.bytes);
     stamp_ = device_->stamp();
     return status;
   }
 
-  // Wraps memory that belongs to someone else; `release` runs when nothing uses it any more.
-  Storage(std::shared_ptr<Device> device, void* data, size_t bytes, std::function<void()> release)
-      : device_(std::move(device)), data_(data), bytes_(bytes), release_(std::move(release)) {}
+  Storage(std::shared_ptr<Device> device, BorrowedMemory memory)
+      : device_(std::move(device)), memory_(std::move(memory)) {}
 
   ~Storage() {
-    if (owns_memory_) device_->release(data_, bytes_, uses_);
-    if (release_) release_();
+    if (owns_memory_) device_->release(memory_.data, memory_.bytes, uses_);
+    if (memory_.release) memory_.release();
   }
 
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  void* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
+  void* data() const { return memory_.data; }
+  size_t bytes() const { return memory_.bytes; }
+  bool writable() const { return memory_.writable; }
+  // On the thread that made it.
+  bool in_place() const { return !memory_.in_place || memory_.in_place(); }
   Device& device() const { return *device_; }
 
   // Whether the host reads and writes the memory.
@@ -60,9 +73,7 @@ class Storage {
 
  private:
   std::shared_ptr<Device> device_;
-  void* data_;
-  size_t bytes_;
-  std::function<void()> release_;
+  BorrowedMemory memory_;
   bool owns_memory_ = false;
   uint64_t stamp_ = 0;
   std::mutex mutex_;

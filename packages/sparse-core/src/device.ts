@@ -1,12 +1,15 @@
 import { availableParallelism } from 'node:os';
-import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice } from './addon.js';
-import { byteSize, type DType, dtypes, elementArrayName, type ElementArray, isElementArray } from './dtype.js';
-import { CapabilityError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from './errors.js';
+import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice, NativeTensor } from './addon.js';
+import { byteSize, type DType, dtypes, type ElementArray, expectElements } from './dtype.js';
+import { CapabilityError, InvalidValueError, OutOfMemoryError } from './errors.js';
+import { checkedLayout, type Layout } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { MappedFile } from './mapped-file.js';
 import { fromNative } from './native-error.js';
+import { show } from './show.js';
 import { Stream } from './stream.js';
-import { type Axes, elementCount, type Extents, rowMajorStrides, Tensor } from './tensor.js';
+import { type Axes, type Extents, Tensor } from './tensor.js';
+import { holdInPlace } from './wrapped-memory.js';
 
 export interface DeviceOptions {
   /** Default: 'cpu'. */
@@ -57,7 +60,7 @@ export class Device {
 
   /**
    * A new contiguous tensor. Without `data` its contents are unspecified.
-   * @throws ShapeError when the shape is malformed or does not fit `data`
+   * @throws DTypeError, ShapeError when axes or shape are malformed or do not fit `data`
    * @throws OutOfMemoryError when it does not fit the device's memory limit
    */
   tensor<D extends DType, const A extends Axes>(
@@ -66,14 +69,14 @@ export class Device {
     shape: Extents<A>,
     data?: ElementArray<D>,
   ): Tensor<D, A> {
-    const strides = this.#stridesOf(dtype, axes, shape);
-    if (data !== undefined) expectElements('tensor', dtype, shape, data);
-    const bytes = elementCount(shape) * byteSize(dtype);
+    const layout = checkedLayout('tensor', dtype, axes, shape);
+    if (data !== undefined) expectElements('tensor', dtype, layout.elements, data);
+    const bytes = layout.elements * byteSize(dtype);
     try {
-      const native = this.native.allocate(dtypes.indexOf(dtype), shape, strides, 0, bytes, data);
-      return new Tensor({ device: this, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined });
+      const native = this.native.allocate(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, bytes, data);
+      return this.#own(dtype, layout, native);
     } catch (error) {
-      if ((error as { code?: string }).code !== 'KV_OUT_OF_MEMORY') throw error;
+      if ((error as { code?: string }).code !== 'KV_OUT_OF_MEMORY') throw fromNative(error, { subject: 'tensor' });
       const { live, limit } = this.memory();
       throw new OutOfMemoryError(
         `${bytes} bytes were asked for on ${this.name}, where ${live} of ${limit} are in use. ` +
@@ -85,8 +88,10 @@ export class Device {
 
   /**
    * A tensor over memory that JavaScript owns (an array over an ArrayBuffer or SharedArrayBuffer), without a
-   * copy. Do not transfer or resize the buffer while the tensor or enqueued work uses it.
-   * @throws ShapeError, DTypeError when the array does not fit
+   * copy. From then on the buffer cannot be transferred to another thread: `postMessage` and `structuredClone` copy it
+   * or throw, by the version of Node. Once it was detached in another way (`buffer.transfer()`, a WebAssembly memory
+   * that grew) the tensor can no longer be used; do not do that while enqueued work uses it.
+   * @throws DTypeError, ShapeError when the array does not fit, InvalidValueError when its buffer is resizable
    */
   wrap<D extends DType, const A extends Axes>(
     dtype: D,
@@ -94,17 +99,24 @@ export class Device {
     shape: Extents<A>,
     memory: ElementArray<D>,
   ): Tensor<D, A> {
-    const strides = this.#stridesOf(dtype, axes, shape);
-    expectElements('wrap', dtype, shape, memory);
-    const native = this.native.wrap(dtypes.indexOf(dtype), shape, strides, 0, memory);
-    return new Tensor({ device: this, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined });
+    const layout = checkedLayout('wrap', dtype, axes, shape);
+    expectElements('wrap', dtype, layout.elements, memory);
+    holdInPlace(memory);
+    try {
+      return this.#own(dtype, layout, this.native.wrap(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, memory));
+    } catch (error) {
+      throw fromNative(error, { subject: 'wrap' });
+    }
   }
 
   /**
    * Maps a file into memory, read-only, without reading it. The file must not shrink while it is mapped.
-   * @throws ModelFormatError when it cannot be opened or is empty
+   * @throws ModelFormatError when it cannot be opened or is empty, InvalidValueError when `path` is no path
    */
   async mapFile(path: string): Promise<MappedFile> {
+    if (typeof path !== 'string' || path.includes('\0')) {
+      throw new InvalidValueError(`mapFile: ${show(path)} is not the path of a file.`, { subject: 'path', given: path });
+    }
     try {
       const { tensor, byteLength } = await loadAddon().mapFile(this.native, path);
       return new MappedFile(this, path, tensor, byteLength);
@@ -117,46 +129,24 @@ export class Device {
     return this.native.memory();
   }
 
-  #stridesOf<A extends Axes>(dtype: DType, axes: A, shape: Extents<A>): Extents<A> {
-    if (!dtypes.includes(dtype)) {
-      throw new DTypeError(`'${dtype}' is not a dtype; use one of ${dtypes.join(', ')}.`, {
-        subject: 'tensor',
-        given: dtype,
-        wanted: dtypes,
-      });
-    }
-    const valid = shape.every((extent) => Number.isSafeInteger(extent) && extent >= 0);
-    if (axes.length !== shape.length || axes.length > maxRank || !valid) {
-      throw new ShapeError(
-        `A tensor of axes [${axes.join(', ')}] and shape [${shape.join(', ')}] was asked for; give one ` +
-          `non-negative integer for each axis, and at most ${maxRank} axes.`,
-        { subject: 'tensor', given: shape, wanted: axes },
-      );
-    }
-    return rowMajorStrides(shape);
-  }
-}
-
-function expectElements(name: string, dtype: DType, shape: readonly number[], elements: ElementArray): void {
-  if (!isElementArray(dtype, elements)) {
-    const given = (elements as object).constructor.name;
-    throw new DTypeError(`${name}: ${dtype} elements come in a ${elementArrayName(dtype)}; a ${given} was given.`, {
-      subject: name,
-      given,
-      wanted: elementArrayName(dtype),
+  #own<D extends DType, A extends Axes>(dtype: D, layout: Layout<A>, native: NativeTensor): Tensor<D, A> {
+    const { axes, shape, strides } = layout;
+    return new Tensor({
+      device: this,
+      native,
+      dtype,
+      axes,
+      shape,
+      strides,
+      byteOffset: 0,
+      base: undefined,
+      readOnly: false,
     });
   }
-  const wanted = elementCount(shape);
-  if (elements.length !== wanted) {
-    throw new ShapeError(
-      `${name}: ${elements.length} elements were given for the shape [${shape.join(', ')}], which has ${wanted}.`,
-      { subject: name, given: elements.length, wanted },
-    );
-  }
 }
 
-const maxRank = 6;
 const maxThreads = 1024;
+const maxIndex = 2 ** 31 - 1;
 
 /**
  * Opens a device.
@@ -165,22 +155,41 @@ const maxThreads = 1024;
  * @throws OutOfMemoryError when the process can have no such number of threads
  */
 export function createDevice(options: DeviceOptions = {}): Device {
+  if (typeof options !== 'object' || (options as unknown) === null) {
+    throw new InvalidValueError(`createDevice: ${show(options)} was given; pass an object of options, or nothing.`, {
+      subject: 'options',
+      given: options,
+    });
+  }
   const { kind = 'cpu', index = 0, threads = availableParallelism(), instructionSet, memoryLimit = 0 } = options;
   if (!['cpu', 'cuda'].includes(kind)) {
-    throw new CapabilityError(`A device of kind '${kind}' was asked for; there are 'cpu' and 'cuda'.`, {
+    throw new CapabilityError(`A device of kind ${show(kind)} was asked for; there are 'cpu' and 'cuda'.`, {
       subject: 'kind',
       given: kind,
       wanted: ['cpu', 'cuda'],
     });
   }
+  if (!Number.isInteger(index) || index < 0 || index > maxIndex) {
+    throw new InvalidValueError(`index is ${show(index)}; it must be the number of a device, from 0.`, {
+      subject: 'index',
+      given: index,
+      wanted: [0, maxIndex],
+    });
+  }
+  if (instructionSet !== undefined && typeof instructionSet !== 'string') {
+    throw new InvalidValueError(`instructionSet is ${show(instructionSet)}; it must be a name, such as 'avx2'.`, {
+      subject: 'instructionSet',
+      given: instructionSet,
+    });
+  }
   if (!Number.isInteger(threads) || threads < 1 || threads > maxThreads) {
     throw new InvalidValueError(
-      `threads is ${threads}; it must be a whole number from 1 to ${maxThreads}.`,
+      `threads is ${show(threads)}; it must be a whole number from 1 to ${maxThreads}.`,
       { subject: 'threads', given: threads, wanted: [1, maxThreads] },
     );
   }
   if (!Number.isSafeInteger(memoryLimit) || memoryLimit < 0) {
-    throw new InvalidValueError(`memoryLimit is ${memoryLimit}; it must be a whole number of bytes.`, {
+    throw new InvalidValueError(`memoryLimit is ${show(memoryLimit)}; it must be a whole number of bytes.`, {
       subject: 'memoryLimit',
       given: memoryLimit,
     });

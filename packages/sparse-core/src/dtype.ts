@@ -1,3 +1,7 @@
+import { types } from 'node:util';
+import { DTypeError, ShapeError } from './errors.js';
+import { show } from './show.js';
+
 /** Element types of storage. Arithmetic and running statistics are f32 or wider whatever the storage. */
 export type DType = 'f32' | 'f16' | 'bf16' | 'i32' | 'u32' | 'i16' | 'u16' | 'i8' | 'u8';
 
@@ -18,6 +22,21 @@ const arrays = {
   i8: Int8Array,
   u8: Uint8Array,
 } as const;
+
+export const typedArrayPrototype = Object.getPrototypeOf(Uint8Array.prototype) as object;
+
+/** What tells true arrays from objects that only look like them. */
+const isArrayOf = {
+  f32: types.isFloat32Array,
+  f16: types.isUint16Array,
+  bf16: types.isUint16Array,
+  i32: types.isInt32Array,
+  u32: types.isUint32Array,
+  i16: types.isInt16Array,
+  u16: types.isUint16Array,
+  i8: types.isInt8Array,
+  u8: types.isUint8Array,
+} as const satisfies Record<DType, (value: unknown) => boolean>;
 
 interface ElementArrays {
   f32: Float32Array;
@@ -42,10 +61,25 @@ export function createElementArray<D extends DType>(dtype: D, length: number): E
   return new arrays[dtype](length) as ElementArray<D>;
 }
 
-export function isElementArray<D extends DType>(dtype: D, value: unknown): value is ElementArray<D> {
-  return value instanceof arrays[dtype];
-}
-
-export function elementArrayName(dtype: DType): string {
-  return arrays[dtype].name;
+/**
+ * Refuses what is not an array of `wanted` elements of the dtype. An array whose buffer was transferred has none.
+ * @throws DTypeError, ShapeError
+ */
+export function expectElements(subject: string, dtype: DType, wanted: number, given: unknown): void {
+  if (!isArrayOf[dtype](given)) {
+    throw new DTypeError(`${subject}: ${dtype} elements come in a ${arrays[dtype].name}; ${show(given)} was given.`, {
+      subject,
+      given,
+      wanted: arrays[dtype].name,
+    });
+  }
+  // A subclass may say another length than its memory has.
+  const length = Reflect.get(typedArrayPrototype, 'length', given) as number;
+  if (length !== wanted) {
+    throw new ShapeError(`${subject}: ${length} elements were given for a tensor that has ${wanted}; give as many.`, {
+      subject,
+      given: length,
+      wanted,
+    });
+  }
 }

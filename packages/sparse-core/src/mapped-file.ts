@@ -2,7 +2,9 @@ import type { NativeTensor } from './addon.js';
 import type { Device } from './device.js';
 import { byteSize, type DType } from './dtype.js';
 import { ShapeError } from './errors.js';
-import { type Axes, elementCount, type Extents, rowMajorStrides, Tensor } from './tensor.js';
+import { checkedLayout } from './layout.js';
+import { show } from './show.js';
+import { type Axes, type Extents, Tensor } from './tensor.js';
 
 /** A file mapped into memory, read-only. Tensors over it cost no memory until they are read. */
 export class MappedFile {
@@ -22,13 +24,14 @@ export class MappedFile {
       strides: [1],
       byteOffset: 0,
       base: undefined,
+      readOnly: true,
     });
   }
 
   /**
    * A tensor over part of the file. On a device with memory of its own it is a copy there, and an offset that is not
    * a multiple of the element size costs a copy too; copies are made on the device's default stream.
-   * @throws ShapeError when it reaches past the end of the file
+   * @throws DTypeError, ShapeError when axes or shape are malformed or reach past the end of the file
    */
   tensor<D extends DType, const A extends Axes>(
     dtype: D,
@@ -36,19 +39,20 @@ export class MappedFile {
     shape: Extents<A>,
     byteOffset: number,
   ): Tensor<D, A> {
-    const bytes = elementCount(shape) * byteSize(dtype);
+    const layout = checkedLayout(this.path, dtype, axes, shape);
+    const bytes = layout.elements * byteSize(dtype);
     if (!Number.isSafeInteger(byteOffset) || byteOffset < 0 || byteOffset + bytes > this.byteLength) {
       throw new ShapeError(
-        `${this.path}: ${bytes} bytes at offset ${byteOffset} were asked for; ` +
+        `${this.path}: ${bytes} bytes at offset ${show(byteOffset)} were asked for; ` +
           `the file has ${this.byteLength}.`,
         { subject: this.path, given: [byteOffset, bytes], wanted: this.byteLength },
       );
     }
     const { device } = this.#bytes;
     if (device.kind === 'cpu' && byteOffset % byteSize(dtype) === 0) {
-      return this.#bytes.derive(dtype, axes, shape, rowMajorStrides(shape), byteOffset);
+      return this.#bytes.derive(dtype, layout.axes, layout.shape, layout.strides, byteOffset);
     }
-    const copy = device.tensor(dtype, axes, shape);
+    const copy = device.tensor(dtype, layout.axes, layout.shape);
     const source = this.#bytes.slice('byte', byteOffset, byteOffset + bytes);
     device.defaultStream.copy(source, copy.derive('u8', ['byte'], [bytes], [1], 0));
     copy.writtenBy(device.defaultStream);

@@ -7,6 +7,7 @@ import {
   type KvErrorDetails,
   ModelFormatError,
   OutOfMemoryError,
+  ShapeError,
 } from './errors.js';
 
 const classes: Record<string, (new (message: string, details?: KvErrorDetails) => KvError) | undefined> = {
@@ -16,6 +17,7 @@ const classes: Record<string, (new (message: string, details?: KvErrorDetails) =
   KV_MODEL_FORMAT: ModelFormatError,
   KV_DISPOSED: DisposedError,
   KV_DEVICE: DeviceError,
+  KV_SHAPE: ShapeError,
 };
 
 /** Turns an error of the addon into the public class of its code. */

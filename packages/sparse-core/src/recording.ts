@@ -8,6 +8,11 @@ export class Recording implements Disposable {
   readonly #native: NativeRecording;
   #disposed = false;
 
+  /** Whether this package made it: neither a look-alike nor a proxy. */
+  static is(value: unknown): value is Recording {
+    return typeof value === 'object' && value !== null && #disposed in value;
+  }
+
   constructor(stream: Stream, native: NativeRecording) {
     this.stream = stream;
     this.#native = native;

@@ -1,12 +1,14 @@
 import type { NativeRecording, NativeStream } from './addon.js';
 import type { Device } from './device.js';
-import { elementArrayName, type DType, type ElementArray, isElementArray } from './dtype.js';
+import { type DType, type ElementArray, expectElements } from './dtype.js';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
+import { elementCount } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { Recording } from './recording.js';
-import { type Axes, describe, elementCount, type TensorHandle } from './tensor.js';
-import { nativeOf, usableTensor } from './validate.js';
+import { show } from './show.js';
+import { type Axes, describe, type TensorHandle } from './tensor.js';
+import { expectContiguous, expectStream, expectWritable, nativeOf, reachableFrom } from './validate.js';
 
 /**
  * An ordered queue of operations on one device. Operations validate at once and return; they run in order
@@ -24,13 +26,23 @@ export class Stream {
     this.#native = native;
   }
 
+  /** Whether this package made it: neither a look-alike nor a proxy. */
+  static is(value: unknown): value is Stream {
+    return typeof value === 'object' && value !== null && #disposed in value;
+  }
+
   get native(): NativeStream {
+    this.assertUsable();
+    return this.#native;
+  }
+
+  /** @throws DisposedError */
+  assertUsable(): void {
     if (this.#disposed) {
       throw new DisposedError('The stream was disposed; create another with device.createStream().', {
         subject: 'stream',
       });
     }
-    return this.#native;
   }
 
   /** Whether `record` is collecting what is enqueued. */
@@ -54,14 +66,20 @@ export class Stream {
    *
    * Only work of the device can be recorded: `write`, `read`, `synchronize`, `replay`, `waitFor` a stream that is not
    * recorded, and copies from or to host memory throw.
-   * @throws InvalidValueError for a recording inside another, an asynchronous `enqueue`, or a stream that was recorded
-   * beside this one and is not waited for
+   * @throws InvalidValueError for a recording inside another, an `enqueue` that is asynchronous or no function, or a
+   * stream that was recorded beside this one and is not waited for
    * @throws what `enqueue` throws; nothing is recorded then
    */
   record(enqueue: () => unknown): Recording {
     if (this.recording) {
       throw new InvalidValueError('record: the stream is recording already; recordings do not nest.', {
         subject: 'record',
+      });
+    }
+    if (typeof enqueue !== 'function') {
+      throw new InvalidValueError(`record: ${show(enqueue)} was given; pass a function that enqueues operations.`, {
+        subject: 'record',
+        given: enqueue,
       });
     }
     this.native.beginRecording();
@@ -91,9 +109,16 @@ export class Stream {
 
   /**
    * Enqueues everything that was recorded.
-   * @throws DisposedError, DeviceError when the recording is another stream's, CapabilityError while `record` collects
+   * @throws DisposedError, DeviceError when the recording is another stream's, CapabilityError while `record`
+   * collects, InvalidValueError when it is no recording
    */
   replay(recording: Recording): void {
+    if (!Recording.is(recording)) {
+      throw new InvalidValueError(`replay: ${show(recording)} is no recording; make one with stream.record().`, {
+        subject: 'recording',
+        given: recording,
+      });
+    }
     const native = recording.nativeOn(this);
     throwsPublicly('replay', () => {
       this.native.replay(native);
@@ -117,10 +142,11 @@ export class Stream {
    * waits but the device. A failure before it, on `other`, fails this stream too.
    *
    * While `other` records, this stream becomes part of its recording (`record` says how).
-   * @throws DisposedError, DeviceError when `other` is of another device, CapabilityError when this stream records and
-   * `other` is not part of that, InvalidValueError when it is this stream
+   * @throws DisposedError, DeviceError when `other` is no stream or of another device, CapabilityError when this stream
+   * records and `other` is not part of that, InvalidValueError when it is this stream
    */
   waitFor(other: Stream): void {
+    expectStream('waitFor', other);
     if (other === this) {
       throw new InvalidValueError('waitFor: a stream cannot wait for itself; its work is in order already.', {
         subject: 'waitFor',
@@ -141,23 +167,13 @@ export class Stream {
 
   /**
    * Stores `source` in a contiguous tensor, in stream order. The array may be changed at once.
-   * @throws DTypeError, ShapeError when it does not fit the tensor
+   * @throws DTypeError, ShapeError when it does not fit the tensor, InvalidValueError when the tensor is read-only
    */
   write<D extends DType>(tensor: TensorHandle<D>, source: ElementArray<D>): void {
     const native = nativeOf('write', 'tensor', tensor, this);
-    if (!isElementArray(tensor.dtype, source)) {
-      throw new DTypeError(
-        `write: a ${(source as object).constructor.name} was given for ${describe(tensor)}; pass a ${elementArrayName(tensor.dtype)}.`,
-        { subject: 'write', given: (source as object).constructor.name, wanted: elementArrayName(tensor.dtype) },
-      );
-    }
-    if (source.length !== elementCount(tensor.shape) || !native.contiguous) {
-      throw new ShapeError(
-        `write: ${source.length} elements were given for ${describe(tensor)}; ` +
-          `pass ${elementCount(tensor.shape)} elements for a contiguous tensor.`,
-        { subject: 'write', given: source.length, wanted: elementCount(tensor.shape) },
-      );
-    }
+    expectWritable('write', 'tensor', native);
+    expectElements('write', tensor.dtype, elementCount(tensor.shape), source);
+    expectContiguous('write', 'tensor', native);
     throwsPublicly('write', () => {
       loadAddon().write(this.native, source, native.native);
     });
@@ -167,15 +183,12 @@ export class Stream {
   /**
    * Copies a tensor into a contiguous one of the same dtype and element count, in stream order. One of the
    * two may be on the CPU when the stream is of another device.
-   * @throws DTypeError, ShapeError when they differ
+   * @throws DTypeError, ShapeError when they differ, InvalidValueError when the destination is read-only
    */
   copy<D extends DType, A extends Axes>(source: TensorHandle<D, A>, destination: TensorHandle<D, A>): void {
-    const native = (name: string, tensor: TensorHandle) =>
-      tensor.device.kind === 'cpu' && this.device.kind !== 'cpu'
-        ? usableTensor('copy', name, tensor)
-        : nativeOf('copy', name, tensor, this);
-    const from = native('source', source);
-    const to = native('destination', destination);
+    const from = reachableFrom('copy', 'source', source, this);
+    const to = reachableFrom('copy', 'destination', destination, this);
+    expectWritable('copy', 'destination', to);
     if (source.dtype !== destination.dtype) {
       throw new DTypeError(`copy: ${describe(source)} does not fit ${describe(destination)}; copy does not convert.`, {
         subject: 'copy',

@@ -1,10 +1,13 @@
 import type { NativeTensor } from './addon.js';
 import type { Device } from './device.js';
 import { byteSize, createElementArray, type DType, dtypes, type ElementArray } from './dtype.js';
-import { DisposedError, ShapeError } from './errors.js';
+import { DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
+import { checkedLayout, elementCount, rowMajorStrides } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
+import { show } from './show.js';
 import type { Stream } from './stream.js';
+import { reachableFrom } from './validate.js';
 import { viewStrides } from './view-strides.js';
 
 /** Names of a tensor's axes, outermost first. */
@@ -27,10 +30,13 @@ export interface TensorHandle<D extends DType = DType, A extends Axes = Axes> {
   /** Bytes of the elements that the shape spans (not of gaps between them). */
   readonly byteLength: number;
   readonly disposed: boolean;
+  /** Whether no operation may write to it: a file that was mapped. */
+  readonly readOnly: boolean;
   /**
    * Copies the elements to JavaScript, in row-major order, when everything enqueued on `stream` so far is
    * done. Without an argument: the stream that last wrote to the tensor.
-   * @throws DisposedError when the tensor was disposed
+   * @throws DisposedError when the tensor was disposed, DeviceError when the stream is of another device,
+   * OutOfMemoryError when no array of JavaScript can hold the elements
    */
   read(stream?: Stream): Promise<ElementArray<D>>;
   /** The part `start <= index < end` of one axis, without a copy. @throws ShapeError when out of range */
@@ -54,7 +60,9 @@ export interface TensorParts<D extends DType, A extends Axes> {
   readonly shape: Extents<A>;
   readonly strides: Extents<A>;
   readonly byteOffset: number;
+  /** Whose memory it borrows. */
   readonly base: Tensor | undefined;
+  readonly readOnly: boolean;
 }
 
 export class Tensor<D extends DType = DType, A extends Axes = Axes> implements TensorHandle<D, A> {
@@ -64,22 +72,31 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   readonly shape: Extents<A>;
   readonly strides: Extents<A>;
   readonly byteLength: number;
+  readonly readOnly: boolean;
   readonly native: NativeTensor;
   readonly #byteOffset: number;
   readonly #base: Tensor | undefined;
   #disposed = false;
   #writer: Stream | undefined;
 
+  /** Whether this package made it: neither a look-alike nor a proxy. */
+  static is(value: unknown): value is Tensor {
+    return typeof value === 'object' && value !== null && #disposed in value;
+  }
+
   constructor(parts: TensorParts<D, A>) {
     this.device = parts.device;
     this.native = parts.native;
     this.dtype = parts.dtype;
-    this.axes = parts.axes;
-    this.shape = parts.shape;
-    this.strides = parts.strides;
+    this.axes = Object.freeze(parts.axes);
+    this.shape = Object.freeze(parts.shape);
+    this.strides = Object.freeze(parts.strides);
     this.byteLength = elementCount(parts.shape) * byteSize(parts.dtype);
+    this.readOnly = parts.readOnly;
     this.#byteOffset = parts.byteOffset;
     this.#base = parts.base;
+    // What was checked of it stays true.
+    Object.freeze(this);
   }
 
   get disposed(): boolean {
@@ -102,12 +119,23 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   }
 
   async read(stream: Stream = this.writer): Promise<ElementArray<D>> {
-    this.assertUsable();
-    const destination = createElementArray(this.dtype, elementCount(this.shape));
+    reachableFrom('read', 'tensor', this, stream);
+    const destination = this.#elementArray();
     try {
       return await loadAddon().read(stream.native, this.native, destination);
     } catch (error) {
       throw fromNative(error, { subject: 'read' });
+    }
+  }
+
+  #elementArray(): ElementArray<D> {
+    try {
+      return createElementArray(this.dtype, elementCount(this.shape));
+    } catch (cause) {
+      throw new OutOfMemoryError(
+        `read: there is no room for an array of the ${this.byteLength} bytes of ${describe(this)}; read slices of it.`,
+        { subject: 'read', given: this.byteLength, cause },
+      );
     }
   }
 
@@ -116,7 +144,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     const extent = this.shape[index];
     if (extent === undefined || !Number.isInteger(start) || !Number.isInteger(end) || start < 0 || end < start || end > extent) {
       throw new ShapeError(
-        `slice: the range ${start}..${end} of axis '${axis}' does not lie in ${describe(this)}.`,
+        `slice: the range ${show(start)}..${show(end)} of axis ${show(axis)} does not lie in ${describe(this)}.`,
         { subject: 'slice', given: { axis, start, end }, wanted: { axes: this.axes, shape: this.shape } },
       );
     }
@@ -126,16 +154,17 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   }
 
   view<const B extends Axes>(axes: B, shape: Extents<B>): Tensor<D, B> {
-    const alike = elementCount(shape) === elementCount(this.shape) && axes.length === shape.length;
-    const strides = alike ? viewStrides(this.shape, this.strides, shape) : undefined;
+    const wanted = checkedLayout('view', this.dtype, axes, shape);
+    const alike = wanted.elements === elementCount(this.shape);
+    const strides = alike ? viewStrides(this.shape, this.strides, wanted.shape) : undefined;
     if (strides === undefined) {
       throw new ShapeError(
-        `view: ${describe(this)} was given and [${axes.join(', ')}] of [${shape.join(', ')}] was asked for; ` +
-          'a view has as many elements, and joins only axes whose elements follow each other.',
-        { subject: 'view', given: { shape: this.shape, strides: this.strides }, wanted: shape },
+        `view: ${describe(this)} was given and [${wanted.axes.join(', ')}] of [${wanted.shape.join(', ')}] was asked ` +
+          'for; a view has as many elements, and joins only axes whose elements follow each other.',
+        { subject: 'view', given: { shape: this.shape, strides: this.strides }, wanted: wanted.shape },
       );
     }
-    return this.derive(this.dtype, axes, shape, strides as unknown as Extents<B>, this.#byteOffset);
+    return this.derive(this.dtype, wanted.axes, wanted.shape, strides as unknown as Extents<B>, this.#byteOffset);
   }
 
   /** A view of the same memory under another type; the caller has checked the bounds. */
@@ -147,9 +176,18 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     byteOffset: number,
   ): Tensor<E, B> {
     this.assertUsable();
-    const native = this.native.view(dtypes.indexOf(dtype), shape, strides, byteOffset);
-    const base = this.#base ?? (this);
-    return new Tensor({ device: this.device, native, dtype, axes, shape, strides, byteOffset, base });
+    const native = this.#nativeView(dtype, shape, strides, byteOffset);
+    const base = this.#base ?? this;
+    const { device, readOnly } = this;
+    return new Tensor({ device, native, dtype, axes, shape, strides, byteOffset, base, readOnly });
+  }
+
+  #nativeView(dtype: DType, shape: readonly number[], strides: readonly number[], byteOffset: number): NativeTensor {
+    try {
+      return this.native.view(dtypes.indexOf(dtype), shape, strides, byteOffset);
+    } catch (error) {
+      throw fromNative(error, { subject: 'view' });
+    }
   }
 
   dispose(): void {
@@ -169,21 +207,6 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
       });
     }
   }
-}
-
-export function elementCount(shape: readonly number[]): number {
-  return shape.reduce((count, extent) => count * extent, 1);
-}
-
-export function rowMajorStrides<A extends Axes>(shape: Extents<A>): Extents<A> {
-  const extents = shape as readonly number[];
-  const strides = new Array<number>(extents.length);
-  let stride = 1;
-  for (let axis = extents.length - 1; axis >= 0; axis--) {
-    strides[axis] = stride;
-    stride *= extents[axis] ?? 1;
-  }
-  return strides as unknown as Extents<A>;
 }
 
 /** For messages: `f32 [token=3, hidden=8]`. */

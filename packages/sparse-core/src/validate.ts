@@ -1,38 +1,72 @@
 import type { DType } from './dtype.js';
-import { DeviceError, DTypeError, ShapeError } from './errors.js';
-import type { Stream } from './stream.js';
-import { describe, rowMajorStrides, Tensor, type TensorHandle } from './tensor.js';
+import { DeviceError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
+import { show } from './show.js';
+import { Stream } from './stream.js';
+import { rowMajorStrides } from './layout.js';
+import { describe, Tensor, type TensorHandle } from './tensor.js';
+
+/** @throws DeviceError, DisposedError unless it is a stream, and open */
+export function expectStream(operation: string, stream: unknown): asserts stream is Stream {
+  if (!Stream.is(stream)) {
+    throw new DeviceError(`${operation}: ${show(stream)} is no stream; make one with device.createStream().`, {
+      subject: 'stream',
+    });
+  }
+  stream.assertUsable();
+}
 
 /**
  * A tensor argument as this package made it, alive.
  * @throws DeviceError, DisposedError
  */
-export function usableTensor(operation: string, name: string, tensor: TensorHandle): Tensor {
-  const made: unknown = tensor;
-  if (!(made instanceof Tensor)) {
+export function usableTensor(operation: string, name: string, tensor: unknown): Tensor {
+  if (!Tensor.is(tensor)) {
     throw new DeviceError(
       `${operation}: ${name} is not a tensor of this package; wrap foreign memory with device.wrap().`,
       { subject: name },
     );
   }
-  made.assertUsable();
-  return made as Tensor;
+  tensor.assertUsable();
+  return tensor;
 }
 
 /**
  * The one boundary check of a tensor argument: made by this package, alive, on the stream's device.
  * @throws DeviceError, DisposedError
  */
-export function nativeOf(operation: string, name: string, tensor: TensorHandle, stream: Stream): Tensor {
+export function nativeOf(operation: string, name: string, tensor: unknown, stream: Stream): Tensor {
+  expectStream(operation, stream);
   const native = usableTensor(operation, name, tensor);
-  if (tensor.device !== stream.device) {
+  if (native.device !== stream.device) {
     throw new DeviceError(
-      `${operation}: ${name} lives on one device, ${tensor.device.name}, and the stream is of another, ` +
+      `${operation}: ${name} lives on one device, ${native.device.name}, and the stream is of another, ` +
         `${stream.device.name}. Make it on the stream's device, or copy it there first.`,
-      { subject: name, given: tensor.device.name, wanted: stream.device.name },
+      { subject: name, given: native.device.name, wanted: stream.device.name },
     );
   }
   return native;
+}
+
+/**
+ * A tensor to copy from or to: it may be the CPU's, whatever the stream's device.
+ * @throws DeviceError, DisposedError
+ */
+export function reachableFrom(operation: string, name: string, tensor: unknown, stream: Stream): Tensor {
+  expectStream(operation, stream);
+  const usable = usableTensor(operation, name, tensor);
+  return usable.device.kind === 'cpu' && stream.device.kind !== 'cpu'
+    ? usable
+    : nativeOf(operation, name, usable, stream);
+}
+
+/** @throws InvalidValueError when nothing may be written to it */
+export function expectWritable(operation: string, name: string, tensor: TensorHandle): void {
+  if (!tensor.readOnly) return;
+  throw new InvalidValueError(
+    `${operation}: ${name} is ${describe(tensor)} over a file that was mapped, which is read-only; ` +
+      'give a tensor of device.tensor() to write to.',
+    { subject: name },
+  );
 }
 
 /** @throws DTypeError unless the tensor's dtype is among `wanted` */

@@ -1,0 +1,27 @@
+import { describe, expect, it } from 'vitest';
+import { createDevice } from './device.js';
+import { InvalidValueError, KvError, OutOfMemoryError } from './errors.js';
+
+describe('a device', () => {
+  const options: Record<string, unknown> = {
+    threads: [0, -1, 1.5, NaN, 2 ** 31 - 1, 2 ** 53, '2', null, [2 ** 53 - 1, 0]],
+    index: [-1, 0.5, 2 ** 31, 2 ** 53, '0', null, {}],
+    memoryLimit: [-1, 0.5, Infinity, '1', [2 ** 53 - 1, 0], null],
+    instructionSet: [5, null, {}, 'sse9', ''],
+    kind: ['', 7, null, Symbol('cpu'), { toString: () => 'cpu' }],
+  };
+  for (const [option, values] of Object.entries(options)) {
+    it(`refuses other values of ${option} than it has`, () => {
+      for (const value of values as unknown[]) expect(() => createDevice({ [option]: value })).toThrow(KvError);
+    });
+  }
+
+  it('refuses options that are none', () => {
+    for (const value of [null, 7, 'cuda']) expect(() => createDevice(value as never)).toThrow(InvalidValueError);
+  });
+
+  it('has a limit as large as a number', () => {
+    expect(createDevice({ threads: 1, memoryLimit: 2 ** 53 - 1 }).memory().limit).toBe(2 ** 53 - 1);
+    expect(() => createDevice({ threads: 1 }).tensor('f32', ['value'], [2 ** 53 - 1])).toThrow(OutOfMemoryError);
+  });
+});
