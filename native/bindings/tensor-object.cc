@@ -79,7 +79,8 @@ Layout layout_argument(const Napi::CallbackInfo& info, size_t first) {
 
 Napi::Function TensorObject::define(Napi::Env env) {
   return DefineClass(env, "NativeTensor",
-                     {InstanceMethod<&TensorObject::view>("view"), InstanceMethod<&TensorObject::release>("release")});
+                     {InstanceMethod<&TensorObject::view>("view"), InstanceMethod<&TensorObject::address>("address"),
+                      InstanceMethod<&TensorObject::release>("release")});
 }
 
 Napi::Object TensorObject::create(Napi::Env env, std::shared_ptr<Storage> storage, const Layout& layout) {
@@ -113,6 +114,11 @@ Napi::Value TensorObject::view(const Napi::CallbackInfo& info) {
   tensor.storage_ = storage_;
   tensor.layout_ = layout;
   return object;
+}
+
+Napi::Value TensorObject::address(const Napi::CallbackInfo& info) {
+  const auto first = reinterpret_cast<uintptr_t>(storage(info.Env())->data()) + static_cast<uintptr_t>(layout_.byte_offset);
+  return Napi::Number::New(info.Env(), static_cast<double>(first));
 }
 
 Napi::Value TensorObject::release(const Napi::CallbackInfo& info) {

@@ -47,6 +47,7 @@ class TensorObject : public NativeObject<TensorObject> {
 
  private:
   Napi::Value view(const Napi::CallbackInfo& info);
+  Napi::Value address(const Napi::CallbackInfo& info);
   Napi::Value release(const Napi::CallbackInfo& info);
 
   // A tensor owns its storage and a view of it does not: releasing the tensor returns the memory.

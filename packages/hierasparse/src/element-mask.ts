@@ -7,6 +7,12 @@ export class ElementMask implements Disposable {
   readonly operand: KvOperand;
   /** u8 `[kvHead, blockToken, dim]`: not zero where an element is kept. */
   readonly kept: TensorHandle<'u8', readonly ['kvHead', 'blockToken', 'dim']>;
+  /** Whether the constructor has checked it: neither a look-alike nor a proxy has this. */
+  readonly #checked = true;
+
+  static is(value: unknown): value is ElementMask {
+    return typeof value === 'object' && value !== null && #checked in value;
+  }
 
   /**
    * @param kept `[kvHead, blockToken, dim]`, not zero where an element is kept

@@ -7,12 +7,12 @@ import {
   type KvStoreFactory,
   ShapeError,
 } from '@kv/sparse-core';
-import { expectCapacity } from '@kv/sparse-core/native';
+import { expectCapacity, expectContiguous, expectDType, expectShape, nativeOf } from '@kv/sparse-core/native';
 import { type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
 import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
 import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './mixed-blocks.js';
-import { expectHeadDim, nativeBlockLoss } from './operations/block-arguments.js';
+import { expectHeadDim } from './operations/block-arguments.js';
 import { HieraSparseStore } from './store/hiera-sparse-store.js';
 import { MixedBlockPools } from './store/mixed-block-pools.js';
 import { poolSizes } from './store/pool-sizes.js';
@@ -160,5 +160,8 @@ function expectAllHeads({ index, kvHeads }: KvLayer, { kept }: ElementMask): voi
 /** @throws ShapeError, DTypeError, DeviceError, DisposedError */
 function expectBlockLoss(given: BlockLoss, { kvHeads }: KvLayer, { device, slots, tokensPerSlot }: KvCapacity): void {
   const shape = [slots, kvHeads, Math.ceil(tokensPerSlot / blockTokens)];
-  nativeBlockLoss('hieraSparseStore', given, shape, device.defaultStream);
+  nativeOf('hieraSparseStore', 'blockLoss', given, device.defaultStream);
+  expectDType('hieraSparseStore', 'blockLoss', given, ['f32']);
+  expectShape('hieraSparseStore', 'blockLoss', given, shape);
+  expectContiguous('hieraSparseStore', 'blockLoss', given);
 }

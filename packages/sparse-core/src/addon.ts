@@ -3,6 +3,8 @@ import type { ElementArray } from './dtype.js';
 /** The native half of a tensor handle. A view does not own its memory. */
 export interface NativeTensor {
   view(dtype: number, shape: readonly number[], strides: readonly number[], byteOffset: number): NativeTensor;
+  /** Of the first element. */
+  address(): number;
   release(): void;
 }
 

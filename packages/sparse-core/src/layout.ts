@@ -84,3 +84,21 @@ export function rowMajorStrides(shape: readonly number[]): number[] {
   }
   return strides;
 }
+
+/** Elements from the first to the last, what lies between them included. */
+export function spanOf(shape: readonly number[], strides: readonly number[]): number {
+  let last = 0;
+  for (let axis = 0; axis < shape.length; axis++) last += ((shape[axis] ?? 0) - 1) * (strides[axis] ?? 0);
+  return last + 1;
+}
+
+/** Whether the elements lie in row-major order without gaps. */
+export function isContiguous(shape: readonly number[], strides: readonly number[]): boolean {
+  let stride = 1;
+  for (let axis = shape.length - 1; axis >= 0; axis--) {
+    const extent = shape[axis] ?? 0;
+    if (extent > 1 && strides[axis] !== stride) return false;
+    stride *= extent;
+  }
+  return true;
+}

@@ -6,17 +6,24 @@ expectNode();
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { loadAddon } from './load-addon.js';
 export { madeTogether } from './made-together.js';
-export { enqueueAttention, nativePagedRows } from './operations/attention-arguments.js';
+export { operation } from './operation.js';
+export { attentionRules, attentionSettings, batchRules, expectHeads, pagedRowRules } from './operations/attention-arguments.js';
+export { show } from './show.js';
 export { expectCapacity } from './stores/expect-capacity.js';
 export { expectHeld } from './stores/expect-held.js';
 export { expectPrepared } from './stores/expect-prepared.js';
 export { shorterBy } from './stores/shorter-by.js';
 export { zeroTable } from './stores/zero-table.js';
+export { floats, type TensorRule } from './tensor-rules.js';
 export {
+  expectBoolean,
   expectContiguous,
-  expectContiguousRows,
   expectDType,
-  expectSameStrides,
+  expectIndices,
+  expectObject,
   expectShape,
+  expectThat,
+  listFor,
+  listOf,
   nativeOf,
 } from './validate.js';

@@ -2,7 +2,7 @@ import type { NativeTensor } from './addon.js';
 import type { Device } from './device.js';
 import { byteSize, createElementArray, type DType, dtypes, type ElementArray } from './dtype.js';
 import { DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
-import { checkedLayout, elementCount, rowMajorStrides } from './layout.js';
+import { checkedLayout, elementCount, isContiguous, spanOf } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { show } from './show.js';
@@ -78,6 +78,9 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   readonly #base: Tensor | undefined;
   #disposed = false;
   #writer: Stream | undefined;
+  #firstByte: number | undefined;
+  /** Bytes from the first element to the end of the last. */
+  readonly #span: number;
 
   /** Whether this package made it: neither a look-alike nor a proxy. */
   static is(value: unknown): value is Tensor {
@@ -95,6 +98,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     this.readOnly = parts.readOnly;
     this.#byteOffset = parts.byteOffset;
     this.#base = parts.base;
+    this.#span = this.byteLength === 0 ? 0 : spanOf(parts.shape, parts.strides) * byteSize(parts.dtype);
     // What was checked of it stays true.
     Object.freeze(this);
   }
@@ -104,8 +108,18 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   }
 
   get contiguous(): boolean {
-    const expected = rowMajorStrides(this.shape);
-    return this.shape.every((extent, axis) => extent === 1 || this.strides[axis] === expected[axis]);
+    return isContiguous(this.shape, this.strides);
+  }
+
+  /** The address of the first element, on its device. */
+  get firstByte(): number {
+    this.#firstByte ??= this.#base === undefined ? this.native.address() : this.#base.firstByte + this.#byteOffset;
+    return this.#firstByte;
+  }
+
+  /** Behind the last element. */
+  get endByte(): number {
+    return this.firstByte + this.#span;
   }
 
   /** Remembers in which stream's order the tensor is written, for `read()`. */

@@ -2,8 +2,61 @@ import type { DType } from './dtype.js';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { show } from './show.js';
 import { Stream } from './stream.js';
-import { rowMajorStrides } from './layout.js';
+import { isContiguous, rowMajorStrides } from './layout.js';
 import { describe, Tensor, type TensorHandle } from './tensor.js';
+
+/** @throws InvalidValueError unless it is an object, whose fields can be read */
+export function expectObject(operation: string, name: string, given: unknown): asserts given is object {
+  if (typeof given === 'object' && given !== null) return;
+  throw new InvalidValueError(`${operation}: ${name} is ${show(given)}; an object is wanted.`, { subject: name, given });
+}
+
+/** @throws InvalidValueError unless it holds */
+export function expectThat(operation: string, name: string, given: unknown, holds: boolean, wanted: string): void {
+  if (holds) return;
+  throw new InvalidValueError(`${operation}: ${name} is ${show(given)}; it must be ${wanted}.`, {
+    subject: name,
+    given,
+    wanted,
+  });
+}
+
+/** @throws InvalidValueError unless it is a boolean */
+export function expectBoolean(operation: string, name: string, given: unknown): void {
+  expectThat(operation, name, given, typeof given === 'boolean', 'true or false');
+}
+
+/**
+ * A list of at most so many entries, copied: whoever gave it cannot change it behind the checks, and one that lies about
+ * its length takes no time.
+ * @throws InvalidValueError
+ */
+export function listOf<T>(operation: string, name: string, given: ArrayLike<T>, most: number): T[] {
+  expectObject(operation, name, given);
+  const { length } = given;
+  expectThat(operation, name, given, Number.isInteger(length) && length >= 0 && length <= most, `a list of at most ${most}`);
+  return Array.from({ length }, (_, index) => given[index] as T);
+}
+
+/**
+ * A list of one entry for each of an axis, copied.
+ * @throws ShapeError when there are more or fewer, InvalidValueError when it is no list
+ */
+export function listFor<T>(operation: string, name: string, given: ArrayLike<T>, axis: string, extent: number): T[] {
+  expectObject(operation, name, given);
+  if (given.length === extent) return listOf(operation, name, given, extent);
+  throw new ShapeError(
+    `${operation}: ${name} has ${show(given.length)} entries, and there are ${extent} of ${axis}; give one for each.`,
+    { subject: name, given: given.length, wanted: extent },
+  );
+}
+
+/** @throws InvalidValueError unless all are whole numbers from 0 to `end - 1` */
+export function expectIndices(operation: string, name: string, given: readonly number[], end: number): void {
+  const outside = given.findIndex((index) => !Number.isInteger(index) || index < 0 || index >= end);
+  expectThat(operation, name, given[outside], outside === -1, `whole numbers from 0 to ${end - 1}`);
+}
+
 
 /** @throws DeviceError, DisposedError unless it is a stream, and open */
 export function expectStream(operation: string, stream: unknown): asserts stream is Stream {
@@ -36,6 +89,11 @@ export function usableTensor(operation: string, name: string, tensor: unknown): 
  */
 export function nativeOf(operation: string, name: string, tensor: unknown, stream: Stream): Tensor {
   expectStream(operation, stream);
+  return tensorOn(operation, name, tensor, stream);
+}
+
+/** `nativeOf` for a stream that was checked. */
+export function tensorOn(operation: string, name: string, tensor: unknown, stream: Stream): Tensor {
   const native = usableTensor(operation, name, tensor);
   if (native.device !== stream.device) {
     throw new DeviceError(
@@ -114,19 +172,17 @@ export function expectContiguousRows(operation: string, name: string, tensor: Te
 
 /** @throws ShapeError unless the elements lie in row-major order without gaps */
 export function expectContiguous(operation: string, name: string, tensor: TensorHandle): void {
-  const wanted = rowMajorStrides(tensor.shape);
-  if (tensor.shape.some((extent, axis) => extent > 1 && tensor.strides[axis] !== wanted[axis])) {
-    throw new ShapeError(
-      `${operation}: ${name} is ${describe(tensor)} with strides [${tensor.strides.join(', ')}]; ` +
-        'it must be contiguous. Copy it first.',
-      { subject: name, given: tensor.strides, wanted },
-    );
-  }
+  if (isContiguous(tensor.shape, tensor.strides)) return;
+  throw new ShapeError(
+    `${operation}: ${name} is ${describe(tensor)} with strides [${tensor.strides.join(', ')}]; ` +
+      'it must be contiguous. Copy it first.',
+    { subject: name, given: tensor.strides, wanted: rowMajorStrides(tensor.shape) },
+  );
 }
 
 /** @throws ShapeError unless both tensors are laid out alike */
 export function expectSameStrides(operation: string, name: string, tensor: TensorHandle, other: TensorHandle): void {
-  if (tensor.strides.some((stride, axis) => stride !== other.strides[axis])) {
+  if (tensor.strides.some((stride, axis) => stride !== other.strides[axis] && (tensor.shape[axis] ?? 0) > 1)) {
     throw new ShapeError(
       `${operation}: ${name} has the strides [${tensor.strides.join(', ')}]; they must be ` +
         `[${other.strides.join(', ')}], like those of its partner.`,

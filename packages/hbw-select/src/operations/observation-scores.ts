@@ -1,14 +1,5 @@
-import { ShapeError } from '@kv/sparse-core';
 import type { FloatDType, PagedRows, Stream, TensorHandle } from '@kv/sparse-core';
-import {
-  expectContiguous,
-  expectContiguousRows,
-  expectDType,
-  expectShape,
-  loadAddon,
-  nativeOf,
-  nativePagedRows,
-} from '@kv/sparse-core/native';
+import { expectHeads, floats, loadAddon, operation, pagedRowRules } from '@kv/sparse-core/native';
 
 import { expectChoice, expectThat } from '../expect.js';
 
@@ -44,6 +35,16 @@ export interface ObservationScoresArguments extends PagedRows {
   readonly groupReduction?: GroupReduction | undefined;
 }
 
+const enqueue = operation(
+  'observationScores',
+  [
+    { name: 'query', dtype: floats, shape: ['token', 'queryHead', 'dim'], layout: 'rows' },
+    { name: 'scores', dtype: ['f32'], shape: ['batch', 'kvHead', 'prefixToken'], layout: 'contiguous' },
+    ...pagedRowRules,
+  ],
+  ['scores'],
+);
+
 /**
  * How much the last queries of a prompt look at each key before them (HBW-KV Eq. 3 and 4): the softmax of
  * `scale q·k`, in f32, summed over the window's queries and reduced over the query heads of each kv head.
@@ -53,36 +54,13 @@ export interface ObservationScoresArguments extends PagedRows {
  * prefix that is longer than the scores reject the stream's next wait with an InvalidValueError
  */
 export function observationScores(stream: Stream, args: ObservationScoresArguments): void {
-  const { query, scores, blocks, slots, scale, domain = 'full', groupReduction = 'mean' } = args;
-  const operation = 'observationScores';
-  const nativeQuery = nativeOf(operation, 'query', query, stream);
-  const nativeScores = nativeOf(operation, 'scores', scores, stream);
-  const paged = nativePagedRows(operation, args, stream);
-  const kvHeads = blocks.keyCounts.shape[1];
-  expectDType(operation, 'query', query, ['f32', 'f16', 'bf16']);
-  expectShape(operation, 'query', query, [undefined, undefined, blocks.keys.shape[2]]);
-  expectContiguousRows(operation, 'query', query);
-  expectDType(operation, 'scores', scores, ['f32']);
-  expectShape(operation, 'scores', scores, [slots.shape[0], kvHeads, undefined]);
-  expectContiguous(operation, 'scores', scores);
-  if (query.shape[1] % kvHeads !== 0) {
-    throw new ShapeError(
-      `observationScores: there are ${query.shape[1]} query heads and ${kvHeads} kv heads; the query heads must ` +
-        'be a multiple of them.',
-      { subject: 'query', given: query.shape[1], wanted: kvHeads },
-    );
-  }
-  expectThat(scale > 0 && scale < Infinity, 'scale', scale, 'a positive number');
-  expectChoice('domain', domain, scoreDomains);
-  expectChoice('groupReduction', groupReduction, groupReductions);
-  loadAddon().observationScores(
-    stream.native,
-    nativeQuery.native,
-    nativeScores.native,
-    ...paged,
-    scale,
-    scoreDomains.indexOf(domain),
-    groupReductions.indexOf(groupReduction),
-  );
-  nativeScores.writtenBy(stream);
+  enqueue(stream, args, (natives, [query, { shape }]) => {
+    expectHeads('observationScores', query, shape[1]);
+    const { scale, domain = 'full', groupReduction = 'mean' } = args;
+    expectThat(Number.isFinite(scale) && scale > 0, 'scale', scale, 'a positive number');
+    expectChoice('domain', domain, scoreDomains);
+    expectChoice('groupReduction', groupReduction, groupReductions);
+    const choices = [scoreDomains.indexOf(domain), groupReductions.indexOf(groupReduction)] as const;
+    loadAddon().observationScores(stream.native, ...natives, scale, ...choices);
+  });
 }

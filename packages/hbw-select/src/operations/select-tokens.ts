@@ -1,6 +1,6 @@
 import { ShapeError } from '@kv/sparse-core';
 import type { Stream, TensorHandle } from '@kv/sparse-core';
-import { expectContiguous, expectDType, expectShape, loadAddon, nativeOf } from '@kv/sparse-core/native';
+import { expectObject, listFor, loadAddon, operation } from '@kv/sparse-core/native';
 
 import { expectPositive, expectWhole } from '../expect.js';
 import { expectSelectOptions, poolings } from '../select-options.js';
@@ -34,6 +34,16 @@ export function keptTokens({ prefixTokens, windowTokens, capacity }: SelectToken
   return Math.min(prefixTokens + windowTokens, Math.max(capacity, windowTokens));
 }
 
+const enqueue = operation(
+  'selectTokens',
+  [
+    { name: 'scores', dtype: ['f32'], shape: ['batch', 'kvHead', 'token'], layout: 'contiguous' },
+    { name: 'indices', dtype: ['i32'], shape: ['batch', 'kvHead', 'kept'], layout: 'contiguous' },
+    { name: 'counts', dtype: ['i32'], shape: ['batch', 'kvHead'], layout: 'contiguous' },
+  ],
+  ['indices', 'counts'],
+);
+
 /**
  * Chooses the tokens that a cache keeps, from a score for each (HBW-KV Eq. 5 to 7 and section 3.2.3): blocks of
  * the best mean score, in rounds of more and more groups, each of which has its share. Equal scores go to the
@@ -41,58 +51,40 @@ export function keptTokens({ prefixTokens, windowTokens, capacity }: SelectToken
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function selectTokens(stream: Stream, args: SelectTokensArguments): void {
-  const { scores, indices, counts, rows, pooling } = args;
-  const { rounds = [1, 8], dedup = 'refill', remainder = 'fill', sinkTokens = 0 } = args;
-  const operation = 'selectTokens';
-  const native = {
-    scores: nativeOf(operation, 'scores', scores, stream).native,
-    indices: nativeOf(operation, 'indices', indices, stream),
-    counts: nativeOf(operation, 'counts', counts, stream),
-  };
-  expectDType(operation, 'scores', scores, ['f32']);
-  expectDType(operation, 'indices', indices, ['i32']);
-  expectDType(operation, 'counts', counts, ['i32']);
-  expectShape(operation, 'scores', scores, [undefined, undefined, undefined]);
-  const [batch, kvHeads, tokens] = scores.shape;
-  expectShape(operation, 'indices', indices, [batch, kvHeads, undefined]);
-  expectShape(operation, 'counts', counts, [batch, kvHeads]);
-  for (const [name, tensor] of Object.entries({ scores, indices, counts })) expectContiguous(operation, name, tensor);
-  if (rows.length !== batch || rows.some((heads) => heads.length !== kvHeads)) {
-    throw new ShapeError(`selectTokens: rows must be ${batch} lists of ${kvHeads}, as scores has batch and kvHead.`, {
-      subject: 'rows',
-      given: rows.map((heads) => heads.length),
-      wanted: [batch, kvHeads],
-    });
-  }
-  for (const row of rows.flat()) expectRow(row, tokens, indices.shape[2]);
-  expectSelectOptions(args);
-  const numbers = rows.flat().flatMap((row) => [row.prefixTokens, row.windowTokens, row.capacity, row.blockTokens]);
-  const asked = Int32Array.from(numbers);
-  using rowTensor = stream.device.tensor('i32', ['batch', 'kvHead', 'field'], [batch, kvHeads, 4], asked);
-  loadAddon().selectTokens(
-    stream.native,
-    native.scores,
-    nativeOf(operation, 'rows', rowTensor, stream).native,
-    native.indices.native,
-    native.counts.native,
-    Int32Array.from(rounds),
-    dedup === 'union',
-    remainder === 'fill',
-    sinkTokens,
-    pooling ? 1 + poolings.indexOf(pooling.kind) : 0,
-    pooling?.tokens ?? 1,
-  );
-  native.indices.writtenBy(stream);
-  native.counts.writtenBy(stream);
+  enqueue(stream, args, ([scores, indices, counts], [{ shape }, { shape: kept }]) => {
+    const [batch, kvHeads, tokens] = shape;
+    const numbers = listFor('selectTokens', 'rows', args.rows, 'batch', batch).flatMap((heads) =>
+      listFor('selectTokens', 'rows', heads, 'kvHead', kvHeads).flatMap((row) => rowNumbers(row, tokens, kept[2])),
+    );
+    expectSelectOptions(args);
+    const { rounds = [1, 8], dedup = 'refill', remainder = 'fill', sinkTokens = 0, pooling } = args;
+    const asked = Int32Array.from(numbers);
+    using rows = stream.device.tensor('i32', ['batch', 'kvHead', 'field'], [batch, kvHeads, 4], asked);
+    loadAddon().selectTokens(
+      stream.native,
+      scores,
+      rows.native,
+      indices,
+      counts,
+      Int32Array.from(rounds),
+      dedup === 'union',
+      remainder === 'fill',
+      sinkTokens,
+      pooling ? 1 + poolings.indexOf(pooling.kind) : 0,
+      pooling?.tokens ?? 1,
+    );
+  });
 }
 
-function expectRow(row: SelectTokensRow, tokens: number, room: number): void {
+/** A row in the order that the addon reads it. */
+function rowNumbers(row: SelectTokensRow, tokens: number, room: number): readonly number[] {
+  expectObject('selectTokens', 'rows', row);
   const { prefixTokens, windowTokens, capacity, blockTokens } = row;
   expectWhole('prefixTokens', prefixTokens);
   expectWhole('windowTokens', windowTokens);
   expectWhole('capacity', capacity);
   expectPositive('blockTokens', blockTokens);
-  const kept = keptTokens(row);
+  const kept = keptTokens({ prefixTokens, windowTokens, capacity, blockTokens });
   if (prefixTokens > tokens || kept > room) {
     throw new ShapeError(
       `selectTokens: a row keeps ${kept} tokens of ${prefixTokens} with scores; there are ${tokens} scores and ` +
@@ -100,4 +92,5 @@ function expectRow(row: SelectTokensRow, tokens: number, room: number): void {
       { subject: 'rows', given: row, wanted: { tokens, kept: room } },
     );
   }
+  return [prefixTokens, windowTokens, capacity, blockTokens];
 }

@@ -1,29 +1,12 @@
-import { CapabilityError, InvalidValueError, type Stream } from '@kv/sparse-core';
-import {
-  expectContiguous,
-  expectDType,
-  expectShape,
-  nativeOf,
-  type NativeTensor,
-} from '@kv/sparse-core/native';
-import {
-  type BlockLoss,
-  blockTokens,
-  headDims,
-  type KvOperand,
-  type MixedBlocks,
-  operands,
-  type SparseBlocks,
-  sparseBlockElements,
-  sparseBlockWords,
-  sparseDTypes,
-} from '../mixed-blocks.js';
+import { CapabilityError, type TensorHandle } from '@kv/sparse-core';
+import { expectShape, expectThat, show, type TensorRule } from '@kv/sparse-core/native';
+import { blockTokens, headDims, type KvOperand, operands, sparseBlockElements, sparseBlockWords, sparseDTypes } from '../mixed-blocks.js';
 
 /** @throws CapabilityError unless blocks of such heads can be sparse */
 export function expectHeadDim(operation: string, headDim: number): void {
   if (headDims.includes(headDim)) return;
   throw new CapabilityError(
-    `${operation}: headDim is ${headDim}; blocks can be made sparse with ${headDims.join(' or ')} dims. ` +
+    `${operation}: headDim is ${show(headDim)}; blocks can be made sparse with ${headDims.join(' or ')} dims. ` +
       'Use the dense store for this model.',
     { subject: 'headDim', given: headDim, wanted: headDims },
   );
@@ -31,80 +14,35 @@ export function expectHeadDim(operation: string, headDim: number): void {
 
 /** @throws InvalidValueError unless it is one of the two */
 export function expectOperand(operation: string, operand: KvOperand): void {
-  if (operands.includes(operand)) return;
-  throw new InvalidValueError(`${operation}: operand is ${operand as string}; it must be ${operands.join(' or ')}.`, {
-    subject: 'operand',
-    given: operand,
-    wanted: operands,
-  });
+  expectThat(operation, 'operand', operand, operands.includes(operand), operands.join(' or '));
 }
 
-/** @throws InvalidValueError unless each of the numbers is one of a pool's sparse blocks */
-export function expectSparseIds(operation: string, ids: readonly number[], { nonZeros }: SparseBlocks): void {
-  const [blocks] = nonZeros.shape;
-  const wrong = ids.findIndex((id) => !Number.isInteger(id) || id < 0 || id >= blocks);
-  if (wrong === -1) return;
-  throw new InvalidValueError(
-    `${operation}: sparse block ${String(ids[wrong])} was given; the pool has ${blocks}, counted from 0.`,
-    { subject: 'ids', given: ids[wrong], wanted: blocks },
-  );
+/** What operations demand of a pool of dense blocks. */
+export function denseRule<N extends string>(name: N) {
+  return { name, dtype: sparseDTypes, shape: ['block', blockTokens, 'dim'], layout: 'contiguous' } as const satisfies TensorRule;
 }
 
-/**
- * Checks a pool of dense blocks.
- * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError
- */
-export function nativeDense(
-  operation: string,
-  name: string,
-  dense: MixedBlocks['dense'],
-  stream: Stream,
-): NativeTensor {
-  const { native } = nativeOf(operation, name, dense, stream);
-  expectDType(operation, name, dense, sparseDTypes);
-  expectShape(operation, name, dense, [undefined, blockTokens, undefined]);
-  expectHeadDim(operation, dense.shape[2]);
-  expectContiguous(operation, name, dense);
-  return native;
+/** Of non-zeros and metadata of sparse blocks; `expectSparseBlocks` checks what depends on the head. */
+export function sparseRules<N extends string, D extends string>(name: N, dense: D) {
+  const block = `${name} block` as const;
+  return [
+    { name: `${name}.nonZeros`, dtypeOf: dense, shape: [block, 'element'], layout: 'contiguous' },
+    { name: `${name}.metadata`, dtype: ['u32'], shape: [block, 'word'], layout: 'contiguous' },
+  ] as const satisfies readonly TensorRule[];
+}
+
+/** Of the table that says where the blocks of sequences are. */
+export function tableRule<N extends string>(name: N) {
+  return { name, dtype: ['i32'], shape: ['slot', 'kvHead', 'tableBlock'], layout: 'contiguous' } as const satisfies TensorRule;
 }
 
 /**
- * Checks pools of sparse blocks, and returns non-zeros and metadata.
- * @throws ShapeError, DTypeError, DeviceError, DisposedError
+ * Checks that sparse blocks are of heads that can be sparse, and as large as theirs are.
+ * @throws CapabilityError, ShapeError
  */
-export function nativeSparse(
-  operation: string,
-  { nonZeros, metadata }: SparseBlocks,
-  dense: MixedBlocks['dense'],
-  stream: Stream,
-): [nonZeros: NativeTensor, metadata: NativeTensor] {
-  const natives = [
-    nativeOf(operation, 'nonZeros', nonZeros, stream).native,
-    nativeOf(operation, 'metadata', metadata, stream).native,
-  ] as const;
-  const headDim = dense.shape[2];
-  expectDType(operation, 'nonZeros', nonZeros, [dense.dtype]);
-  expectDType(operation, 'metadata', metadata, ['u32']);
+export function expectSparseBlocks(operation: string, dense: TensorHandle, nonZeros: TensorHandle, metadata: TensorHandle): void {
+  const headDim = dense.shape[2] ?? 0;
+  expectHeadDim(operation, headDim);
   expectShape(operation, 'nonZeros', nonZeros, [undefined, sparseBlockElements(headDim)]);
-  expectShape(operation, 'metadata', metadata, [nonZeros.shape[0], sparseBlockWords(headDim)]);
-  expectContiguous(operation, 'nonZeros', nonZeros);
-  expectContiguous(operation, 'metadata', metadata);
-  return [...natives];
-}
-
-/**
- * Checks the losses of the blocks of a table of this shape.
- * @throws ShapeError, DTypeError, DeviceError, DisposedError
- */
-export function nativeBlockLoss(
-  operation: string,
-  blockLoss: BlockLoss,
-  shape: readonly number[],
-  stream: Stream,
-): NativeTensor {
-  const { native } = nativeOf(operation, 'blockLoss', blockLoss, stream);
-  expectDType(operation, 'blockLoss', blockLoss, ['f32']);
-  expectShape(operation, 'blockLoss', blockLoss, shape);
-  expectContiguous(operation, 'blockLoss', blockLoss);
-  return native;
+  expectShape(operation, 'metadata', metadata, [undefined, sparseBlockWords(headDim)]);
 }

@@ -1,8 +1,8 @@
 import { InvalidValueError, ShapeError, type Stream } from '@kv/sparse-core';
-import { expectContiguous, expectDType, expectShape, loadAddon, nativeOf, type NativeTensor } from '@kv/sparse-core/native';
+import { expectIndices, expectObject, expectThat, listOf, loadAddon, operation, show } from '@kv/sparse-core/native';
 import { ElementMask } from '../element-mask.js';
-import type { BlockLoss, KvOperand, MixedBlocks } from '../mixed-blocks.js';
-import { expectOperand, expectSparseIds, nativeBlockLoss, nativeDense, nativeSparse } from './block-arguments.js';
+import { type BlockLoss, blockTokens, type KvOperand, type MixedBlocks } from '../mixed-blocks.js';
+import { denseRule, expectOperand, expectSparseBlocks, sparseRules, tableRule } from './block-arguments.js';
 
 /** How many blocks of one kv head of one slot become sparse, and where they go. */
 export interface Pruning {
@@ -28,6 +28,18 @@ export interface Compress24Arguments {
   readonly blockLoss?: BlockLoss | undefined;
 }
 
+const enqueue = operation(
+  'compress24',
+  [
+    denseRule('blocks.dense'),
+    ...sparseRules('blocks.sparse', 'blocks.dense'),
+    tableRule('blocks.table'),
+    { name: 'elementMask.kept', dtype: ['u8'], shape: ['kvHead', blockTokens, 'dim'], layout: 'contiguous', optional: true },
+    { name: 'blockLoss', dtype: ['f32'], shape: ['slot', 'kvHead', 'tableBlock'], layout: 'contiguous', optional: true },
+  ],
+  ['blocks.dense', 'blocks.sparse.nonZeros', 'blocks.sparse.metadata', 'blocks.table'],
+);
+
 /**
  * Makes blocks sparse (HieraSparse, equations 2a to 2d): of each range the blocks that lose the least, and of equal
  * ones the first. Which they are is decided on the device; where they go, and which dense blocks of the pool become
@@ -40,79 +52,56 @@ export interface Compress24Arguments {
  * range has dense ones, or than `freedFrom` frees, reject the stream's next wait with an InvalidValueError, and blocks
  * or masks that begin inside 16 bytes with a CapabilityError
  */
-export function compress24(stream: Stream, options: Compress24Arguments): void {
-  const { operand, blocks, prunings, elementMask, blockLoss } = options;
-  const { dense, sparse, table } = blocks;
-  expectOperand('compress24', operand);
-  const nativeBlocks = nativeDense('compress24', 'dense', dense, stream);
-  const [nonZeros, metadata] = nativeSparse('compress24', sparse, dense, stream);
-  const nativeTable = nativeOf('compress24', 'table', table, stream);
-  expectDType('compress24', 'table', table, ['i32']);
-  expectShape('compress24', 'table', table, [undefined, undefined, undefined]);
-  expectContiguous('compress24', 'table', table);
-  const nativeMask = elementMask && nativeElementMask(elementMask, operand, blocks, stream);
-  const nativeLoss = blockLoss && nativeBlockLoss('compress24', blockLoss, table.shape, stream);
-  if (prunings.length === 0) return;
-  const [slots, kvHeads, width] = table.shape;
-  const rows = prunings.map((pruning) => expectRow(pruning, { slots, kvHeads, width, blocks: dense.shape[0] }));
-  if (new Set(rows).size !== rows.length) {
-    throw new InvalidValueError('compress24: a kv head of a slot appears twice; give it one pruning.', {
-      subject: 'prunings',
-      given: rows,
+export function compress24(stream: Stream, args: Compress24Arguments): void {
+  enqueue(stream, args, ([dense, nonZeros, metadata, table, mask, loss], tensors) => {
+    const [denseTensor, nonZerosTensor, metadataTensor, { shape }] = tensors;
+    const { operand, elementMask } = args;
+    expectOperand('compress24', operand);
+    expectSparseBlocks('compress24', denseTensor, nonZerosTensor, metadataTensor);
+    if (elementMask !== undefined) expectMask(elementMask, operand);
+    const [slots, kvHeads, width] = shape;
+    const extents = { slots, kvHeads, width, blocks: denseTensor.shape[0], sparseBlocks: nonZerosTensor.shape[0] };
+    const prunings = listOf('compress24', 'prunings', args.prunings, slots * kvHeads).map((given) => packed(given, extents));
+    if (prunings.length === 0) return;
+    expectDistinct('prunings', 'a kv head of a slot', prunings.map(({ row }) => row));
+    const ids = prunings.flatMap(({ sparseIds }) => sparseIds);
+    expectDistinct('sparseIds', 'a sparse block', ids);
+    let firstId = 0;
+    const words = prunings.flatMap(({ row, firstBlock, endBlock, sparseIds, freedFrom }) => {
+      const start = firstId;
+      firstId += sparseIds.length;
+      return [row, firstBlock, endBlock, sparseIds.length, start, freedFrom];
     });
-  }
-  const ids = prunings.flatMap(({ sparseIds }) => sparseIds);
-  expectSparseIds('compress24', ids, sparse);
-  if (new Set(ids).size !== ids.length) {
-    throw new InvalidValueError('compress24: a sparse block is given twice; it can hold one block.', {
-      subject: 'sparseIds',
-      given: ids,
-    });
-  }
-  let firstId = 0;
-  const words = prunings.flatMap(({ firstBlock, endBlock, sparseIds, freedFrom }, index) => {
-    const start = firstId;
-    firstId += sparseIds.length;
-    return [rows[index] ?? 0, firstBlock, endBlock, sparseIds.length, start, freedFrom];
+    const { device } = stream;
+    using pruningTensor = device.tensor('i32', ['pruning', 'field'], [prunings.length, 6], Int32Array.from(words));
+    using idTensor = device.tensor('i32', ['id'], [ids.length], Int32Array.from(ids));
+    const mostBlocks = prunings.reduce((most, { firstBlock, endBlock }) => Math.max(most, endBlock - firstBlock), 0);
+    loadAddon().compress24(
+      stream.native,
+      operand === 'values',
+      dense,
+      nonZeros,
+      metadata,
+      table,
+      pruningTensor.native,
+      idTensor.native,
+      mostBlocks,
+      mask,
+      loss,
+    );
   });
-  const { device } = stream;
-  using nativePrunings = device.tensor('i32', ['pruning', 'field'], [prunings.length, 6], Int32Array.from(words));
-  using nativeIds = device.tensor('i32', ['id'], [ids.length], Int32Array.from(ids));
-  const mostBlocks = prunings.reduce((most, { firstBlock, endBlock }) => Math.max(most, endBlock - firstBlock), 0);
-  loadAddon().compress24(
-    stream.native,
-    operand === 'values',
-    nativeBlocks,
-    nonZeros,
-    metadata,
-    nativeTable.native,
-    nativePrunings.native,
-    nativeIds.native,
-    mostBlocks,
-    nativeMask,
-    nativeLoss,
-  );
-  for (const tensor of [dense, sparse.nonZeros, sparse.metadata, table]) {
-    nativeOf('compress24', 'blocks', tensor, stream).writtenBy(stream);
-  }
 }
 
-function nativeElementMask(
-  mask: ElementMask,
-  operand: KvOperand,
-  { dense, table }: MixedBlocks,
-  stream: Stream,
-): NativeTensor {
-  if (!((mask as unknown) instanceof ElementMask)) {
-    throw new InvalidValueError('compress24: elementMask is not an ElementMask; make one, which checks that it is 2:4.', {
-      subject: 'elementMask',
-      given: mask,
-      wanted: 'ElementMask',
-    });
-  }
-  const { native } = nativeOf('compress24', 'elementMask', mask.kept, stream);
-  expectShape('compress24', 'elementMask', mask.kept, [table.shape[1], ...dense.shape.slice(1)]);
-  if (mask.operand === operand) return native;
+/** @throws InvalidValueError unless each number is there once */
+function expectDistinct(subject: string, what: string, given: readonly number[]): void {
+  if (new Set(given).size === given.length) return;
+  throw new InvalidValueError(`compress24: ${what} is given twice; name it once.`, { subject, given });
+}
+
+function expectMask(mask: ElementMask, operand: KvOperand): void {
+  const made = ElementMask.is(mask);
+  expectThat('compress24', 'elementMask', mask, made, 'an ElementMask; make one, which checks that it is 2:4');
+  if (mask.operand === operand) return;
   throw new ShapeError(`compress24: the element mask is of ${mask.operand} and the blocks hold ${operand}.`, {
     subject: 'elementMask',
     given: mask.operand,
@@ -128,10 +117,13 @@ interface Extents {
   readonly width: number;
   /** Dense blocks of the pool. */
   readonly blocks: number;
+  /** Blocks of the sparse pool. */
+  readonly sparseBlocks: number;
 }
 
-/** The row of the table that a pruning is about. */
-function expectRow(pruning: Pruning, { slots, kvHeads, width, blocks }: Extents): number {
+/** A pruning that is checked, copied, and knows its row of the table. */
+function packed(pruning: Pruning, { slots, kvHeads, width, blocks, sparseBlocks }: Extents) {
+  expectObject('compress24', 'prunings', pruning);
   const { slot, kvHead, firstBlock, endBlock, freedFrom } = pruning;
   const inside = (value: number, lowest: number, highest: number) =>
     Number.isInteger(value) && value >= lowest && value <= highest;
@@ -143,11 +135,12 @@ function expectRow(pruning: Pruning, { slots, kvHeads, width, blocks }: Extents)
     inside(freedFrom, 0, blocks);
   if (!fits) {
     throw new InvalidValueError(
-      `compress24: blocks ${firstBlock} to ${endBlock} of slot ${slot}, kv head ${kvHead} were given, those of the pool ` +
-        `from ${freedFrom} on to become free; the table has ${slots} slots of ${kvHeads} kv heads and ${width} blocks, ` +
-        `the pool ${blocks}.`,
+      `compress24: the pruning ${show(pruning)} was given; the table has ${slots} slots of ${kvHeads} kv heads and ` +
+        `${width} blocks, the pool ${blocks}.`,
       { subject: 'prunings', given: pruning, wanted: { slots, kvHeads, width, blocks } },
     );
   }
-  return slot * kvHeads + kvHead;
+  const sparseIds = listOf('compress24', 'sparseIds', pruning.sparseIds, sparseBlocks);
+  expectIndices('compress24', 'sparseIds', sparseIds, sparseBlocks);
+  return { row: slot * kvHeads + kvHead, firstBlock, endBlock, sparseIds, freedFrom };
 }

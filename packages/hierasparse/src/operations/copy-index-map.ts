@@ -1,6 +1,7 @@
 import { InvalidValueError, type Stream } from '@kv/sparse-core';
-import { expectContiguous, expectDType, expectShape, loadAddon, nativeOf } from '@kv/sparse-core/native';
+import { expectIndices, expectObject, listOf, loadAddon, operation, show } from '@kv/sparse-core/native';
 import { denseEntry, type MixedBlocks, sparseEntry } from '../mixed-blocks.js';
+import { tableRule } from './block-arguments.js';
 
 /** Which blocks of a pool were copied onto which. */
 export interface BlockCopies {
@@ -17,6 +18,8 @@ export interface CopyIndexMapArguments {
   readonly sparse: BlockCopies;
 }
 
+const enqueue = operation('copyIndexMap', [tableRule('table')], ['table']);
+
 /**
  * Makes a slot's part of an index map that of another slot, but for the numbers of the blocks: where one has a block
  * of `from`, the other has the block of `to`, and where it has any other, none. Which block of the sequence is where,
@@ -25,53 +28,53 @@ export interface CopyIndexMapArguments {
  * @throws InvalidValueError for slots that do not exist, lists of different lengths, blocks that are no whole number,
  *   or a block of `from` that appears twice
  */
-export function copyIndexMap(stream: Stream, { table, fromSlot, toSlot, dense, sparse }: CopyIndexMapArguments): void {
-  const native = nativeOf('copyIndexMap', 'table', table, stream);
-  expectDType('copyIndexMap', 'table', table, ['i32']);
-  expectShape('copyIndexMap', 'table', table, [undefined, undefined, undefined]);
-  expectContiguous('copyIndexMap', 'table', table);
-  const [slots] = table.shape;
-  for (const [subject, given] of Object.entries({ fromSlot, toSlot })) {
-    if (Number.isInteger(given) && given >= 0 && given < slots) continue;
-    throw new InvalidValueError(`copyIndexMap: ${subject} is ${given}; the table has ${slots} slots.`, {
-      subject,
-      given,
-      wanted: slots,
-    });
-  }
-  const entries = [
-    ...entriesOf('dense', dense, denseEntry),
-    ...entriesOf('sparse', sparse, sparseEntry),
-  ].sort(([one], [other]) => one - other);
-  const twice = entries.find(([from], index) => index > 0 && entries[index - 1]?.[0] === from);
-  if (twice !== undefined) {
-    throw new InvalidValueError(`copyIndexMap: the block of entry ${twice[0]} is copied twice; name it once.`, {
-      subject: 'from',
-      given: twice[0],
-    });
-  }
-  const list = (which: 0 | 1) =>
-    stream.device.tensor('i32', ['copy'], [entries.length], Int32Array.from(entries, (entry) => entry[which]));
-  using from = list(0);
-  using to = list(1);
-  const rowOf = (slot: number) => nativeOf('copyIndexMap', 'table', table.slice('slot', slot, slot + 1), stream).native;
-  loadAddon().copyIndexMap(stream.native, rowOf(fromSlot), rowOf(toSlot), from.native, to.native);
-  native.writtenBy(stream);
+export function copyIndexMap(stream: Stream, args: CopyIndexMapArguments): void {
+  enqueue(stream, args, (_, [table]) => {
+    const { fromSlot, toSlot } = args;
+    const [slots] = table.shape;
+    for (const [subject, given] of Object.entries({ fromSlot, toSlot })) {
+      if (Number.isInteger(given) && given >= 0 && given < slots) continue;
+      throw new InvalidValueError(`copyIndexMap: ${subject} is ${show(given)}; the table has ${slots} slots.`, {
+        subject,
+        given,
+        wanted: slots,
+      });
+    }
+    const entries = [
+      ...entriesOf('dense', args.dense, denseEntry),
+      ...entriesOf('sparse', args.sparse, sparseEntry),
+    ].sort(([one], [other]) => one - other);
+    const twice = entries.find(([from], index) => index > 0 && entries[index - 1]?.[0] === from);
+    if (twice !== undefined) {
+      throw new InvalidValueError(`copyIndexMap: the block of entry ${twice[0]} is copied twice; name it once.`, {
+        subject: 'from',
+        given: twice[0],
+      });
+    }
+    const list = (which: 0 | 1) =>
+      stream.device.tensor('i32', ['copy'], [entries.length], Int32Array.from(entries, (entry) => entry[which]));
+    using from = list(0);
+    using to = list(1);
+    const rowOf = (slot: number) => table.slice(table.axes[0], slot, slot + 1).native;
+    loadAddon().copyIndexMap(stream.native, rowOf(fromSlot), rowOf(toSlot), from.native, to.native);
+  });
 }
 
 const mostBlocks = 2 ** 31 - 1; // that an entry of 32 bits can name
+const mostCopies = 2 ** 24; // more than pools have blocks
 
 /** What an index map says of each block of a kind, and of its copy. */
-function entriesOf(kind: string, { from, to }: BlockCopies, entryOf: (block: number) => number): [number, number][] {
+function entriesOf(kind: string, copies: BlockCopies, entryOf: (block: number) => number): [number, number][] {
+  expectObject('copyIndexMap', kind, copies);
+  const from = listOf('copyIndexMap', `${kind}.from`, copies.from, mostCopies);
+  const to = listOf('copyIndexMap', `${kind}.to`, copies.to, mostCopies);
   if (from.length !== to.length) {
     throw new InvalidValueError(
       `copyIndexMap: ${from.length} ${kind} blocks were copied to ${to.length}; pair them up.`,
       { subject: kind, given: to.length, wanted: from.length },
     );
   }
-  const wrong = [...from, ...to].find((block) => !Number.isInteger(block) || block < 0 || block >= mostBlocks);
-  if (wrong !== undefined) {
-    throw new InvalidValueError(`copyIndexMap: ${wrong} is no number of a ${kind} block.`, { subject: kind, given: wrong });
-  }
+  expectIndices('copyIndexMap', `${kind}.from`, from, mostBlocks);
+  expectIndices('copyIndexMap', `${kind}.to`, to, mostBlocks);
   return from.map((block, index) => [entryOf(block), entryOf(to[index] ?? NaN)]);
 }

@@ -1,7 +1,7 @@
 import type { Stream } from '@kv/sparse-core';
-import { expectShape, loadAddon, nativeOf } from '@kv/sparse-core/native';
+import { expectIndices, listFor, loadAddon, operation } from '@kv/sparse-core/native';
 import type { KvOperand, MixedBlocks, SparseBlocks } from '../mixed-blocks.js';
-import { expectOperand, expectSparseIds, nativeDense, nativeSparse } from './block-arguments.js';
+import { denseRule, expectOperand, expectSparseBlocks, sparseRules } from './block-arguments.js';
 
 export interface Decompress24Arguments {
   readonly operand: KvOperand;
@@ -12,19 +12,23 @@ export interface Decompress24Arguments {
   readonly dense: MixedBlocks['dense'];
 }
 
+const enqueue = operation('decompress24', [denseRule('dense'), ...sparseRules('sparse', 'dense')], ['dense']);
+
 /**
  * Writes sparse blocks out as dense ones, zero where nothing was kept: the inverse of `compress24`.
  * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError
  * @throws InvalidValueError for an id that the pool does not have; blocks that begin inside 16 bytes reject the stream's
  * next wait with a CapabilityError
  */
-export function decompress24(stream: Stream, { operand, sparse, ids, dense }: Decompress24Arguments): void {
-  expectOperand('decompress24', operand);
-  const nativeBlocks = nativeDense('decompress24', 'dense', dense, stream);
-  const [nonZeros, metadata] = nativeSparse('decompress24', sparse, dense, stream);
-  expectShape('decompress24', 'dense', dense, [ids.length, undefined, undefined]);
-  expectSparseIds('decompress24', ids, sparse);
-  using nativeIds = stream.device.tensor('i32', ['id'], [ids.length], Int32Array.from(ids));
-  loadAddon().decompress24(stream.native, operand === 'values', nonZeros, metadata, nativeIds.native, nativeBlocks);
-  nativeOf('decompress24', 'dense', dense, stream).writtenBy(stream);
+export function decompress24(stream: Stream, args: Decompress24Arguments): void {
+  enqueue(stream, args, ([dense, nonZeros, metadata], tensors) => {
+    const { operand } = args;
+    expectOperand('decompress24', operand);
+    expectSparseBlocks('decompress24', ...tensors);
+    const [{ shape: denseShape }, { shape: sparseShape }] = tensors;
+    const ids = listFor('decompress24', 'ids', args.ids, 'block', denseShape[0]);
+    expectIndices('decompress24', 'ids', ids, sparseShape[0]);
+    using idTensor = stream.device.tensor('i32', ['id'], [ids.length], Int32Array.from(ids));
+    loadAddon().decompress24(stream.native, operand === 'values', nonZeros, metadata, idTensor.native, dense);
+  });
 }

@@ -1,15 +1,15 @@
 import type { AttentionArguments, Stream, TensorHandle } from '@kv/sparse-core';
 import {
-  enqueueAttention,
-  expectContiguous,
-  expectDType,
-  expectShape,
+  attentionRules,
+  attentionSettings,
+  batchRules,
+  expectBoolean,
+  expectHeads,
   loadAddon,
-  nativeOf,
-  type NativeTensor,
+  operation,
 } from '@kv/sparse-core/native';
 import type { MixedBlocks } from '../mixed-blocks.js';
-import { nativeDense, nativeSparse } from './block-arguments.js';
+import { denseRule, expectSparseBlocks, sparseRules, tableRule } from './block-arguments.js';
 
 export interface MixedAttentionArguments extends Omit<AttentionArguments, 'blocks'> {
   readonly keys: MixedBlocks;
@@ -22,46 +22,56 @@ export interface MixedAttentionArguments extends Omit<AttentionArguments, 'block
   readonly sparseValues?: boolean | undefined;
 }
 
+/** In the order of `native/bindings/mixed-blocks.h`, but for the settings in their midst. */
+const rules = [
+  ...attentionRules,
+  denseRule('keys.dense'),
+  { ...denseRule('values.dense'), dtypeOf: 'keys.dense', dtype: [] },
+  tableRule('keys.table'),
+  { name: 'keyCounts', dtype: ['i32'], shape: ['slot', 'kvHead'], layout: 'contiguous' },
+  ...batchRules,
+  tableRule('values.table'),
+  ...sparseRules('keys.sparse', 'keys.dense'),
+  ...sparseRules('values.sparse', 'values.dense'),
+] as const;
+
 /**
- * Checks the arguments of attention over mixed blocks and enqueues it.
+ * The operation that checks the arguments of attention over mixed blocks and enqueues it.
  * @throws CapabilityError, ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
-export function enqueueMixedAttention(
-  operation: 'mixedPrefillAttention' | 'mixedDecodeAttention',
-  stream: Stream,
-  { keys, values, keyCounts, sparseKeys = true, sparseValues = true, ...rows }: MixedAttentionArguments,
-): void {
-  const sparse = {
-    keys: nativeBlocks(operation, 'keys', keys, stream),
-    values: nativeBlocks(operation, 'values', values, stream),
+export function mixedAttention(name: 'mixedPrefillAttention' | 'mixedDecodeAttention') {
+  const enqueue = operation(name, rules, ['output', 'logSumExp']);
+  return (stream: Stream, args: MixedAttentionArguments): void => {
+    enqueue(stream, args, (natives, tensors) => {
+      const [query, output, logSumExp, keys, values, table, counts, slots, starts, valueTable, ...sparse] = natives;
+      const [keyNonZeros, keyMetadata, valueNonZeros, valueMetadata] = sparse;
+      const [queryTensor, , , keysTensor, valuesTensor, , countsTensor, , , , ...sparseTensors] = tensors;
+      expectSparseBlocks(name, keysTensor, sparseTensors[0], sparseTensors[1]);
+      expectSparseBlocks(name, valuesTensor, sparseTensors[2], sparseTensors[3]);
+      expectHeads(name, queryTensor, countsTensor.shape[1]);
+      const { sparseKeys = true, sparseValues = true } = args;
+      expectBoolean(name, 'sparseKeys', sparseKeys);
+      expectBoolean(name, 'sparseValues', sparseValues);
+      loadAddon()[name](
+        stream.native,
+        query,
+        output,
+        logSumExp,
+        keys,
+        values,
+        table,
+        counts,
+        slots,
+        starts,
+        ...attentionSettings(name, args),
+        valueTable,
+        keyNonZeros,
+        valueNonZeros,
+        keyMetadata,
+        valueMetadata,
+        sparseKeys,
+        sparseValues,
+      );
+    });
   };
-  const valueTable = nativeOf(operation, 'values.table', values.table, stream).native;
-  expectDType(operation, 'values.table', values.table, ['i32']);
-  expectShape(operation, 'values.table', values.table, keys.table.shape);
-  expectContiguous(operation, 'values.table', values.table);
-  const blocks = { keys: keys.dense, values: values.dense, blockTable: keys.table, keyCounts };
-  enqueueAttention(operation, stream, { ...rows, blocks }, (...natives) => {
-    loadAddon()[operation](
-      stream.native,
-      ...natives,
-      valueTable,
-      sparse.keys.nonZeros,
-      sparse.values.nonZeros,
-      sparse.keys.metadata,
-      sparse.values.metadata,
-      sparseKeys,
-      sparseValues,
-    );
-  });
-}
-
-function nativeBlocks(
-  operation: string,
-  name: string,
-  { dense, sparse }: MixedBlocks,
-  stream: Stream,
-): { nonZeros: NativeTensor; metadata: NativeTensor } {
-  nativeDense(operation, `${name}.dense`, dense, stream);
-  const [nonZeros, metadata] = nativeSparse(operation, sparse, dense, stream);
-  return { nonZeros, metadata };
 }

@@ -1,5 +1,7 @@
 import type { Stream } from '@kv/sparse-core';
-import { enqueueMixedAttention, type MixedAttentionArguments } from './mixed-attention-arguments.js';
+import { mixedAttention, type MixedAttentionArguments } from './mixed-attention-arguments.js';
+
+const enqueue = mixedAttention('mixedDecodeAttention');
 
 /**
  * What `decodeAttention` computes, over blocks of which some are 2:4 sparse, read without writing them out
@@ -9,5 +11,5 @@ import { enqueueMixedAttention, type MixedAttentionArguments } from './mixed-att
  * outside reject the stream's next wait with an InvalidValueError
  */
 export function mixedDecodeAttention(stream: Stream, args: MixedAttentionArguments): void {
-  enqueueMixedAttention('mixedDecodeAttention', stream, args);
+  enqueue(stream, args);
 }

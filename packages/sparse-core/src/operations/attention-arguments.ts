@@ -1,19 +1,9 @@
-import type { NativeAttentionArguments, NativePagedRows } from '../addon.js';
 import type { FloatDType } from '../dtype.js';
-import { InvalidValueError, ShapeError } from '../errors.js';
+import { ShapeError } from '../errors.js';
+import { floats, type TensorRule } from '../tensor-rules.js';
 import type { PagedBlocks } from '../paged-blocks.js';
-import type { Stream } from '../stream.js';
 import { describe, type TensorHandle } from '../tensor.js';
-import {
-  expectContiguous,
-  expectContiguousRows,
-  expectDType,
-  expectSameStrides,
-  expectShape,
-  nativeOf,
-} from '../validate.js';
-
-const floats = ['f32', 'f16', 'bf16'] as const;
+import { expectBoolean, expectThat } from '../validate.js';
 
 /** Which rows belong to which sequence, and where the sequence's keys and values lie. */
 export interface PagedRows {
@@ -40,82 +30,57 @@ export interface AttentionArguments extends PagedRows {
   readonly causal?: boolean | undefined;
 }
 
-/**
- * Checks what an operation over paged blocks is given, and returns keys, values, blockTable, keyCounts, slots
- * and queryStart in the order of `native/bindings/paged-batch.h`.
- * @throws ShapeError, DTypeError, DeviceError, DisposedError
- */
-export function nativePagedRows(operation: string, args: PagedRows, stream: Stream): NativePagedRows {
-  const { keys, values, blockTable, keyCounts } = args.blocks;
-  const { slots, queryStart } = args;
-  const native = (name: string, tensor: TensorHandle) => nativeOf(operation, name, tensor, stream).native;
-  const natives: NativePagedRows = [
-    native('keys', keys),
-    native('values', values),
-    native('blockTable', blockTable),
-    native('keyCounts', keyCounts),
-    native('slots', slots),
-    native('queryStart', queryStart),
-  ];
-  expectDType(operation, 'keys', keys, floats);
-  expectDType(operation, 'values', values, [keys.dtype]);
-  expectShape(operation, 'keys', keys, [undefined, undefined, undefined]);
-  expectShape(operation, 'values', values, keys.shape);
-  expectContiguousRows(operation, 'keys', keys);
-  expectSameStrides(operation, 'values', values, keys);
-  expectShape(operation, 'keyCounts', keyCounts, [undefined, undefined]);
-  expectShape(operation, 'blockTable', blockTable, [...keyCounts.shape, undefined]);
-  expectShape(operation, 'slots', slots, [undefined]);
-  expectShape(operation, 'queryStart', queryStart, [slots.shape[0] + 1]);
-  for (const [name, tensor] of Object.entries({ blockTable, keyCounts, slots, queryStart })) {
-    expectDType(operation, name, tensor, ['i32']);
-    expectContiguous(operation, name, tensor);
-  }
-  return natives;
+/** What operations over paged blocks demand of them. */
+export const pagedBlockRules = [
+  { name: 'blocks.keys', dtype: floats, shape: ['block', 'blockToken', 'dim'], layout: 'rows' },
+  {
+    name: 'blocks.values',
+    dtypeOf: 'blocks.keys',
+    shape: ['block', 'blockToken', 'dim'],
+    layout: 'rows',
+    stridesOf: 'blocks.keys',
+    poolWith: 'blocks.keys',
+  },
+  { name: 'blocks.blockTable', dtype: ['i32'], shape: ['slot', 'kvHead', 'tableBlock'], layout: 'contiguous' },
+  { name: 'blocks.keyCounts', dtype: ['i32'], shape: ['slot', 'kvHead'], layout: 'contiguous' },
+] as const satisfies readonly TensorRule[];
+
+/** Of a batch of rows. */
+export const batchRules = [
+  { name: 'slots', dtype: ['i32'], shape: ['batch'], layout: 'contiguous' },
+  { name: 'queryStart', dtype: ['i32'], shape: [{ of: 'batch', plus: 1 }], layout: 'contiguous' },
+] as const satisfies readonly TensorRule[];
+
+/** In the order of `native/bindings/paged-batch.h`. */
+export const pagedRowRules = [...pagedBlockRules, ...batchRules] as const;
+
+/** Of the rows that attend, in the order of `native/bindings/paged-batch.h`. */
+export const attentionRules = [
+  { name: 'query', dtype: floats, shape: ['token', 'queryHead', 'dim'], layout: 'rows' },
+  { name: 'output', dtype: floats, shape: ['token', 'queryHead', 'dim'], layout: 'rows' },
+  { name: 'logSumExp', dtype: ['f32'], shape: ['token', 'queryHead'], layout: 'contiguous', optional: true },
+] as const satisfies readonly TensorRule[];
+
+/** @throws ShapeError unless each kv head serves as many query heads */
+export function expectHeads(operation: string, query: TensorHandle, kvHeads: number): void {
+  const queryHeads = query.shape[1] ?? 0;
+  if (queryHeads % kvHeads === 0) return;
+  throw new ShapeError(
+    `${operation}: query is ${describe(query)} and the cache has ${kvHeads} kv heads; ` +
+      'the query heads must be a multiple of them.',
+    { subject: 'query', given: queryHeads, wanted: kvHeads },
+  );
 }
 
 /**
- * Checks the arguments of an attention operation and enqueues it with what native code takes.
- * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
+ * What native code takes behind the tensors of attention.
+ * @throws InvalidValueError
  */
-export function enqueueAttention(
+export function attentionSettings(
   operation: string,
-  stream: Stream,
-  args: AttentionArguments,
-  enqueue: (...natives: NativeAttentionArguments) => void,
-): void {
-  const { query, output, logSumExp, blocks, scale, causal = true } = args;
-  const nativeQuery = nativeOf(operation, 'query', query, stream);
-  const nativeOutput = nativeOf(operation, 'output', output, stream);
-  const nativeLogSumExp = logSumExp && nativeOf(operation, 'logSumExp', logSumExp, stream);
-  const paged = nativePagedRows(operation, args, stream);
-  expectDType(operation, 'query', query, floats);
-  expectDType(operation, 'output', output, floats);
-  expectShape(operation, 'query', query, [undefined, undefined, blocks.keys.shape[2]]);
-  expectShape(operation, 'output', output, query.shape);
-  expectContiguousRows(operation, 'query', query);
-  expectContiguousRows(operation, 'output', output);
-  const [tokens, queryHeads] = query.shape;
-  const kvHeads = blocks.keyCounts.shape[1];
-  if (queryHeads % kvHeads !== 0) {
-    throw new ShapeError(
-      `${operation}: query is ${describe(query)} and the cache has ${kvHeads} kv heads; ` +
-        'the query heads must be a multiple of them.',
-      { subject: 'query', given: queryHeads, wanted: kvHeads },
-    );
-  }
-  if (logSumExp) {
-    expectDType(operation, 'logSumExp', logSumExp, ['f32']);
-    expectShape(operation, 'logSumExp', logSumExp, [tokens, queryHeads]);
-    expectContiguous(operation, 'logSumExp', logSumExp);
-  }
-  if (!Number.isFinite(scale)) {
-    throw new InvalidValueError(`${operation}: scale is ${scale}; it must be a finite number.`, {
-      subject: 'scale',
-      given: scale,
-    });
-  }
-  enqueue(nativeQuery.native, nativeOutput.native, nativeLogSumExp?.native, ...paged, scale, causal);
-  nativeOutput.writtenBy(stream);
-  nativeLogSumExp?.writtenBy(stream);
+  { scale, causal = true }: Pick<AttentionArguments, 'scale' | 'causal'>,
+): readonly [scale: number, causal: boolean] {
+  expectThat(operation, 'scale', scale, Number.isFinite(scale), 'a finite number');
+  expectBoolean(operation, 'causal', causal);
+  return [scale, causal];
 }

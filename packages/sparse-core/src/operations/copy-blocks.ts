@@ -1,9 +1,10 @@
+import { type DType, dtypes } from '../dtype.js';
 import { InvalidValueError } from '../errors.js';
-import type { DType } from '../dtype.js';
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
-import { expectContiguous, nativeOf } from '../validate.js';
+import { expectIndices, listOf } from '../validate.js';
 
 export interface CopyBlocksArguments {
   /** Any dtype, contiguous. */
@@ -14,43 +15,41 @@ export interface CopyBlocksArguments {
   readonly to: readonly number[];
 }
 
+const enqueue = operation(
+  'copyBlocks',
+  [{ name: 'pool', dtype: dtypes, shape: ['block', '...'], layout: 'contiguous' }],
+  ['pool'],
+);
+
 /**
  * Copies blocks of a pool onto others of the same pool: `pool[to[i]] = pool[from[i]]`.
  * @throws ShapeError, DeviceError, DisposedError
  * @throws InvalidValueError for lists of different lengths, blocks outside the pool, or a block of `to` that
  *   appears twice or in `from`
  */
-export function copyBlocks(stream: Stream, { pool, from, to }: CopyBlocksArguments): void {
-  const native = nativeOf('copyBlocks', 'pool', pool, stream);
-  expectContiguous('copyBlocks', 'pool', pool);
-  const [blocks] = pool.shape;
-  if (from.length !== to.length) {
-    throw new InvalidValueError(`copyBlocks: from names ${from.length} blocks and to ${to.length}; pair them up.`, {
-      subject: 'to',
-      given: to.length,
-      wanted: from.length,
-    });
-  }
-  for (const [name, list] of Object.entries({ from, to })) {
-    const outside = list.find((block) => !Number.isInteger(block) || block < 0 || block >= blocks);
-    if (outside !== undefined) {
-      throw new InvalidValueError(`copyBlocks: ${name} names block ${outside}; the pool has ${blocks}.`, {
-        subject: name,
-        given: outside,
-        wanted: blocks,
+export function copyBlocks(stream: Stream, args: CopyBlocksArguments): void {
+  enqueue(stream, args, ([pool], [{ shape }]) => {
+    const [blocks = 0] = shape;
+    const [from, to] = [listOf('copyBlocks', 'from', args.from, blocks), listOf('copyBlocks', 'to', args.to, blocks)];
+    if (from.length !== to.length) {
+      throw new InvalidValueError(`copyBlocks: from names ${from.length} blocks and to ${to.length}; pair them up.`, {
+        subject: 'to',
+        given: to.length,
+        wanted: from.length,
       });
     }
-  }
-  const read = new Set(from);
-  if (new Set(to).size !== to.length || to.some((block) => read.has(block))) {
-    throw new InvalidValueError(
-      'copyBlocks: a block of to appears twice or is read too; give every copy a block of its own.',
-      { subject: 'to', given: to },
-    );
-  }
-  const { device } = stream;
-  using sources = device.tensor('i32', ['copy'], [from.length], Int32Array.from(from));
-  using targets = device.tensor('i32', ['copy'], [to.length], Int32Array.from(to));
-  loadAddon().copyBlocks(stream.native, native.native, sources.native, targets.native);
-  native.writtenBy(stream);
+    expectIndices('copyBlocks', 'from', from, blocks);
+    expectIndices('copyBlocks', 'to', to, blocks);
+    const read = new Set(from);
+    if (new Set(to).size !== to.length || to.some((block) => read.has(block))) {
+      throw new InvalidValueError(
+        'copyBlocks: a block of to appears twice or is read too; give every copy a block of its own.',
+        { subject: 'to', given: to },
+      );
+    }
+    const { device } = stream;
+    using sources = device.tensor('i32', ['copy'], [from.length], Int32Array.from(from));
+    using targets = device.tensor('i32', ['copy'], [to.length], Int32Array.from(to));
+    loadAddon().copyBlocks(stream.native, pool, sources.native, targets.native);
+  });
 }

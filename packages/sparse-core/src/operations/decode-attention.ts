@@ -1,6 +1,9 @@
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
 import type { Stream } from '../stream.js';
-import { type AttentionArguments, enqueueAttention } from './attention-arguments.js';
+import { type AttentionArguments, attentionRules, attentionSettings, expectHeads, pagedRowRules } from './attention-arguments.js';
+
+const enqueue = operation('decodeAttention', [...attentionRules, ...pagedRowRules], ['output', 'logSumExp']);
 
 /**
  * What `prefillAttention` computes, for one new row per sequence (or a few): the keys of each sequence are
@@ -10,7 +13,8 @@ import { type AttentionArguments, enqueueAttention } from './attention-arguments
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function decodeAttention(stream: Stream, args: AttentionArguments): void {
-  enqueueAttention('decodeAttention', stream, args, (...natives) => {
-    loadAddon().decodeAttention(stream.native, ...natives);
+  enqueue(stream, args, (natives, [query, , , , , , keyCounts]) => {
+    expectHeads('decodeAttention', query, keyCounts.shape[1]);
+    loadAddon().decodeAttention(stream.native, ...natives, ...attentionSettings('decodeAttention', args));
   });
 }

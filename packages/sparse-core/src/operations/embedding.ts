@@ -1,8 +1,10 @@
 import type { FloatDType } from '../dtype.js';
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
+import { floats } from '../tensor-rules.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
-import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../validate.js';
+import { expectThat } from '../validate.js';
 
 export interface EmbeddingArguments<D extends FloatDType, Token extends string, Feature extends string> {
   /** `[row, feature]`: the token embeddings of a model, or activations to choose rows from. */
@@ -15,33 +17,31 @@ export interface EmbeddingArguments<D extends FloatDType, Token extends string, 
    * What an id does that the table does not have: `fail` fails the stream, and nothing is written; `nan` makes its own
    * row NaN, for ids of which some may be no token, such as the -1 of `sample`. Default: `fail`.
    */
-  readonly outside?: 'fail' | 'nan';
+  readonly outside?: 'fail' | 'nan' | undefined;
 }
+
+const enqueue = operation(
+  'embedding',
+  [
+    { name: 'table', dtype: floats, shape: ['row', 'feature'], layout: 'rows' },
+    { name: 'ids', dtype: ['i32', 'u32'], shape: ['token'], layout: 'rows' },
+    { name: 'output', dtype: ['f32'], dtypeOf: 'table', shape: ['token', 'feature'], layout: 'rows' },
+  ],
+  ['output'],
+);
 
 /**
  * Copies rows of a table by their numbers: `output[t] = table[ids[t]]`.
  * An id that the table does not have fails the stream with an InvalidValueError, unless `outside` says otherwise.
- * @throws ShapeError, DTypeError, DeviceError, DisposedError
+ * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function embedding<D extends FloatDType, Token extends string, Feature extends string>(
   stream: Stream,
   args: EmbeddingArguments<D, Token, Feature>,
 ): void {
-  const { table, ids, output, outside = 'fail' } = args;
-  const native = {
-    table: nativeOf('embedding', 'table', table, stream).native,
-    ids: nativeOf('embedding', 'ids', ids, stream).native,
-    output: nativeOf('embedding', 'output', output, stream),
-  };
-  expectDType('embedding', 'table', table, ['f32', 'f16', 'bf16']);
-  expectDType('embedding', 'ids', ids, ['i32', 'u32']);
-  expectDType('embedding', 'output', output, ['f32', table.dtype]);
-  expectShape('embedding', 'table', table, [undefined, undefined]);
-  expectShape('embedding', 'ids', ids, [undefined]);
-  expectShape('embedding', 'output', output, [ids.shape[0], table.shape[1]]);
-  for (const [name, tensor] of Object.entries({ table, ids, output })) {
-    expectContiguousRows('embedding', name, tensor);
-  }
-  loadAddon().embedding(stream.native, native.table, native.ids, native.output.native, outside === 'nan');
-  native.output.writtenBy(stream);
+  enqueue(stream, args, (natives) => {
+    const { outside = 'fail' } = args;
+    expectThat('embedding', 'outside', outside, outside === 'fail' || outside === 'nan', "'fail' or 'nan'");
+    loadAddon().embedding(stream.native, ...natives, outside === 'nan');
+  });
 }

@@ -1,9 +1,12 @@
 import { InvalidValueError, ShapeError } from '../errors.js';
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
 import type { PagedBlocks } from '../paged-blocks.js';
+import { show } from '../show.js';
 import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
-import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../validate.js';
+import type { Tensor, TensorHandle } from '../tensor.js';
+import { listFor } from '../validate.js';
+import { pagedBlockRules } from './attention-arguments.js';
 
 export interface GatherKvArguments {
   readonly blocks: PagedBlocks;
@@ -20,6 +23,16 @@ export interface GatherKvArguments {
   readonly outcomes?: TensorHandle<'i32', readonly ['kvHead']> | undefined;
 }
 
+const enqueue = operation(
+  'gatherKv',
+  [
+    ...pagedBlockRules,
+    { name: 'indices', dtype: ['i32'], shape: ['kvHead', 'kept'], layout: 'rows' },
+    { name: 'outcomes', dtype: ['i32'], shape: ['kvHead'], layout: 'rows', optional: true },
+  ],
+  ['blocks.keys', 'blocks.values', 'blocks.keyCounts', 'outcomes'],
+);
+
 /**
  * Keeps only the selected tokens of a slot, moved to the front of its blocks in the same order, and sets its
  * key counts: `key[i] = key[indices[i]]` for each kv head, and the same for values. The blocks behind them
@@ -27,49 +40,29 @@ export interface GatherKvArguments {
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError; without `outcomes`, indices that do not
  * ascend or lie outside the slot reject the stream's next wait with an InvalidValueError, and nothing is moved
  */
-export function gatherKv(stream: Stream, { blocks, slot, indices, counts, outcomes }: GatherKvArguments): void {
-  const { keys, values, blockTable, keyCounts } = blocks;
-  const [slots, kvHeads] = keyCounts.shape;
-  if (!Number.isInteger(slot) || slot < 0 || slot >= slots) {
-    throw new InvalidValueError(`gatherKv: slot ${slot} does not exist; the cache has ${slots}.`, {
-      subject: 'slot',
-      given: slot,
-      wanted: slots,
-    });
-  }
-  const native = {
-    keys: nativeOf('gatherKv', 'keys', keys, stream),
-    values: nativeOf('gatherKv', 'values', values, stream),
-    blockTable: nativeOf('gatherKv', 'blockTable', blockTable.slice('slot', slot, slot + 1), stream),
-    keyCounts: nativeOf('gatherKv', 'keyCounts', keyCounts.slice('slot', slot, slot + 1), stream),
-    indices: nativeOf('gatherKv', 'indices', indices, stream),
-    outcomes: outcomes && nativeOf('gatherKv', 'outcomes', outcomes, stream),
-  };
-  expectDType('gatherKv', 'indices', indices, ['i32']);
-  expectShape('gatherKv', 'indices', indices, [kvHeads, undefined]);
-  if (outcomes !== undefined) {
-    expectDType('gatherKv', 'outcomes', outcomes, ['i32']);
-    expectShape('gatherKv', 'outcomes', outcomes, [kvHeads]);
-    expectContiguousRows('gatherKv', 'outcomes', outcomes);
-  }
-  const valid = counts.every((count) => Number.isInteger(count) && count >= 0 && count <= indices.shape[1]);
-  if (counts.length !== kvHeads || !valid) {
-    throw new ShapeError(
-      `gatherKv: counts is [${counts.join(', ')}]; it must have ${kvHeads} whole numbers up to ${indices.shape[1]}.`,
-      { subject: 'counts', given: counts, wanted: [kvHeads, indices.shape[1]] },
-    );
-  }
-  using kept = stream.device.tensor('i32', ['kvHead'], [kvHeads], Int32Array.from(counts));
-  loadAddon().gatherKv(
-    stream.native,
-    native.keys.native,
-    native.values.native,
-    native.blockTable.native,
-    native.keyCounts.native,
-    native.indices.native,
-    kept.native,
-    native.outcomes?.native,
-  );
-  for (const tensor of [native.keys, native.values, native.keyCounts]) tensor.writtenBy(stream);
-  native.outcomes?.writtenBy(stream);
+export function gatherKv(stream: Stream, args: GatherKvArguments): void {
+  enqueue(stream, args, ([keys, values, , , indices, outcomes], [, , blockTable, keyCounts, { shape }]) => {
+    const { slot } = args;
+    const [slots] = keyCounts.shape;
+    if (!Number.isInteger(slot) || slot < 0 || slot >= slots) {
+      throw new InvalidValueError(`gatherKv: slot ${show(slot)} does not exist; the cache has ${slots}.`, {
+        subject: 'slot',
+        given: slot,
+        wanted: slots,
+      });
+    }
+    const [kvHeads, most] = shape;
+    const counts = listFor('gatherKv', 'counts', args.counts, 'kvHead', kvHeads);
+    if (!counts.every((count) => Number.isInteger(count) && count >= 0 && count <= most)) {
+      throw new ShapeError(`gatherKv: counts is ${show(counts)}; it must have whole numbers up to ${most}.`, {
+        subject: 'counts',
+        given: counts,
+        wanted: [kvHeads, most],
+      });
+    }
+    const ofSlot = (table: Tensor) => table.slice(table.axes[0] ?? '', slot, slot + 1).native;
+    using kept = stream.device.tensor('i32', ['kvHead'], [kvHeads], Int32Array.from(counts));
+    const tables = [ofSlot(blockTable), ofSlot(keyCounts)] as const;
+    loadAddon().gatherKv(stream.native, keys, values, ...tables, indices, kept.native, outcomes);
+  });
 }

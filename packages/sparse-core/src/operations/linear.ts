@@ -1,9 +1,11 @@
+import type { NativeTensor } from '../addon.js';
 import type { FloatDType } from '../dtype.js';
 import { loadAddon } from '../load-addon.js';
-import { fromNative } from '../native-error.js';
+import { operation } from '../operation.js';
+import { floats, type TensorRule } from '../tensor-rules.js';
 import type { Stream } from '../stream.js';
-import type { Tensor, TensorHandle } from '../tensor.js';
-import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../validate.js';
+import type { TensorHandle } from '../tensor.js';
+import { expectBoolean, expectObject, listOf } from '../validate.js';
 
 export interface LinearLayer<D extends FloatDType, Token extends string> {
   /** `[out, in]`, as model files store it; read in place, whatever its dtype. */
@@ -25,6 +27,28 @@ interface LinearInput<D extends FloatDType, Token extends string> {
 export type LinearArguments<D extends FloatDType, Token extends string> = LinearInput<D, Token> &
   (LinearLayer<D, Token> | { readonly layers: readonly LinearLayer<D, Token>[] });
 
+/** What is demanded of the tensors of `layers[layer]`, or of the only layer. */
+function layerRules(layer?: number) {
+  const name = (tensor: string) => (layer === undefined ? tensor : `layers.${layer}.${tensor}`);
+  const out = `out ${layer ?? ''}`;
+  return [
+    { name: name('weight'), dtype: floats, shape: [out, 'in'], layout: 'rows' },
+    { name: name('bias'), dtype: floats, shape: [out], layout: 'rows', optional: true },
+    { name: name('output'), dtypeOf: 'input', shape: ['token', out], layout: 'rows' },
+  ] as const satisfies readonly TensorRule[];
+}
+
+function linearOf(layers: readonly ReturnType<typeof layerRules>[]) {
+  const input = { name: 'input', dtype: floats, shape: ['token', 'in'], layout: 'rows' } as const;
+  const outputs = layers.map(([, , output]) => output.name);
+  return operation('linear', [input, ...layers.flat()], outputs);
+}
+
+const mostLayers = 64;
+const single = linearOf([layerRules()]);
+/** By the number of layers, made when first called. */
+const several: ReturnType<typeof linearOf>[] = [];
+
 /**
  * A linear layer: `output[t, o] = sum_i input[t, i] * weight[o, i] (+ bias[o]) (+ output[t, o])`, or several of the
  * same input, whose results are those of one call each: `layers: [query, key, value]`.
@@ -38,42 +62,17 @@ export function linear<D extends FloatDType, Token extends string>(
   stream: Stream,
   args: LinearArguments<D, Token>,
 ): void {
-  const { input, accumulate = false } = args;
-  const nativeInput = nativeOf('linear', 'input', input, stream).native;
-  expectDType('linear', 'input', input, ['f32', 'f16', 'bf16']);
-  expectShape('linear', 'input', input, [undefined, undefined]);
-  expectContiguousRows('linear', 'input', input);
-  const layers = ('layers' in args ? args.layers : [args]).map((layer) => nativeLayer(stream, input, layer));
-  const natives = layers.flatMap(({ weight, bias, output }) => [weight.native, bias?.native, output.native]);
-  try {
-    loadAddon().linear(stream.native, nativeInput, accumulate, ...natives);
-  } catch (error) {
-    throw fromNative(error, { subject: 'linear' });
-  }
-  for (const { output } of layers) output.writtenBy(stream);
+  enqueueOf(args)(stream, args, ([input, ...layers]) => {
+    const { accumulate = false } = args;
+    expectBoolean('linear', 'accumulate', accumulate);
+    loadAddon().linear(stream.native, input as NativeTensor, accumulate, ...layers);
+  });
 }
 
-/** The tensors of a layer that fits the input. */
-function nativeLayer<D extends FloatDType, Token extends string>(
-  stream: Stream,
-  input: TensorHandle<D, readonly [Token, string]>,
-  { weight, bias, output }: LinearLayer<D, Token>,
-): { weight: Tensor; bias: Tensor | undefined; output: Tensor } {
-  const native = {
-    weight: nativeOf('linear', 'weight', weight, stream),
-    bias: bias && nativeOf('linear', 'bias', bias, stream),
-    output: nativeOf('linear', 'output', output, stream),
-  };
-  expectDType('linear', 'weight', weight, ['f32', 'f16', 'bf16']);
-  expectDType('linear', 'output', output, [input.dtype]);
-  expectShape('linear', 'weight', weight, [undefined, input.shape[1]]);
-  expectShape('linear', 'output', output, [input.shape[0], weight.shape[0]]);
-  expectContiguousRows('linear', 'weight', weight);
-  expectContiguousRows('linear', 'output', output);
-  if (bias) {
-    expectDType('linear', 'bias', bias, ['f32', 'f16', 'bf16']);
-    expectShape('linear', 'bias', bias, [weight.shape[0]]);
-    expectContiguousRows('linear', 'bias', bias);
-  }
-  return native;
+function enqueueOf(args: object): typeof single {
+  expectObject('linear', 'the arguments', args);
+  if (!('layers' in args)) return single;
+  const count = listOf('linear', 'layers', args.layers as readonly unknown[], mostLayers).length;
+  several[count] ??= linearOf(Array.from({ length: count }, (_, layer) => layerRules(layer)));
+  return several[count];
 }

@@ -1,6 +1,9 @@
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
 import type { Stream } from '../stream.js';
-import { type AttentionArguments, enqueueAttention } from './attention-arguments.js';
+import { type AttentionArguments, attentionRules, attentionSettings, expectHeads, pagedRowRules } from './attention-arguments.js';
+
+const enqueue = operation('prefillAttention', [...attentionRules, ...pagedRowRules], ['output', 'logSumExp']);
 
 /**
  * Dense attention of prompts, or of chunks of them whose earlier keys are in the cache (FlashAttention-2, Dao
@@ -14,7 +17,8 @@ import { type AttentionArguments, enqueueAttention } from './attention-arguments
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function prefillAttention(stream: Stream, args: AttentionArguments): void {
-  enqueueAttention('prefillAttention', stream, args, (...natives) => {
-    loadAddon().prefillAttention(stream.native, ...natives);
+  enqueue(stream, args, (natives, [query, , , , , , keyCounts]) => {
+    expectHeads('prefillAttention', query, keyCounts.shape[1]);
+    loadAddon().prefillAttention(stream.native, ...natives, ...attentionSettings('prefillAttention', args));
   });
 }

@@ -1,10 +1,13 @@
-import { InvalidValueError } from '../errors.js';
+import { expectObject, expectThat } from '../validate.js';
 
 /**
  * Which two dims of a head turn together: `x[i]` and `x[i + pairs]` (`halfSplit`, the layout of
  * safetensors checkpoints), or `x[2i]` and `x[2i + 1]` (`interleaved`).
  */
 export type RopeConvention = 'halfSplit' | 'interleaved';
+
+/** Far more than any head has; frequencies are computed at once. */
+const mostDims = 65_536;
 
 export const ropeConventions: readonly RopeConvention[] = ['halfSplit', 'interleaved'];
 
@@ -53,6 +56,7 @@ export interface RopeOptions {
  * @throws InvalidValueError when an option is out of its domain
  */
 export function ropeDescription(options: RopeOptions): RopeDescription {
+  expectObject('ropeDescription', 'options', options);
   const {
     theta,
     headDim,
@@ -61,9 +65,10 @@ export function ropeDescription(options: RopeOptions): RopeDescription {
     convention = 'halfSplit',
   } = options;
   expectPositive('theta', theta);
-  expect('headDim', headDim, Number.isSafeInteger(headDim) && headDim > 0, 'a positive whole number');
+  const validHeadDim = Number.isInteger(headDim) && headDim > 0 && headDim <= mostDims;
+  expect('headDim', headDim, validHeadDim, `a whole number from 1 to ${mostDims}`);
   const validRotaryDim =
-    Number.isSafeInteger(rotaryDim) && rotaryDim > 0 && rotaryDim % 2 === 0 && rotaryDim <= headDim;
+    Number.isInteger(rotaryDim) && rotaryDim > 0 && rotaryDim % 2 === 0 && rotaryDim <= headDim;
   expect('rotaryDim', rotaryDim, validRotaryDim, `an even number of dims, at most headDim (${headDim})`);
   expect('convention', convention, ropeConventions.includes(convention), ropeConventions.join(' or '));
   const scale = frequencyScaling(scaling);
@@ -74,6 +79,7 @@ export function ropeDescription(options: RopeOptions): RopeDescription {
 }
 
 function frequencyScaling(scaling: RopeScaling): (frequency: number) => number {
+  expectObject('ropeDescription', 'scaling', scaling);
   switch (scaling.kind) {
     case 'none':
       return (frequency) => frequency;
@@ -100,7 +106,7 @@ function frequencyScaling(scaling: RopeScaling): (frequency: number) => number {
     }
     default: {
       const { kind } = scaling as { kind: unknown };
-      return expect('scaling.kind', kind, false, "'none', 'linear' or 'llama3'");
+      return expect('scaling.kind', kind, false, "'none', 'linear' or 'llama3'") as never;
     }
   }
 }
@@ -109,13 +115,6 @@ function expectPositive(name: string, given: number): void {
   expect(name, given, Number.isFinite(given) && given > 0, 'a positive number');
 }
 
-function expect(name: string, given: unknown, holds: false, wanted: string): never;
-function expect(name: string, given: unknown, holds: boolean, wanted: string): void;
 function expect(name: string, given: unknown, holds: boolean, wanted: string): void {
-  if (holds) return;
-  throw new InvalidValueError(`ropeDescription: ${name} is ${String(given)}; it must be ${wanted}.`, {
-    subject: name,
-    given,
-    wanted,
-  });
+  expectThat('ropeDescription', name, given, holds, wanted);
 }

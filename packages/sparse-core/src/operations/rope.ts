@@ -1,9 +1,11 @@
 import type { FloatDType } from '../dtype.js';
-import { InvalidValueError, ShapeError } from '../errors.js';
+import { ShapeError } from '../errors.js';
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
+import { floats } from '../tensor-rules.js';
 import type { Stream } from '../stream.js';
 import { describe, type TensorHandle } from '../tensor.js';
-import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../validate.js';
+import { expectThat } from '../validate.js';
 import { type RopeConvention, ropeConventions } from './rope-description.js';
 
 export interface RopeArguments<D extends FloatDType, A extends readonly ['token', string, 'dim']> {
@@ -20,6 +22,17 @@ export interface RopeArguments<D extends FloatDType, A extends readonly ['token'
   readonly attentionScale?: number | undefined;
 }
 
+const enqueue = operation(
+  'rope',
+  [
+    { name: 'input', dtype: floats, shape: ['token', 'head', 'dim'], layout: 'rows' },
+    { name: 'positions', dtype: ['i32'], shape: ['token'], layout: 'rows' },
+    { name: 'inverseFrequencies', dtype: ['f32'], shape: ['pair'], layout: 'rows' },
+    { name: 'output', dtypeOf: 'input', shape: ['token', 'head', 'dim'], layout: 'rows', inPlaceOf: ['input'] },
+  ],
+  ['output'],
+);
+
 /**
  * Rotary position embedding (Su et al. 2021, eq. 34). Pair i of each head at position m turns by the angle
  * `m * inverseFrequencies[i]`: `(a, b)` becomes `(a cos - b sin, b cos + a sin) * attentionScale`.
@@ -30,51 +43,17 @@ export function rope<D extends FloatDType, A extends readonly ['token', string, 
   stream: Stream,
   args: RopeArguments<D, A>,
 ): void {
-  const { input, positions, inverseFrequencies, output, convention, attentionScale = 1 } = args;
-  const native = {
-    input: nativeOf('rope', 'input', input, stream).native,
-    positions: nativeOf('rope', 'positions', positions, stream).native,
-    inverseFrequencies: nativeOf('rope', 'inverseFrequencies', inverseFrequencies, stream).native,
-    output: nativeOf('rope', 'output', output, stream),
-  };
-  expectDType('rope', 'input', input, ['f32', 'f16', 'bf16']);
-  expectDType('rope', 'positions', positions, ['i32']);
-  expectDType('rope', 'inverseFrequencies', inverseFrequencies, ['f32']);
-  expectDType('rope', 'output', output, [input.dtype]);
-  expectShape('rope', 'input', input, [undefined, undefined, undefined]);
-  expectShape('rope', 'positions', positions, [input.shape[0]]);
-  expectShape('rope', 'inverseFrequencies', inverseFrequencies, [undefined]);
-  expectShape('rope', 'output', output, input.shape);
-  const tensors = { input, positions, inverseFrequencies, output };
-  for (const [name, tensor] of Object.entries(tensors)) expectContiguousRows('rope', name, tensor);
-  if (2 * inverseFrequencies.shape[0] > input.shape[2]) {
-    throw new ShapeError(
-      `rope: inverseFrequencies is ${describe(inverseFrequencies)} and input is ${describe(input)}; ` +
-        'two dims turn at each frequency, so give at most dim / 2 frequencies.',
-      { subject: 'inverseFrequencies', given: inverseFrequencies.shape[0], wanted: input.shape[2] / 2 },
-    );
-  }
-  if (!ropeConventions.includes(convention)) {
-    throw new InvalidValueError(`rope: convention is '${convention}'; use ${ropeConventions.join(' or ')}.`, {
-      subject: 'convention',
-      given: convention,
-      wanted: ropeConventions,
-    });
-  }
-  if (!Number.isFinite(attentionScale)) {
-    throw new InvalidValueError(`rope: attentionScale is ${attentionScale}; it must be finite.`, {
-      subject: 'attentionScale',
-      given: attentionScale,
-    });
-  }
-  loadAddon().rope(
-    stream.native,
-    native.input,
-    native.positions,
-    native.inverseFrequencies,
-    native.output.native,
-    convention === 'interleaved',
-    attentionScale,
-  );
-  native.output.writtenBy(stream);
+  enqueue(stream, args, (natives, [input, , inverseFrequencies]) => {
+    if (2 * inverseFrequencies.shape[0] > input.shape[2]) {
+      throw new ShapeError(
+        `rope: inverseFrequencies is ${describe(inverseFrequencies)} and input is ${describe(input)}; ` +
+          'two dims turn at each frequency, so give at most dim / 2 frequencies.',
+        { subject: 'inverseFrequencies', given: inverseFrequencies.shape[0], wanted: input.shape[2] / 2 },
+      );
+    }
+    const { convention, attentionScale = 1 } = args;
+    expectThat('rope', 'convention', convention, ropeConventions.includes(convention), ropeConventions.join(' or '));
+    expectThat('rope', 'attentionScale', attentionScale, Number.isFinite(attentionScale), 'a finite number');
+    loadAddon().rope(stream.native, ...natives, convention === 'interleaved', attentionScale);
+  });
 }

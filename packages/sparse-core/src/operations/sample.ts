@@ -1,8 +1,9 @@
-import { InvalidValueError, ShapeError } from '../errors.js';
+import { ShapeError } from '../errors.js';
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
-import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../validate.js';
+import { expectObject, expectThat, listFor } from '../validate.js';
 
 /** How one row is sampled. The settings apply in the order in which they stand here. */
 export interface SampleSettings {
@@ -46,6 +47,17 @@ export const sampleOutcomes = [
   'a recent token is not one of the vocabulary',
 ] as const;
 
+const enqueue = operation(
+  'sample',
+  [
+    { name: 'logits', dtype: ['f32'], shape: ['row', 'vocabulary'], layout: 'rows' },
+    { name: 'recent', dtype: ['i32'], shape: ['row', 'recent'], layout: 'rows', optional: true },
+    { name: 'output', dtype: ['i32', 'u32'], shape: ['row'], layout: 'rows' },
+    { name: 'outcomes', dtype: ['i32'], shape: ['row'], layout: 'rows', optional: true },
+  ],
+  ['output', 'outcomes'],
+);
+
 /**
  * Chooses the next token of each row: repetition penalty, temperature, top-k, top-p, min-p, in this order as
  * in the `transformers` library, then a draw. A row's logits, settings and step decide it alone, whatever the
@@ -55,65 +67,26 @@ export const sampleOutcomes = [
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function sample(stream: Stream, args: SampleArguments): void {
-  const { logits, settings, steps, recent, output, outcomes } = args;
-  const native = {
-    logits: nativeOf('sample', 'logits', logits, stream).native,
-    recent: recent === undefined ? undefined : nativeOf('sample', 'recent', recent, stream).native,
-    output: nativeOf('sample', 'output', output, stream),
-    outcomes: outcomes === undefined ? undefined : nativeOf('sample', 'outcomes', outcomes, stream),
-  };
-  expectDType('sample', 'logits', logits, ['f32']);
-  expectDType('sample', 'output', output, ['i32', 'u32']);
-  expectShape('sample', 'logits', logits, [undefined, undefined]);
-  const [rows, vocabulary] = logits.shape;
-  if (vocabulary === 0) {
-    throw new ShapeError('sample: logits has an empty vocabulary; there is nothing to choose from.', {
-      subject: 'logits',
-      given: logits.shape,
-    });
-  }
-  expectShape('sample', 'output', output, [rows]);
-  expectContiguousRows('sample', 'logits', logits);
-  expectContiguousRows('sample', 'output', output);
-  if (outcomes !== undefined) {
-    expectDType('sample', 'outcomes', outcomes, ['i32']);
-    expectShape('sample', 'outcomes', outcomes, [rows]);
-    expectContiguousRows('sample', 'outcomes', outcomes);
-  }
-  if (recent !== undefined) {
-    expectDType('sample', 'recent', recent, ['i32']);
-    expectShape('sample', 'recent', recent, [rows, undefined]);
-    expectContiguousRows('sample', 'recent', recent);
-  }
-  for (const [name, given] of Object.entries({ settings, steps })) {
-    if (given.length === rows) continue;
-    throw new ShapeError(
-      `sample: ${name} has ${given.length} entries for ${rows} rows; give one for each row.`,
-      {
-        subject: name,
-        given: given.length,
-        wanted: rows,
-      },
-    );
-  }
-  const numbers = settings.flatMap((each, row) => settingNumbers(each, steps[row], recent !== undefined));
-  const packed = Float64Array.from(numbers);
-  loadAddon().sample(
-    stream.native,
-    native.logits,
-    native.recent,
-    native.output.native,
-    packed,
-    native.outcomes?.native,
-  );
-  native.output.writtenBy(stream);
-  native.outcomes?.writtenBy(stream);
+  enqueue(stream, args, ([logits, recent, output, outcomes], [{ shape }]) => {
+    const [rows, vocabulary] = shape;
+    if (vocabulary === 0) {
+      throw new ShapeError('sample: logits has an empty vocabulary; there is nothing to choose from.', {
+        subject: 'logits',
+        given: shape,
+      });
+    }
+    const settings = listFor('sample', 'settings', args.settings, 'row', rows);
+    const steps = listFor('sample', 'steps', args.steps, 'row', rows);
+    const numbers = settings.flatMap((each, row) => settingNumbers(each, steps[row], recent !== undefined));
+    loadAddon().sample(stream.native, logits, recent, output, Float64Array.from(numbers), outcomes);
+  });
 }
 
 /** One row's settings in the order that the addon reads them. */
 function settingNumbers(settings: SampleSettings, step: number | undefined, hasRecent: boolean): number[] {
+  expectObject('sample', 'settings', settings);
   const { repetitionPenalty = 1, temperature = 1, topK, topP = 1, minP = 0, seed = 0 } = settings;
-  const [storedTemperature, storedPenalty] = [Math.fround(temperature), Math.fround(repetitionPenalty)];
+  const [storedTemperature, storedPenalty] = [float32(temperature), float32(repetitionPenalty)];
   const validTemperature = temperature === 0 || (storedTemperature > 0 && storedTemperature < Infinity);
   expect('temperature', temperature, validTemperature, '0 or a positive f32');
   const validPenalty = storedPenalty > 0 && storedPenalty < Infinity;
@@ -122,19 +95,19 @@ function settingNumbers(settings: SampleSettings, step: number | undefined, hasR
   expect('repetitionPenalty', repetitionPenalty, usablePenalty, '1 unless recent is given');
   const validTopK = topK === undefined || (Number.isSafeInteger(topK) && topK > 0);
   expect('topK', topK, validTopK, 'a positive whole number');
-  expect('topP', topP, topP > 0 && topP <= 1, 'more than 0 and at most 1');
-  expect('minP', minP, minP >= 0 && minP <= 1, 'from 0 to 1');
+  expect('topP', topP, Number.isFinite(topP) && topP > 0 && topP <= 1, 'more than 0 and at most 1');
+  expect('minP', minP, Number.isFinite(minP) && minP >= 0 && minP <= 1, 'from 0 to 1');
   expect('seed', seed, Number.isSafeInteger(seed) && seed >= 0, 'a whole number from 0 to 2^53 - 1');
   const whole = step !== undefined && Number.isSafeInteger(step) && step >= 0;
   expect('steps', step, whole, 'whole numbers from 0 to 2^53 - 1');
   return [temperature, topK ?? 0, topP, minP, repetitionPenalty, seed, step ?? NaN];
 }
 
-function expect(name: string, given: number | undefined, holds: boolean, wanted: string): void {
-  if (holds) return;
-  throw new InvalidValueError(`sample: ${name} is ${String(given)}; it must be ${wanted}.`, {
-    subject: name,
-    given,
-    wanted,
-  });
+/** The number as the kernels keep it; NaN for what is none. */
+function float32(given: unknown): number {
+  return typeof given === 'number' ? Math.fround(given) : NaN;
+}
+
+function expect(name: string, given: unknown, holds: boolean, wanted: string): void {
+  expectThat('sample', name, given, holds, wanted);
 }

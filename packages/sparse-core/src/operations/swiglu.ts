@@ -1,8 +1,9 @@
 import type { FloatDType } from '../dtype.js';
 import { loadAddon } from '../load-addon.js';
+import { operation } from '../operation.js';
+import { floats } from '../tensor-rules.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
-import { expectContiguousRows, expectDType, expectShape, nativeOf } from '../validate.js';
 
 type Rows<D extends FloatDType> = TensorHandle<D, readonly ['token', 'feature']>;
 
@@ -15,26 +16,21 @@ export interface SwigluArguments<D extends FloatDType> {
   readonly output: Rows<D>;
 }
 
+const enqueue = operation(
+  'swiglu',
+  [
+    { name: 'gate', dtype: floats, shape: ['token', 'feature'], layout: 'rows' },
+    { name: 'up', dtypeOf: 'gate', shape: ['token', 'feature'], layout: 'rows' },
+    { name: 'output', dtypeOf: 'gate', shape: ['token', 'feature'], layout: 'rows', inPlaceOf: ['gate', 'up'] },
+  ],
+  ['output'],
+);
+
 /**
  * The gate of a SwiGLU feed-forward layer (Shazeer 2020, eq. 6), between its projections:
  * `output[t, i] = silu(gate[t, i]) * up[t, i]` with `silu(x) = x / (1 + exp(-x))`. Computed in f32.
- * @throws ShapeError, DTypeError, DeviceError, DisposedError
+ * @throws ShapeError, DTypeError, DeviceError, DisposedError; InvalidValueError when the output lies over part of an input
  */
 export function swiglu<D extends FloatDType>(stream: Stream, args: SwigluArguments<D>): void {
-  const { gate, up, output } = args;
-  const native = {
-    gate: nativeOf('swiglu', 'gate', gate, stream).native,
-    up: nativeOf('swiglu', 'up', up, stream).native,
-    output: nativeOf('swiglu', 'output', output, stream),
-  };
-  expectDType('swiglu', 'gate', gate, ['f32', 'f16', 'bf16']);
-  expectDType('swiglu', 'up', up, [gate.dtype]);
-  expectDType('swiglu', 'output', output, [gate.dtype]);
-  expectShape('swiglu', 'gate', gate, [undefined, undefined]);
-  expectShape('swiglu', 'up', up, gate.shape);
-  expectShape('swiglu', 'output', output, gate.shape);
-  for (const [name, tensor] of Object.entries({ gate, up, output }))
-    expectContiguousRows('swiglu', name, tensor);
-  loadAddon().swiglu(stream.native, native.gate, native.up, native.output.native);
-  native.output.writtenBy(stream);
+  enqueue(stream, args, (natives) => loadAddon().swiglu(stream.native, ...natives));
 }

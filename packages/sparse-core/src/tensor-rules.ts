@@ -1,0 +1,190 @@
+import type { DType } from './dtype.js';
+import { InvalidValueError, ShapeError } from './errors.js';
+import { areBlocksApart, coincide, overlap } from './overlap.js';
+import type { Stream } from './stream.js';
+import { describe, type Tensor } from './tensor.js';
+import {
+  expectContiguous,
+  expectContiguousRows,
+  expectDType,
+  expectObject,
+  expectSameStrides,
+  expectWritable,
+  tensorOn,
+} from './validate.js';
+
+export const floats = ['f32', 'f16', 'bf16'] as const;
+
+/** What an operation demands of one of its tensors. The tensors that a rule names stand before it. */
+export interface TensorRule {
+  /** Where the tensor stands in the arguments: `output`, `blocks.keys`. */
+  readonly name: string;
+  readonly dtype?: readonly DType[];
+  /** A tensor whose dtype it may have, too. */
+  readonly dtypeOf?: string;
+  /**
+   * The extent of each axis. A name stands for one number in all tensors of a call; `...`, at the end, for any number
+   * of axes.
+   */
+  readonly shape: readonly AxisRule[];
+  /** `rows`: the elements of the last axis lie next to each other. `contiguous`: all do, in row-major order. */
+  readonly layout: 'rows' | 'contiguous';
+  /** A tensor that is laid out alike. */
+  readonly stridesOf?: string;
+  readonly optional?: true;
+  /** Inputs that an output may be, element for element. */
+  readonly inPlaceOf?: readonly string[];
+  /** A pool that it may share whole blocks with: tables say which block is whose. */
+  readonly poolWith?: string;
+}
+
+export type AxisRule = string | number | { readonly of: string; readonly plus: number };
+
+type Given = Tensor | undefined;
+
+/** A rule with what its names mean. */
+interface Rule extends Required<Omit<TensorRule, 'dtypeOf' | 'stridesOf' | 'poolWith' | 'optional'>> {
+  /** Where in the arguments the tensor stands: a field of an object of an object. */
+  readonly path: readonly string[];
+  /** Positions of other tensors; -1 for none. */
+  readonly dtypeOf: number;
+  readonly stridesOf: number;
+  readonly poolWith: number;
+  readonly optional: boolean;
+  readonly written: boolean;
+  readonly axes: readonly Axis[];
+  /** Whether more axes may follow. */
+  readonly open: boolean;
+}
+
+/** An axis that has `plus` elements, and as many more as what stands in `place`, where a name has its number. */
+interface Axis {
+  readonly place: number;
+  readonly plus: number;
+}
+
+/** An extent past this does not fit the counters of the kernels. */
+const mostExtent = 2 ** 31 - 1;
+
+/** The rules of an operation's tensors, and which of these it writes to. */
+export class TensorRules {
+  readonly #operation: string;
+  readonly #rules: readonly Rule[];
+  /** What the names of extents stand for in the call that is being checked; -1 for nothing yet. The first is 0. */
+  readonly #extents: number[];
+
+  constructor(operation: string, rules: readonly TensorRule[], outputs: readonly string[]) {
+    const positionOf = (name?: string) => rules.findIndex((rule) => rule.name === name);
+    const extents = [''];
+    const placeOf = (name: string) => (extents.includes(name) ? extents.indexOf(name) : extents.push(name) - 1);
+    const axisOf = (axis: AxisRule): Axis => {
+      if (typeof axis === 'number') return { place: 0, plus: axis };
+      return typeof axis === 'string' ? { place: placeOf(axis), plus: 0 } : { place: placeOf(axis.of), plus: axis.plus };
+    };
+    this.#operation = operation;
+    // The same fields in the same order: reading them is most of a check's time otherwise.
+    this.#rules = rules.map((rule) => ({
+      name: rule.name,
+      path: rule.name.split('.'),
+      dtype: rule.dtype ?? [],
+      dtypeOf: positionOf(rule.dtypeOf),
+      shape: rule.shape,
+      layout: rule.layout,
+      stridesOf: positionOf(rule.stridesOf),
+      optional: rule.optional === true,
+      inPlaceOf: rule.inPlaceOf ?? [],
+      poolWith: positionOf(rule.poolWith),
+      written: outputs.includes(rule.name),
+      axes: rule.shape.filter((axis) => axis !== '...').map(axisOf),
+      open: rule.shape.includes('...'),
+    }));
+    this.#extents = extents.map(() => 0);
+  }
+
+  /**
+   * The tensors that stand in the arguments, checked.
+   * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
+   */
+  tensorsOf(args: object, stream: Stream): Given[] {
+    const tensors: Given[] = [];
+    for (const rule of this.#rules) tensors.push(this.#tensorAt(args, rule, stream));
+    this.#extents.fill(-1, 1);
+    for (let index = 0; index < tensors.length; index++) this.#expectRule(index, tensors);
+    for (let index = 0; index < tensors.length; index++) this.#expectApart(index, tensors);
+    return tensors;
+  }
+
+  markWritten(tensors: readonly Given[], stream: Stream): void {
+    for (let index = 0; index < tensors.length; index++) {
+      if (this.#rules[index]?.written) tensors[index]?.writtenBy(stream);
+    }
+  }
+
+  #tensorAt(args: object, { name, path, optional }: Rule, stream: Stream): Given {
+    let given: unknown = args;
+    for (let depth = 0; depth < path.length; depth++) {
+      if (given === undefined && optional && depth > 0) return undefined;
+      if (typeof given !== 'object' || given === null) {
+        expectObject(this.#operation, depth === 0 ? 'the arguments' : path.slice(0, depth).join('.'), given);
+      }
+      given = (given as Record<string, unknown>)[path[depth] as string];
+    }
+    return given === undefined && optional ? undefined : tensorOn(this.#operation, name, given, stream);
+  }
+
+  #expectRule(index: number, tensors: readonly Given[]): void {
+    const tensor = tensors[index];
+    const { name, dtype, dtypeOf, axes, open, layout, stridesOf } = this.#rules[index] as Rule;
+    if (tensor === undefined) return;
+    const partner = dtypeOf === -1 ? undefined : tensors[dtypeOf]?.dtype;
+    if (tensor.dtype !== partner && !dtype.includes(tensor.dtype)) {
+      expectDType(this.#operation, name, tensor, partner === undefined ? dtype : [...dtype, partner]);
+    }
+    const extents = this.#extents;
+    const shape: readonly number[] = tensor.shape;
+    let fits = open ? shape.length >= axes.length : shape.length === axes.length;
+    for (let axis = 0; fits && axis < axes.length; axis++) {
+      const { place, plus } = axes[axis] as Axis;
+      const extent = shape[axis] as number;
+      if (extents[place] === -1) extents[place] = extent - plus;
+      fits = extent <= mostExtent && extent === (extents[place] ?? 0) + plus;
+    }
+    if (!fits) this.#refuseShape(index, tensor);
+    if (layout === 'rows') expectContiguousRows(this.#operation, name, tensor);
+    else expectContiguous(this.#operation, name, tensor);
+    const alike = stridesOf === -1 ? undefined : tensors[stridesOf];
+    if (alike !== undefined) expectSameStrides(this.#operation, name, tensor, alike);
+  }
+
+  #refuseShape(index: number, tensor: Tensor): never {
+    const { name, axes, shape } = this.#rules[index] as Rule;
+    const wanted = shape.map((axis, position) => {
+      const { place, plus } = axes[position] ?? { place: 0, plus: 0 };
+      const known = this.#extents[place] ?? 0;
+      return axis === '...' || known === -1 ? axis : known + plus;
+    });
+    throw new ShapeError(
+      `${this.#operation}: ${name} is ${describe(tensor)}; its shape must be [${wanted.join(', ')}].`,
+      { subject: name, given: tensor.shape, wanted },
+    );
+  }
+
+  /** @throws InvalidValueError when an output is read-only, or shares memory with another tensor of the call */
+  #expectOutput(output: number, tensors: readonly Given[]): void {
+    const tensor = tensors[output];
+    const { name, written, inPlaceOf, poolWith } = this.#rules[output] as Rule;
+    if (tensor === undefined || !written) return;
+    for (let index = 0; index < tensors.length; index++) {
+      const other = tensors[index];
+      if (other === undefined || index === output || !overlap(tensor, other)) continue;
+      const { name: otherName, poolWith: otherPool, written: otherWritten } = this.#rules[index] as Rule;
+      if (inPlaceOf.includes(otherName) && coincide(tensor, other)) continue;
+      if ((poolWith === index || otherPool === output) && areBlocksApart(tensor, other)) continue;
+      const what = otherWritten ? `another output, ${otherName}` : `the input ${otherName}`;
+      throw new InvalidValueError(
+        `${this.#operation}: the output ${name} shares memory with ${what}; give each output its own.`,
+        { subject: name },
+      );
+    }
+  }
+}
