@@ -6,6 +6,7 @@ import { elementCount } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { Recording } from './recording.js';
+import { overlap } from './overlap.js';
 import { show } from './show.js';
 import { type Axes, describe, type TensorHandle } from './tensor.js';
 import { expectContiguous, expectStream, expectWritable, nativeOf, reachableFrom } from './validate.js';
@@ -183,25 +184,31 @@ export class Stream {
   /**
    * Copies a tensor into a contiguous one of the same dtype and element count, in stream order. One of the
    * two may be on the CPU when the stream is of another device.
-   * @throws DTypeError, ShapeError when they differ, InvalidValueError when the destination is read-only
+   * @throws DTypeError, ShapeError when they differ, InvalidValueError when they share memory or the destination is
+   * read-only
    */
   copy<D extends DType, A extends Axes>(source: TensorHandle<D, A>, destination: TensorHandle<D, A>): void {
     const from = reachableFrom('copy', 'source', source, this);
     const to = reachableFrom('copy', 'destination', destination, this);
     expectWritable('copy', 'destination', to);
-    if (source.dtype !== destination.dtype) {
-      throw new DTypeError(`copy: ${describe(source)} does not fit ${describe(destination)}; copy does not convert.`, {
+    if (from.dtype !== to.dtype) {
+      throw new DTypeError(`copy: ${describe(from)} does not fit ${describe(to)}; copy does not convert.`, {
         subject: 'copy',
-        given: source.dtype,
-        wanted: destination.dtype,
+        given: from.dtype,
+        wanted: to.dtype,
       });
     }
-    if (elementCount(source.shape) !== elementCount(destination.shape) || !to.contiguous) {
+    if (elementCount(from.shape) !== elementCount(to.shape) || !to.contiguous) {
       throw new ShapeError(
-        `copy: ${describe(source)} does not fit ${describe(destination)}; ` +
+        `copy: ${describe(from)} does not fit ${describe(to)}; ` +
           'the destination must be contiguous with as many elements.',
-        { subject: 'copy', given: source.shape, wanted: destination.shape },
+        { subject: 'copy', given: from.shape, wanted: to.shape },
       );
+    }
+    if (overlap(from, to)) {
+      throw new InvalidValueError('copy: the destination shares memory with the source; give it its own.', {
+        subject: 'destination',
+      });
     }
     throwsPublicly('copy', () => {
       loadAddon().copy(this.native, from.native, to.native);

@@ -19,9 +19,9 @@ export const floats = ['f32', 'f16', 'bf16'] as const;
 export interface TensorRule {
   /** Where the tensor stands in the arguments: `output`, `blocks.keys`. */
   readonly name: string;
-  readonly dtype?: readonly DType[];
+  readonly dtype?: readonly DType[] | undefined;
   /** A tensor whose dtype it may have, too. */
-  readonly dtypeOf?: string;
+  readonly dtypeOf?: string | undefined;
   /**
    * The extent of each axis. A name stands for one number in all tensors of a call; `...`, at the end, for any number
    * of axes.
@@ -30,12 +30,12 @@ export interface TensorRule {
   /** `rows`: the elements of the last axis lie next to each other. `contiguous`: all do, in row-major order. */
   readonly layout: 'rows' | 'contiguous';
   /** A tensor that is laid out alike. */
-  readonly stridesOf?: string;
-  readonly optional?: true;
+  readonly stridesOf?: string | undefined;
+  readonly optional?: true | undefined;
   /** Inputs that an output may be, element for element. */
-  readonly inPlaceOf?: readonly string[];
+  readonly inPlaceOf?: readonly string[] | undefined;
   /** A pool that it may share whole blocks with: tables say which block is whose. */
-  readonly poolWith?: string;
+  readonly poolWith?: string | undefined;
 }
 
 export type AxisRule = string | number | { readonly of: string; readonly plus: number };
@@ -43,9 +43,15 @@ export type AxisRule = string | number | { readonly of: string; readonly plus: n
 type Given = Tensor | undefined;
 
 /** A rule with what its names mean. */
-interface Rule extends Required<Omit<TensorRule, 'dtypeOf' | 'stridesOf' | 'poolWith' | 'optional'>> {
+interface Rule {
+  readonly index: number;
+  readonly name: string;
   /** Where in the arguments the tensor stands: a field of an object of an object. */
   readonly path: readonly string[];
+  readonly dtype: readonly DType[];
+  readonly shape: TensorRule['shape'];
+  readonly layout: TensorRule['layout'];
+  readonly inPlaceOf: readonly string[];
   /** Positions of other tensors; -1 for none. */
   readonly dtypeOf: number;
   readonly stridesOf: number;
@@ -83,7 +89,8 @@ export class TensorRules {
     };
     this.#operation = operation;
     // The same fields in the same order: reading them is most of a check's time otherwise.
-    this.#rules = rules.map((rule) => ({
+    this.#rules = rules.map((rule, index) => ({
+      index,
       name: rule.name,
       path: rule.name.split('.'),
       dtype: rule.dtype ?? [],
@@ -109,32 +116,31 @@ export class TensorRules {
     const tensors: Given[] = [];
     for (const rule of this.#rules) tensors.push(this.#tensorAt(args, rule, stream));
     this.#extents.fill(-1, 1);
-    for (let index = 0; index < tensors.length; index++) this.#expectRule(index, tensors);
-    for (let index = 0; index < tensors.length; index++) this.#expectApart(index, tensors);
+    for (const rule of this.#rules) this.#expectRule(rule, tensors);
+    for (const rule of this.#rules) if (rule.written) this.#expectOutput(rule, tensors);
     return tensors;
   }
 
   markWritten(tensors: readonly Given[], stream: Stream): void {
-    for (let index = 0; index < tensors.length; index++) {
-      if (this.#rules[index]?.written) tensors[index]?.writtenBy(stream);
-    }
+    for (const { written, index } of this.#rules) if (written) tensors[index]?.writtenBy(stream);
   }
 
   #tensorAt(args: object, { name, path, optional }: Rule, stream: Stream): Given {
     let given: unknown = args;
-    for (let depth = 0; depth < path.length; depth++) {
-      if (given === undefined && optional && depth > 0) return undefined;
+    for (const field of path) {
+      if (given === undefined && optional) return undefined;
       if (typeof given !== 'object' || given === null) {
-        expectObject(this.#operation, depth === 0 ? 'the arguments' : path.slice(0, depth).join('.'), given);
+        const behind = path.slice(0, path.indexOf(field)).join('.');
+        expectObject(this.#operation, behind === '' ? 'the arguments' : behind, given);
       }
-      given = (given as Record<string, unknown>)[path[depth] as string];
+      given = (given as Record<string, unknown>)[field];
     }
     return given === undefined && optional ? undefined : tensorOn(this.#operation, name, given, stream);
   }
 
-  #expectRule(index: number, tensors: readonly Given[]): void {
-    const tensor = tensors[index];
-    const { name, dtype, dtypeOf, axes, open, layout, stridesOf } = this.#rules[index] as Rule;
+  #expectRule(rule: Rule, tensors: readonly Given[]): void {
+    const { name, dtype, dtypeOf, axes, open, layout, stridesOf } = rule;
+    const tensor = tensors[rule.index];
     if (tensor === undefined) return;
     const partner = dtypeOf === -1 ? undefined : tensors[dtypeOf]?.dtype;
     if (tensor.dtype !== partner && !dtype.includes(tensor.dtype)) {
@@ -143,25 +149,25 @@ export class TensorRules {
     const extents = this.#extents;
     const shape: readonly number[] = tensor.shape;
     let fits = open ? shape.length >= axes.length : shape.length === axes.length;
-    for (let axis = 0; fits && axis < axes.length; axis++) {
-      const { place, plus } = axes[axis] as Axis;
-      const extent = shape[axis] as number;
+    let axis = 0;
+    for (const { place, plus } of axes) {
+      const extent = shape[axis++] ?? -1;
       if (extents[place] === -1) extents[place] = extent - plus;
-      fits = extent <= mostExtent && extent === (extents[place] ?? 0) + plus;
+      fits = fits && extent <= mostExtent && extent === (extents[place] ?? 0) + plus;
     }
-    if (!fits) this.#refuseShape(index, tensor);
+    if (!fits) this.#refuseShape(rule, tensor);
     if (layout === 'rows') expectContiguousRows(this.#operation, name, tensor);
     else expectContiguous(this.#operation, name, tensor);
     const alike = stridesOf === -1 ? undefined : tensors[stridesOf];
     if (alike !== undefined) expectSameStrides(this.#operation, name, tensor, alike);
   }
 
-  #refuseShape(index: number, tensor: Tensor): never {
-    const { name, axes, shape } = this.#rules[index] as Rule;
+  #refuseShape({ name, axes, shape }: Rule, tensor: Tensor): never {
     const wanted = shape.map((axis, position) => {
       const { place, plus } = axes[position] ?? { place: 0, plus: 0 };
       const known = this.#extents[place] ?? 0;
-      return axis === '...' || known === -1 ? axis : known + plus;
+      if (axis === '...' || known === -1) return typeof axis === 'object' ? axis.of : axis;
+      return known + plus;
     });
     throw new ShapeError(
       `${this.#operation}: ${name} is ${describe(tensor)}; its shape must be [${wanted.join(', ')}].`,
@@ -170,20 +176,20 @@ export class TensorRules {
   }
 
   /** @throws InvalidValueError when an output is read-only, or shares memory with another tensor of the call */
-  #expectOutput(output: number, tensors: readonly Given[]): void {
-    const tensor = tensors[output];
-    const { name, written, inPlaceOf, poolWith } = this.#rules[output] as Rule;
-    if (tensor === undefined || !written) return;
-    for (let index = 0; index < tensors.length; index++) {
-      const other = tensors[index];
-      if (other === undefined || index === output || !overlap(tensor, other)) continue;
-      const { name: otherName, poolWith: otherPool, written: otherWritten } = this.#rules[index] as Rule;
-      if (inPlaceOf.includes(otherName) && coincide(tensor, other)) continue;
-      if ((poolWith === index || otherPool === output) && areBlocksApart(tensor, other)) continue;
-      const what = otherWritten ? `another output, ${otherName}` : `the input ${otherName}`;
+  #expectOutput(output: Rule, tensors: readonly Given[]): void {
+    const tensor = tensors[output.index];
+    if (tensor === undefined) return;
+    expectWritable(this.#operation, output.name, tensor);
+    for (const rule of this.#rules) {
+      const other = tensors[rule.index];
+      if (other === undefined || rule === output || !overlap(tensor, other)) continue;
+      if (output.inPlaceOf.includes(rule.name) && coincide(tensor, other)) continue;
+      const pools = output.poolWith === rule.index || rule.poolWith === output.index;
+      if (pools && areBlocksApart(tensor, other)) continue;
+      const what = rule.written ? `another output, ${rule.name}` : `the input ${rule.name}`;
       throw new InvalidValueError(
-        `${this.#operation}: the output ${name} shares memory with ${what}; give each output its own.`,
-        { subject: name },
+        `${this.#operation}: the output ${output.name} shares memory with ${what}; give each output its own.`,
+        { subject: output.name },
       );
     }
   }

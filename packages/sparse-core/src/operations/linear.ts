@@ -1,4 +1,3 @@
-import type { NativeTensor } from '../addon.js';
 import type { FloatDType } from '../dtype.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
@@ -65,7 +64,7 @@ export function linear<D extends FloatDType, Token extends string>(
   enqueueOf(args)(stream, args, ([input, ...layers]) => {
     const { accumulate = false } = args;
     expectBoolean('linear', 'accumulate', accumulate);
-    loadAddon().linear(stream.native, input as NativeTensor, accumulate, ...layers);
+    loadAddon().linear(stream.native, input, accumulate, ...layers);
   });
 }
 

@@ -1,3 +1,5 @@
+import { InvalidValueError } from '../errors.js';
+import { show } from '../show.js';
 import { expectObject, expectThat } from '../validate.js';
 
 /**
@@ -106,7 +108,10 @@ function frequencyScaling(scaling: RopeScaling): (frequency: number) => number {
     }
     default: {
       const { kind } = scaling as { kind: unknown };
-      return expect('scaling.kind', kind, false, "'none', 'linear' or 'llama3'") as never;
+      throw new InvalidValueError(`ropeDescription: scaling.kind is ${show(kind)}; it must be 'none', 'linear' or 'llama3'.`, {
+        subject: 'scaling.kind',
+        given: kind,
+      });
     }
   }
 }
