@@ -41,7 +41,7 @@ export function embedding<D extends FloatDType, Token extends string, Feature ex
 ): void {
   enqueue(stream, args, (natives) => {
     const { outside = 'fail' } = args;
-    expectThat('embedding', 'outside', outside, outside === 'fail' || outside === 'nan', "'fail' or 'nan'");
+    expectThat('embedding', 'outside', outside, ['fail', 'nan'].includes(outside), "'fail' or 'nan'");
     loadAddon().embedding(stream.native, ...natives, outside === 'nan');
   });
 }
