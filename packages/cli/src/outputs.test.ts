@@ -113,10 +113,17 @@ describe('a document without an end', () => {
     const before = process.memoryUsage.rss();
     const { exitCode, stdout, stderr } = await runKv('compare', needleModel, '--document', '/dev/zero', '--question', 'Why?');
     expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
-    expect(stderr).toBe('kv: The document /dev/zero has more than 64.0 MiB; no model reads so much.\n');
+    expect(stderr).toBe('kv: The document /dev/zero has more than 64.0 MiB; give a shorter one.\n');
     expect(performance.now() - started).toBeLessThan(20_000);
     // The text in pieces and as a whole.
     expect(process.memoryUsage.rss() - before).toBeLessThan(256 * 2 ** 20);
+  });
+
+  it('is no list of questions either', async () => {
+    const [document, questions] = [await passKeyFile(), await temporaryFile('questions.json', `[${'1,'.repeat(2 ** 20)}1]`)];
+    const { exitCode, stderr } = await runKv('compare', needleModel, '--document', document, '--questions', questions);
+    expect(exitCode).toBe(1);
+    expect(stderr).toMatch(/^kv: The list of questions \S+ has more than 1\.0 MiB; give a shorter one\.\n$/);
   });
 
   it.each([['generate', '--prompt-file'], ['compare', '--question', 'Why?', '--document']])('may be no folder either: %s', async (command, ...options) => {

@@ -5,15 +5,21 @@ import { InvalidValueError } from '@kv/sparse-core';
 import { formatBytes } from './format.js';
 
 /** More than the context of any model holds. */
-const mostBytes = 64 * 2 ** 20;
+const longestText = 64 * 2 ** 20;
 
 /**
  * The text of a file, which must hold some. It may be a pipe.
  * @param what what the file is to the user, for messages: 'document'
+ * @param mostBytes bytes past which it is refused
  * @throws InvalidValueError when it is missing, unreadable, empty, too long or not UTF-8; the signal's reason
  */
-export async function readTextFile(what: string, file: string, signal: AbortSignal): Promise<string> {
-  const bytes = await readBytes(file, signal).catch((cause: unknown) => {
+export async function readTextFile(
+  what: string,
+  file: string,
+  signal: AbortSignal,
+  mostBytes = longestText,
+): Promise<string> {
+  const bytes = await readBytes(file, mostBytes, signal).catch((cause: unknown) => {
     signal.throwIfAborted();
     const reason = cause instanceof Error ? cause.message : String(cause);
     throw new InvalidValueError(`The ${what} ${file} cannot be read (${reason}). Check the path.`, {
@@ -23,7 +29,7 @@ export async function readTextFile(what: string, file: string, signal: AbortSign
     });
   });
   if (bytes.length > mostBytes) {
-    throw new InvalidValueError(`The ${what} ${file} has more than ${formatBytes(mostBytes)}; no model reads so much.`, {
+    throw new InvalidValueError(`The ${what} ${file} has more than ${formatBytes(mostBytes)}; give a shorter one.`, {
       subject: what,
       given: file,
       wanted: mostBytes,
@@ -40,7 +46,7 @@ export async function readTextFile(what: string, file: string, signal: AbortSign
 }
 
 /** A device has no end, so what is too long is read no further. */
-async function readBytes(file: string, signal: AbortSignal): Promise<Uint8Array> {
+async function readBytes(file: string, mostBytes: number, signal: AbortSignal): Promise<Uint8Array> {
   const chunks: Buffer[] = [];
   for await (const chunk of createReadStream(file, { end: mostBytes, signal })) chunks.push(chunk as Buffer);
   return Buffer.concat(chunks);

@@ -6,6 +6,9 @@ import { readTextFile } from '../read-text-file.js';
 const questionSchema = z.object({ question: z.string().min(1), answer: z.string().optional() });
 const questionsSchema = z.array(questionSchema).min(1);
 
+/** Thousands of questions, in bytes; what JSON of more may take is too much. */
+const longestList = 2 ** 20;
+
 /** Something to ask about a document. */
 export interface Question {
   readonly question: string;
@@ -18,7 +21,7 @@ export interface Question {
  * @throws InvalidValueError when the file is missing or is no such list
  */
 export async function readQuestions(file: string, signal: AbortSignal): Promise<readonly Question[]> {
-  const parsed = questionsSchema.safeParse(parseJson(await readTextFile('list of questions', file, signal)));
+  const parsed = questionsSchema.safeParse(parseJson(await readTextFile('list of questions', file, signal, longestList)));
   if (parsed.success) return parsed.data;
   throw new InvalidValueError(
     `${file} is no list of questions; wanted JSON like [{ "question": "…", "answer": "…" }], answers optional.`,
