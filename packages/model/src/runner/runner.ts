@@ -398,11 +398,9 @@ export class Runner implements Disposable {
     expectWholeNumber('tokens to add', tokens, 1, Number.MAX_SAFE_INTEGER);
     const length = sequence.length + tokens + spare;
     if (length > this.contextTokens) {
-      const held = sequence.length === 0 ? '' : ` behind the ${sequence.length} that the sequence holds`;
-      const answer = spare === 0 ? '' : ` and ${spare} for the answer`;
       throw new InvalidValueError(
-        `contextTokens is ${this.contextTokens}, and ${tokens} tokens were given${held}${answer}. Give fewer, or make ` +
-          `the runner with contextTokens of ${length} or more; the model's limit is ${this.model.config.maxPositions}.`,
+        `contextTokens is ${this.contextTokens}, and ${tokens} tokens were given behind ${sequence.length} of the sequence` +
+          `${spare === 0 ? '' : `, with ${spare} to answer`}. Give fewer, or make the runner with a larger contextTokens.`,
         { subject: 'contextTokens', given: length, wanted: this.contextTokens },
       );
     }

@@ -47,7 +47,7 @@ interface Pending {
 
 interface Answer {
   readonly value?: unknown;
-  readonly error?: { readonly reason: string; readonly of: Refusal['of'] };
+  readonly error?: { readonly reason: string; readonly of: Refusal['of'] } | undefined;
 }
 
 /**
