@@ -5,11 +5,11 @@
 namespace kv {
 
 // decompress24(stream, values: boolean, nonZeros [sparseBlock, element], metadata [sparseBlock, word], ids [block],
-//              dense [block, blockToken, dim])
+//              places [block], dense [block, blockToken, dim])
 Napi::Value decompress_24(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument ids = call.tensor(4);
-  const OutputArgument dense = call.output(5);
+  const OutputArgument dense = call.output(6);
   Decompress24Arguments arguments;
   arguments.operand = call.flag(1) ? KvOperand::values : KvOperand::keys;
   arguments.dtype = dense.dtype();
@@ -17,7 +17,9 @@ Napi::Value decompress_24(const Napi::CallbackInfo& info) {
   arguments.sparse = sparse_blocks(call.tensor(2), call.tensor(3));
   arguments.ids = ids.as<int32_t>();
   arguments.count = static_cast<int32_t>(ids.extent(0));
+  arguments.places = call.tensor(5).as<int32_t>();
   arguments.dense = dense.data;
+  arguments.dense_count = static_cast<int32_t>(dense.extent(0));
   return call.enqueue("decompress24",
                       [arguments](ExecutionContext& context) { return decompress_24(arguments, context); });
 }

@@ -59,7 +59,7 @@ void decompress_24(const Decompress24Arguments& a, Workers& workers) {
     const auto* non_zeros = static_cast<const uint16_t*>(a.sparse.non_zeros) + id * sparse_block_elements(a.head_dim);
     const uint32_t* metadata = a.sparse.metadata + id * sparse_block_words(a.head_dim);
     uint16_t* dense =
-        static_cast<uint16_t*>(a.dense) + static_cast<int64_t>(index) * kMixedBlockTokens * a.head_dim;
+        static_cast<uint16_t*>(a.dense) + int64_t{a.places[index]} * kMixedBlockTokens * a.head_dim;
     with_lines(a.operand, a.head_dim, [&](const auto& lines) { decompress(lines, non_zeros, metadata, dense); });
   });
 }

@@ -25,13 +25,15 @@ __global__ void __launch_bounds__(kThreads) decompress_kernel(const __grid_const
                                                               FaultSink faults) {
   const int dims = arguments.head_dim;
   const int id = arguments.ids[blockIdx.x];
-  if (id < 0 || id >= arguments.sparse.block_count) {
-    if (threadIdx.x == 0) report_fault(faults, FaultCode::block_out_of_range, id);
+  const int place = arguments.places[blockIdx.x];
+  const bool known = id >= 0 && id < arguments.sparse.block_count;
+  if (!known || place < 0 || place >= arguments.dense_count) {
+    if (threadIdx.x == 0) report_fault(faults, FaultCode::block_out_of_range, known ? place : id);
     return;
   }
   const auto* non_zeros = static_cast<const uint16_t*>(arguments.sparse.non_zeros) + id * sparse_block_elements(dims);
   const uint32_t* metadata = arguments.sparse.metadata + id * sparse_block_words(dims);
-  auto* dense = static_cast<uint16_t*>(arguments.dense) + int64_t{blockIdx.x} * kMixedBlockTokens * dims;
+  auto* dense = static_cast<uint16_t*>(arguments.dense) + int64_t{place} * kMixedBlockTokens * dims;
   for (int i = threadIdx.x; i < kMixedBlockTokens * dims / 4; i += kThreads) {
     if (arguments.operand == KvOperand::keys) {
       const int token = i / (dims / 4);

@@ -10,6 +10,13 @@ namespace kv {
 KV_CPU_KERNEL(decompress_24, Decompress24Arguments)
 KV_CUDA_KERNEL(decompress_24, Decompress24Arguments)
 
+static Status validate_number(const char* name, int32_t index, int32_t number, int64_t blocks) {
+  if (number >= 0 && number < blocks) return Status::success();
+  return Status::failure(StatusCode::invalid_value, std::string(name) + "[" + std::to_string(index) + "] is " +
+                                                        std::to_string(number) + "; blocks are 0 to " +
+                                                        std::to_string(blocks - 1));
+}
+
 Status decompress_24(const Decompress24Arguments& arguments, ExecutionContext& context) {
   Status status = validate_block_format(arguments.dtype, arguments.head_dim);
   if (!status.ok()) return status;
@@ -17,10 +24,9 @@ Status decompress_24(const Decompress24Arguments& arguments, ExecutionContext& c
   if (!status.ok()) return status;
   if (context.device == DeviceKind::cuda) return decompress_24_cuda(arguments, context);
   for (int32_t i = 0; i < arguments.count; ++i) {
-    if (arguments.ids[i] >= 0 && arguments.ids[i] < arguments.sparse.block_count) continue;
-    return Status::failure(StatusCode::invalid_value, "ids[" + std::to_string(i) + "] is " +
-                                                          std::to_string(arguments.ids[i]) + "; sparse blocks are 0 to " +
-                                                          std::to_string(arguments.sparse.block_count - 1));
+    status = validate_number("ids", i, arguments.ids[i], arguments.sparse.block_count);
+    if (status.ok()) status = validate_number("places", i, arguments.places[i], arguments.dense_count);
+    if (!status.ok()) return status;
   }
   decompress_24_cpu(arguments, context);
   return Status::success();

@@ -15,10 +15,12 @@ struct Decompress24Arguments {
   SparseBlocks sparse;
   const int32_t* ids = nullptr;  // [block]: the sparse blocks to write out
   int32_t count = 0;
-  void* dense = nullptr;  // [block, block_token 64, dim]
+  const int32_t* places = nullptr;  // [block]: the dense blocks to write them to
+  void* dense = nullptr;            // [block, block_token 64, dim]
+  int32_t dense_count = 0;
 };
 
-// Refuses other dtypes and head sizes (capability), ids that lead outside (invalid_value).
+// Refuses other dtypes and head sizes (capability), ids and places that lead outside (invalid_value).
 Status decompress_24(const Decompress24Arguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

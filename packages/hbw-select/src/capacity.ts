@@ -5,25 +5,28 @@ import { expectPositive, expectThat } from './expect.js';
 /** One value for all layers, a list with one for each, or a function of the layer's index. */
 export type PerLayer<T> = T | readonly T[] | ((layer: number) => T);
 
-/** How many tokens of a prompt a layer keeps of each kv head. */
+/** How many tokens a layer keeps of each kv head when a prompt ends. */
 export type Capacity =
   | {
-      /** Tokens. A shorter prompt is kept whole. */
+      /** Tokens. A sequence that holds fewer is kept whole. */
       readonly capacity: PerLayer<number>;
       readonly keepRatio?: undefined;
     }
   | {
       readonly capacity?: undefined;
-      /** Share of the prompt's tokens, more than 0 and at most 1; rounded down to whole tokens, at least one. */
+      /**
+       * Share of all tokens that the sequence has had, over turns, more than 0 and at most 1; rounded down to whole
+       * tokens, at least one.
+       */
       readonly keepRatio: PerLayer<number>;
     };
 
 /**
- * The tokens to keep of `length` in a layer. Values that are given are checked now, those of functions when
+ * The tokens to keep in a layer of a sequence that has had `tokens`. Values that are given are checked now, those of functions when
  * they are asked for.
  * @throws InvalidValueError
  */
-export function capacityOf({ capacity, keepRatio }: Capacity): (layer: number, length: number) => number {
+export function capacityOf({ capacity, keepRatio }: Capacity): (layer: number, tokens: number) => number {
   if ((capacity === undefined) === (keepRatio === undefined)) {
     throw new InvalidValueError('Give either capacity, in tokens, or keepRatio, a share of the prompt.', {
       subject: 'capacity',
@@ -37,7 +40,7 @@ export function capacityOf({ capacity, keepRatio }: Capacity): (layer: number, l
   const ofLayer = perLayer('keepRatio', keepRatio, (given) =>
     expectThat(given > 0 && given <= 1, 'keepRatio', given, 'more than 0 and at most 1'),
   );
-  return (layer, length) => Math.max(1, Math.floor(ofLayer(layer) * length));
+  return (layer, tokens) => Math.max(1, Math.floor(ofLayer(layer) * tokens));
 }
 
 function perLayer(

@@ -309,11 +309,23 @@ describe('options', () => {
 
   it('are asked for each layer', () => {
     const store = { name: 'test', layer: { index: 2 }, lengths: () => [100], denseBlocks: () => undefined };
-    const call = { store: store as unknown as KvStore, slot: 0, lastQueries: { shape: [32, 1, 8] }, scale: 1 };
+    const call = { store: store as unknown as KvStore, slot: 0, lastQueries: { shape: [32, 1, 8] }, scale: 1, tokens: 100 };
     const select = (selector: KvSelector) => selector.select(undefined as unknown as Stream, call as unknown as SelectCall);
     expect(() => select(hbw({ capacity: [50, 50] }))).toThrow(/layer 2/);
     expect(() => select(hbw({ capacity: (layer) => -layer }))).toThrow(InvalidValueError);
     expect(() => select(hbw({ capacity: 50 }))).toThrow(CapabilityError);
     expect(select(hbw({ capacity: [1, 1, 100] }))).toBeUndefined();
+  });
+
+  it('keep a share of all tokens that the sequence has had, of which earlier turns dropped some', () => {
+    const store = { name: 'test', layer: { index: 0 }, lengths: () => [100, 100], denseBlocks: () => undefined };
+    const call = { store: store as unknown as KvStore, slot: 0, lastQueries: { shape: [32, 1, 8] }, scale: 1 };
+    const select = (selector: KvSelector, tokens: number) =>
+      selector.select(undefined as unknown as Stream, { ...call, tokens } as unknown as SelectCall);
+    for (const make of [hbw, snapKv]) {
+      expect(select(make({ keepRatio: 1 / 4 }), 400)).toBeUndefined();
+      expect(() => select(make({ keepRatio: 1 / 4 }), 399)).toThrow(CapabilityError);
+    }
+    expect(select(streaming({ keepRatio: 1 / 4 }), 400)).toBeUndefined();
   });
 });

@@ -1,5 +1,5 @@
 import { CapabilityError } from '@kv/sparse-core';
-import type { KvSelector, KvStore, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
+import type { KvSelector, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
@@ -60,10 +60,10 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
   expectSelectOptions(options);
   if (headShares !== undefined) expectHeadShares(headShares);
 
-  const rowOf = (store: KvStore, kvHead: number, length: number, queries: number): SelectTokensRow => {
+  const rowOf = ({ store, lastQueries, tokens }: SelectCall, kvHead: number, length: number): SelectTokensRow => {
     const layer = store.layer.index;
-    const windowTokens = Math.min(length, queries);
-    const equal = capacity(layer, length);
+    const windowTokens = Math.min(length, lastQueries.shape[0]);
+    const equal = capacity(layer, tokens);
     const storeBlock = store.denseBlocks()?.keys.shape[1] ?? 1;
     const total = headShares === undefined ? equal : sharedCapacity(headShares, { layer, kvHead }, equal, storeBlock);
     return {
@@ -78,9 +78,7 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
     name,
     observationWindow: window,
     select(stream, call) {
-      const { store, slot, lastQueries } = call;
-      const [queries] = lastQueries.shape;
-      const rows = store.lengths(slot).map((length, kvHead) => rowOf(store, kvHead, length, queries));
+      const rows = call.store.lengths(call.slot).map((length, kvHead) => rowOf(call, kvHead, length));
       if (rows.every((row) => keptTokens(row) === row.prefixTokens + row.windowTokens)) return undefined;
       if (headFloor < 1) return selectWithMovedBudgets(stream, call, rows);
       using scores = score(stream, call, rows, { domain: scoreDomain, groupReduction });

@@ -22,10 +22,10 @@ export function streaming(options: Capacity & StreamingSettings): KvSelector {
   return {
     name: 'streaming',
     observationWindow: 0,
-    select(stream, { store, slot }) {
+    select(stream, { store, slot, tokens }) {
       const lengths = store.lengths(slot);
       const rows = lengths.map((length) => {
-        const capacity = Math.min(length, capacityFor(store.layer.index, length));
+        const capacity = Math.min(length, capacityFor(store.layer.index, tokens));
         const windowTokens = Math.max(0, capacity - sinkTokens);
         return { prefixTokens: length - windowTokens, windowTokens, capacity, blockTokens: 1 };
       });

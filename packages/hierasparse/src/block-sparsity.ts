@@ -13,6 +13,8 @@ export interface BlockSparsity {
 /** S_K and S_V of one layer. */
 export type Shares = Readonly<Record<KvOperand, number>>;
 
+export const allDense: Shares = { keys: 0, values: 0 };
+
 /** The shares of one layer. @throws InvalidValueError when one is not between 0 and 1 */
 export function sharesOf(sparsity: BlockSparsity, layer: number): Shares {
   const share = (operand: KvOperand) => {

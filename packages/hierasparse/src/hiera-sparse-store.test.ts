@@ -156,7 +156,68 @@ describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
     expect(steps.store.denseBlocks([1])).toBeUndefined();
     expect(steps.store.denseBlocks([0, 2])).toBeDefined();
     expect(() => steps.store.keep(steps.stream, 1, { indices: selection, counts: [1, 1] })).toThrow(CapabilityError);
-    await expect(steps.step(chunk(1, 603, 10), 'prefill')).rejects.toThrow(CapabilityError);
+  });
+
+  it('reads, selects from and makes sparse again what a turn before has made sparse', async () => {
+    for (const share of [1, 0.5]) {
+      const steps = run({ keys: share, values: share });
+      await steps.check(chunk(0, 0, 200), 'prefill');
+      const turns = [
+        { tokens: 900, kept: [(token: number) => token % 5 > 0, (token: number) => token % 3 > 0] },
+        { tokens: 130, kept: [(token: number) => token % 4 > 0, (token: number) => token % 7 > 0] },
+        { tokens: 1, kept: [(token: number) => token % 2 > 0, (token: number) => token % 9 > 0] },
+      ];
+      let position = 0;
+      for (const { tokens, kept } of turns) {
+        for (let rest = tokens; rest > 0; rest -= 300) {
+          // What leaves the local window after the first turn is made sparse before a step.
+          if (position > 900) steps.heads[1]?.forEach(pruneTo(share, share));
+          await steps.check(chunk(1, position, Math.min(300, rest)), 'prefill');
+          position += Math.min(300, rest);
+        }
+        (await steps.store.makeDense?.(steps.stream, 1))?.();
+        expect(steps.store.denseBlocks([1])).toBeDefined();
+        const heads = steps.heads[1] ?? [];
+        const chosen = heads.map((head, index) => range(head.count).filter((token) => kept[index]?.(token)));
+        const most = Math.max(...chosen.map(({ length }) => length));
+        const indices = new Int32Array(2 * most);
+        chosen.forEach((list, head) => indices.set(list, head * most));
+        using selection = steps.stream.device.tensor('i32', ['kvHead', 'kept'], [2, most], indices);
+        steps.store.keep(steps.stream, 1, { indices: selection, counts: chosen.map(({ length }) => length) });
+        heads.forEach((head, index) => {
+          head.makeDense();
+          head.keep(chosen[index] ?? []);
+        });
+        steps.finishPrefill(1, pruneTo(share, share));
+        expect(steps.store.denseBlocks([1])).toBeUndefined();
+        for (const step of range(3)) await steps.check(chunk(1, position + step, 1), 'decode', pruneTo(share, share));
+        position += 3;
+        expect(steps.store.bytes().device).toBe(steps.heads.flat().reduce((sum, head) => sum + head.bytes(), 0));
+      }
+      steps.release(1);
+      steps.release(0);
+      expect(steps.store.bytes()).toEqual({ device: 0, host: 0 });
+    }
+  });
+
+  it('forgets the newest tokens, and refuses to where blocks may be sparse', async () => {
+    const steps = run({ keys: 1, values: 1 });
+    await steps.check(chunk(1, 0, 600), 'prefill');
+    steps.finishPrefill(1, pruneTo(1, 1));
+    for (const step of range(45)) await steps.check(chunk(1, 600 + step, 1), 'decode', pruneTo(1, 1));
+    // The block that the tokens from 640 on had begun is back.
+    steps.store.truncate(steps.stream, 1, 10);
+    for (const head of steps.heads[1] ?? []) head.truncate(10);
+    expect(steps.store.lengths(1)).toEqual([635, 635]);
+    expect(steps.store.bytes().device).toBe(steps.heads.flat().reduce((sum, head) => sum + head.bytes(), 0));
+    for (const step of range(7)) await steps.check(chunk(1, 635 + step, 1), 'decode', pruneTo(1, 1));
+    expect(() => {
+      steps.store.truncate(steps.stream, 1, 600);
+    }).toThrow(CapabilityError);
+    expect(() => {
+      steps.store.truncate(steps.stream, 1, 700);
+    }).toThrow(InvalidValueError);
+    expect(steps.store.lengths(1)).toEqual([642, 642]);
   });
 
   it('copies a dense prompt, which then goes its own way', async () => {

@@ -8,7 +8,7 @@ import {
   ShapeError,
 } from '@kv/sparse-core';
 import { expectCapacity, expectContiguous, expectDType, expectShape, nativeOf } from '@kv/sparse-core/native';
-import { type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
+import { allDense, type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
 import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
 import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './mixed-blocks.js';
@@ -37,8 +37,6 @@ export interface HieraSparseOptions extends BlockSparsity {
    */
   readonly blockLoss?: ((layer: KvLayer, operand: KvOperand, capacity: KvCapacity) => BlockLoss | undefined) | undefined;
 }
-
-const dense: Shares = { keys: 0, values: 0 };
 
 /**
  * Keys and values in dense and 2:4 sparse blocks of one set of pools that all layers share (HieraSparse, section
@@ -115,8 +113,8 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
             capacity,
             pools,
             poolBytes: pools.bytes / layers.length,
-            prompt: rules[index]?.prompt ?? dense,
-            after: rules[index]?.after ?? dense,
+            prompt: rules[index]?.prompt ?? allDense,
+            after: rules[index]?.after ?? allDense,
             sinkBlocks,
             localWindow,
             masks: { ...mask('keys'), ...mask('values') },

@@ -179,6 +179,7 @@ export interface Addon {
     nonZeros: NativeTensor,
     metadata: NativeTensor,
     ids: NativeTensor,
+    places: NativeTensor,
     dense: NativeTensor,
   ): void;
   linear(

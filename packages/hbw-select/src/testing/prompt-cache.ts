@@ -67,5 +67,5 @@ export function cachePrompt(stream: Stream, store: KvStore, slot: number, prompt
     shape,
     queries,
   );
-  return { store, slot, lastQueries, scale: dim ** -0.5 };
+  return { store, slot, lastQueries, scale: dim ** -0.5, tokens };
 }

@@ -39,6 +39,25 @@ describeOnDevices('decompress24', ({ open }) => {
     },
   );
 
+  it('writes to the places that it is given, and nothing else', async () => {
+    const device = open();
+    const stream = device.createStream();
+    const random = new Random(2);
+    const contents = Uint16Array.from({ length: 3 * 64 * 64 }, () => random.integer(0, 65535));
+    const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: 3, sparseBlocks: 3, table: [1, 1, 3] };
+    const blocks = testPools(device, sizes, contents, Int32Array.of(1, 2, 3));
+    const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [2, 0, 1], freedFrom: 0 };
+    compress24(stream, { operand: 'values', blocks, prunings: [pruning] });
+    const untouched = new Uint16Array(64 * 64).fill(0x7e01);
+    const dense = device.tensor('f16', ['block', 'blockToken', 'dim'], [4, 64, 64], new Uint16Array(4 * 64 * 64).fill(0x7e01));
+    decompress24(stream, { operand: 'values', sparse: blocks.sparse, ids: [1, 2], dense, places: [3, 0] });
+    const result = await dense.read();
+    const part = (all: Uint16Array, at: number) => all.slice(at * 64 * 64, (at + 1) * 64 * 64);
+    expect(part(result, 3)).toEqual(pruned('values', 64, part(contents, 2)));
+    expect(part(result, 0)).toEqual(pruned('values', 64, part(contents, 0)));
+    for (const at of [1, 2]) expect(part(result, at)).toEqual(untouched);
+  });
+
   it('refuses bad input with a typed error', async () => {
     const device = open();
     const stream = device.createStream();
@@ -56,6 +75,11 @@ describeOnDevices('decompress24', ({ open }) => {
     for (const id of [2, -1, 0.5, NaN, 2 ** 32]) {
       expect(() => decompress24(stream, { ...good, ids: [id] })).toThrow(InvalidValueError);
     }
+    expect(() => decompress24(stream, { ...good, places: [] })).toThrow(ShapeError);
+    for (const place of [1, -1, 0.5, NaN]) {
+      expect(() => decompress24(stream, { ...good, places: [place] })).toThrow(InvalidValueError);
+    }
+    expect(() => decompress24(stream, { ...good, ids: [0, 1], places: [0, 0] })).toThrow(InvalidValueError);
     expect(() => decompress24(stream, { ...good, operand: 'value' as never })).toThrow(InvalidValueError);
     const inside = device.tensor('f16', ['element'], [64 * 64 + 1]).slice('element', 1, 64 * 64 + 1);
     decompress24(stream, { ...good, dense: inside.view(axes, [1, 64, 64]) });

@@ -128,6 +128,13 @@ export class HeadBlocks {
     return { firstBlock: sinkBlocks, endBlock: this.endBlock, sparseIds, freedFrom: freed[0] ?? 0 };
   }
 
+  /** The range is dense again, in these pairs. */
+  makeDense(pairs: readonly number[]): void {
+    this.#freeCandidates();
+    this.#pairs.splice(this.#rules.sinkBlocks, 0, ...pairs);
+    this.#candidates = 0;
+  }
+
   /** How many pairs a copy of the first `count` blocks takes. */
   pairsToCopy(count: number): number {
     return count - this.#candidates + this.#pairsOfCandidates().length;
@@ -174,13 +181,18 @@ export class HeadBlocks {
     const { pools } = this.#rules;
     pools.promise(this.needs(-this.count));
     pools.pairIds.free(this.#pairs);
+    this.#freeCandidates();
+    this.#finished = false;
+    this.#pairs = [];
+    this.#candidates = 0;
+  }
+
+  #freeCandidates(): void {
+    const { pools } = this.#rules;
     for (const operand of operands) {
       pools.freeDense(this.#dense[operand]);
       pools.sparse[operand].ids.free(this.#sparse[operand]);
     }
-    this.#finished = false;
-    this.#pairs = [];
-    this.#candidates = 0;
     this.#dense = { keys: [], values: [] };
     this.#sparse = { keys: [], values: [] };
   }

@@ -23,13 +23,14 @@ import {
   type TokenSelection,
 } from '@kv/sparse-core';
 import { expectHeld, expectPrepared, nativeOf, shorterBy, zeroTable } from '@kv/sparse-core/native';
-import { anySparse, type Shares } from '../block-sparsity.js';
+import { allDense, anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
 import { compress24 } from '../operations/compress-24.js';
 import { copyIndexMap } from '../operations/copy-index-map.js';
 import { mixedDecodeAttention } from '../operations/mixed-decode-attention.js';
 import { mixedPrefillAttention } from '../operations/mixed-prefill-attention.js';
+import { enqueueDense } from './enqueue-dense.js';
 import { type CopiesOfPools, HeadBlocks } from './head-blocks.js';
 import { type MixedBlockPools, sumOfNeeds } from './mixed-block-pools.js';
 
@@ -144,10 +145,10 @@ export class HieraSparseStore implements KvStore {
   }
 
   /**
-   * Attention of the rows of prompts over all that their slots hold, of which this share is sparse first.
+   * Attention of the rows of prompts over all that their slots hold, of which this share is made sparse first.
    * @throws CapabilityError unless the store was made for prompts of this sparsity
    */
-  attend(stream: Stream, { batch, query, output, scale }: PrefillCall, sparsity: Shares): void {
+  attend(stream: Stream, { batch, query, output, scale }: PrefillCall, sparsity: Shares = allDense): void {
     this.#expectPrompts(sparsity);
     this.#expectPrunable(stream);
     const { slots, queryStart } = batch;
@@ -165,6 +166,18 @@ export class HieraSparseStore implements KvStore {
     if (this.#alwaysDense) decodeAttention(stream, { ...rows, blocks: this.#asDense() });
     else mixedDecodeAttention(stream, { ...rows, ...this.#mixedCache() });
     return () => undefined;
+  }
+
+  makeDense(stream: Stream, slot: number): Promise<() => void> | undefined {
+    // Where prompts are sparse there are not enough dense blocks.
+    if (!this.#isPruned(slot) || anySparse(this.#parts.prompt)) return undefined;
+    this.#expectUsable(stream);
+    const read = (operand: KvOperand) => this.#maps[operand].slice('slot', slot, slot + 1).read(stream);
+    return Promise.all([read('keys'), read('values')]).then(
+      ([keys, values]) =>
+        () =>
+          this.#makeDense(stream, slot, { keys, values }),
+    );
   }
 
   /** @throws CapabilityError when blocks of the slot are sparse: tokens can be dropped before, not after */
@@ -384,6 +397,22 @@ export class HieraSparseStore implements KvStore {
         this.#map(stream, operand, place, pools.placesOf(operand, pairs).map(denseEntry));
       }
       head?.add(pairs);
+    }
+  }
+
+  #makeDense(stream: Stream, slot: number, maps: Record<KvOperand, Int32Array>): void {
+    const { pools, sinkBlocks: firstBlock } = this.#parts;
+    for (const [kvHead, head] of this.#headsOf(slot).entries()) {
+      if (!head.pruned) continue;
+      const pairs = pools.pairIds.allocate(head.endBlock - firstBlock);
+      for (const operand of operands) {
+        const row = kvHead * this.#tableWidth;
+        const entries = maps[operand].subarray(row + firstBlock, row + head.endBlock);
+        const places = pools.placesOf(operand, pairs);
+        enqueueDense(stream, pools, operand, entries, places);
+        this.#map(stream, operand, { slot, kvHead, firstBlock }, places.map(denseEntry));
+      }
+      head.makeDense(pairs);
     }
   }
 

@@ -61,6 +61,16 @@ export class HeadOracle {
     }
   }
 
+  /** Nothing comes back that was not kept. */
+  makeDense(): void {
+    for (const sparse of Object.values(this.#sparse)) sparse.clear();
+    this.#end = 0;
+  }
+
+  truncate(tokens: number): void {
+    for (const rows of Object.values(this.#rows)) rows.length -= tokens * this.#headDim;
+  }
+
   keep(indices: readonly number[]): void {
     for (const operand of ['keys', 'values'] as const) {
       this.#rows[operand] = indices.flatMap((token) =>

@@ -85,9 +85,10 @@ export class LayerRunner implements Disposable {
       );
     }
     store.copy(stream, from.slot, to.slot);
-    const recent = this.#recentQueries.get(from.slot)?.queries;
+    const recent = this.#recentQueries.get(from.slot);
     if (to.select === undefined || recent === undefined) return;
-    this.#recent(to.slot, recent.dtype, to.select.observationWindow).push(stream, recent);
+    const { queries, position } = recent;
+    this.#recent(to.slot, queries.dtype, to.select.observationWindow).push(stream, queries, position);
   }
 
   /** Forgets a sequence and returns its memory. */
@@ -188,19 +189,26 @@ export class LayerRunner implements Disposable {
 
   async #finishChunk({ sequence, phase }: BatchEntry, queries: LayerScratch['query']): Promise<void> {
     const { stream, store } = this.#parts;
-    const { slot, select } = sequence;
-    if (select) this.#recent(slot, queries.dtype, select.observationWindow).push(stream, queries);
+    const { slot, select, length } = sequence;
+    if (select) this.#recent(slot, queries.dtype, select.observationWindow).push(stream, queries, length);
     if (phase !== 'prefill-end') return;
-    await this.#select(sequence);
+    await this.#select(sequence, length + queries.shape[0]);
     if (!sequence.disposed) store.finishPrefill?.(stream, slot);
   }
 
-  async #select(sequence: Sequence): Promise<void> {
+  async #select(sequence: Sequence, tokens: number): Promise<void> {
     const { stream, store } = this.#parts;
     const { slot, select } = sequence;
     const recent = this.#recentQueries.get(slot);
     if (select === undefined || recent === undefined) return;
-    const selection = await select.select(stream, { store, slot, lastQueries: recent.queries, scale: this.#scale });
+    const reading = store.makeDense?.(stream, slot);
+    if (reading) {
+      const makeDense = await reading;
+      if (sequence.disposed) return;
+      makeDense();
+    }
+    const call = { store, slot, lastQueries: recent.queries, scale: this.#scale, tokens };
+    const selection = await select.select(stream, call);
     try {
       // The sequence may have been given up meanwhile, and its slot be another's.
       if (selection !== undefined && !sequence.disposed) this.#keep(sequence, select, selection);

@@ -11,6 +11,8 @@ export class RecentQueries {
   #current: Queries;
   #spare: Queries;
   #count = 0;
+  /** The position behind the newest query. */
+  #end = 0;
 
   constructor(device: Device, dtype: FloatDType, window: number, queryHeads: number, headDim: number) {
     const allocate = (): Queries =>
@@ -19,8 +21,13 @@ export class RecentQueries {
     [this.#current, this.#spare] = madeTogether((own) => [own(allocate()), own(allocate())]);
   }
 
-  /** Takes a chunk's queries, `[token, queryHead, dim]`. */
-  push(stream: Stream, queries: Queries): void {
+  /**
+   * Takes a chunk's queries, `[token, queryHead, dim]`. Those of a prompt that went on behind an answer are no
+   * neighbours of the ones before it: they begin anew.
+   * @param position of the first
+   */
+  push(stream: Stream, queries: Queries, position: number): void {
+    if (position !== this.#end) this.#count = 0;
     const given = queries.shape[0];
     const fresh = Math.min(given, this.#window);
     const kept = Math.min(this.#count, this.#window - fresh);
@@ -31,11 +38,17 @@ export class RecentQueries {
     stream.copy(queries.slice('token', given - fresh, given), this.#spare.slice('token', kept, kept + fresh));
     [this.#current, this.#spare] = [this.#spare, this.#current];
     this.#count = kept + fresh;
+    this.#end = position + given;
   }
 
   /** `[token, queryHead, dim]`, as many as there were, at most the window. */
   get queries(): Queries {
     return this.#current.slice('token', 0, this.#count);
+  }
+
+  /** The position of the first of them. */
+  get position(): number {
+    return this.#end - this.#count;
   }
 
   dispose(): void {

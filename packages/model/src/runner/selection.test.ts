@@ -5,6 +5,7 @@ import { describe, expect, it } from 'vitest';
 import { Model } from '../model.js';
 import { goldenModel, largestDifference, readGolden } from '../test-support/golden.js';
 import { allLogits, runBatch, withRunner } from '../test-support/run-model.js';
+import type { Phase } from './model-batch.js';
 import type { Runner } from './runner.js';
 
 const store = densePagedStore({ dtype: 'f32', blockTokens: 16 });
@@ -162,6 +163,35 @@ describe('a policy that selects tokens', () => {
       // In both layers of both.
       expect(seen).toEqual([16, 3, 3, 3, 3]);
     });
+  });
+
+  it('sees in a later turn the queries of what was read since the last answer, and how many tokens there were', async () => {
+    const seen: [queries: number, tokens: number][] = [];
+    const select = selector(16, undefined, ({ lastQueries, tokens }) => seen.push([lastQueries.shape[0], tokens]));
+    const options = { contextTokens: 128, sequences: 2, policy: kvPolicy({ store, select }) };
+    await withRunner(goldenModel('qwen3'), options, async (runner) => {
+      using sequence = runner.openSequence();
+      const read = async (tokens: number, phase: Phase): Promise<void> => {
+        const entry = { sequence, ids: prompt.subarray(0, tokens), phase };
+        (await runner.step([entry])).dispose();
+      };
+      await read(30, 'prefill');
+      await read(1, 'decode');
+      await read(4, 'prefill');
+      // A fork's window is that of its sequence.
+      using fork = runner.fork(sequence);
+      await read(5, 'prefill-end');
+      await read(1, 'decode');
+      await read(3, 'prefill-end');
+      (await runner.step([{ sequence: fork, ids: prompt.subarray(0, 2), phase: 'prefill-end' }])).dispose();
+      // The answer is taken back: its prompt goes on.
+      await read(2, 'prefill');
+      await read(1, 'decode');
+      runner.truncate(sequence, sequence.length - 1);
+      await read(2, 'prefill-end');
+    });
+    const both = (queries: number, tokens: number) => [[queries, tokens], [queries, tokens]];
+    expect(seen).toEqual([...both(9, 40), ...both(3, 44), ...both(6, 37), ...both(4, 48)]);
   });
 
   it('leaves no memory behind when a prompt is given up', async () => {

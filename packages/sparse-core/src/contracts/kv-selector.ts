@@ -13,9 +13,17 @@ export interface TokenSelection {
 export interface SelectCall {
   readonly store: KvStore;
   readonly slot: number;
-  /** `[token, queryHead, dim]`, after RoPE: the last queries of the prompt, whatever the chunk sizes were. */
+  /**
+   * `[token, queryHead, dim]`, after RoPE: the last queries of the prompt, whatever the chunk sizes were. In a later turn
+   * the prompt is what was read since the last answer: a short question has as many queries as it has tokens.
+   */
   readonly lastQueries: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
   readonly scale: number;
+  /**
+   * All tokens that the sequence has had, this prompt's included. In a later turn the store holds fewer: those that
+   * earlier selections kept, and what came since.
+   */
+  readonly tokens: number;
 }
 
 /** Chooses, after the last chunk of a prompt, which tokens a layer keeps. */

@@ -3,7 +3,7 @@ import type { FloatDType } from '../dtype.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
-import type { PrefillAttention } from './prefill-attention.js';
+import type { PrefillAttention, PrefillCall } from './prefill-attention.js';
 import type { RowBatch } from './row-batch.js';
 import type { TokenSelection } from './kv-selector.js';
 
@@ -87,11 +87,23 @@ export interface KvStore {
   /** Counts a step's rows, whose `append` is enqueued. Enqueues nothing. */
   advance(batch: RowBatch): void;
   /**
+   * Exact causal attention of the rows of prompts over all that their slots hold, by a store that holds them otherwise
+   * than in dense blocks. One that always has `denseBlocks` needs none.
+   */
+  attend?(stream: Stream, call: PrefillCall): void;
+  /**
    * Attention of one new row per sequence over all that its slot holds. A store that computes part of it
    * elsewhere (values on the host) starts that here; the caller may enqueue other work before it finishes.
    * `append` and this enqueue the same operations for a batch of the same size, whatever its slots and lengths.
    */
   startDecode(stream: Stream, call: DecodeCall): FinishDecode;
+  /**
+   * Told that tokens of a slot are about to be selected. A store that holds some otherwise than in dense blocks reads
+   * what it needs, and returns the function that enqueues making them dense, so that `denseBlocks` and `keep` serve.
+   * Undefined when there is nothing to do, or nothing that can be done.
+   * @throws OutOfMemoryError from that function, when there is no room; the slot can only be released then
+   */
+  makeDense?(stream: Stream, slot: number): Promise<() => void> | undefined;
   /**
    * Keeps only the selected tokens of a slot and returns the memory of the others.
    * @param outcomes i32 `[kvHead]`, as `gatherKv` takes them: whether the device found the selection in order

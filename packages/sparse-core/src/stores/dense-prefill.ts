@@ -6,8 +6,13 @@ import { prefillAttention } from '../operations/prefill-attention.js';
 export function densePrefill(): PrefillAttention {
   return {
     name: 'dense',
-    attend(stream, { store, batch, query, output, scale }) {
+    attend(stream, call) {
+      const { store, batch, query, output, scale } = call;
       const blocks = store.denseBlocks(batch.entries.map(({ slot }) => slot));
+      if (blocks === undefined && store.attend) {
+        store.attend(stream, call);
+        return { density: 1 };
+      }
       if (blocks === undefined) {
         throw new CapabilityError(
           `Dense prefill reads dense blocks, which the store '${store.name}' does not keep. ` +

@@ -1,0 +1,33 @@
+import { copyBlocks, type Stream } from '@kv/sparse-core';
+import type { KvOperand } from '../mixed-blocks.js';
+import { decompress24 } from '../operations/decompress-24.js';
+import type { MixedBlockPools } from './mixed-block-pools.js';
+
+/**
+ * Enqueues the writing of blocks, dense or sparse, into dense blocks of the pools.
+ * @param entries what the index map says of each
+ * @param places where each goes in the dense pool
+ */
+export function enqueueDense(
+  stream: Stream,
+  pools: MixedBlockPools,
+  operand: KvOperand,
+  entries: Int32Array,
+  places: readonly number[],
+): void {
+  const dense = { from: [] as number[], to: [] as number[] };
+  const sparse = { from: [] as number[], to: [] as number[] };
+  entries.forEach((entry, index) => {
+    const copies = entry > 0 ? dense : sparse;
+    copies.from.push(Math.abs(entry) - 1);
+    copies.to.push(places[index] ?? NaN);
+  });
+  copyBlocks(stream, { pool: pools.dense, ...dense });
+  decompress24(stream, {
+    operand,
+    sparse: pools.sparse[operand],
+    ids: sparse.from,
+    dense: pools.dense,
+    places: sparse.to,
+  });
+}
