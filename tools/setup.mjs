@@ -74,6 +74,7 @@ function checkCMake() {
 
 function steps() {
   const { cuda, why } = cudaChoice();
+  const { version } = JSON.parse(readFileSync(join(root, 'packages/sparse-core/package.json'), 'utf8'));
   return [
     {
       name: 'dependencies',
@@ -84,7 +85,7 @@ function steps() {
     },
     {
       name: 'native addon',
-      state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cuda]),
+      state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cuda, version]),
       outputs: () => [installedBinary(cuda)],
       work: () => {
         checkCMake();

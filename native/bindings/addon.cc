@@ -51,6 +51,7 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   environment->recording_constructor = Napi::Persistent(RecordingObject::define(env));
   exports.Set("NativeDevice", environment->device_constructor.Value());
   exports.Set("instructionSet", isa_name(best_isa()));
+  exports.Set("version", KV_VERSION);
 #define EXPORT(name, function) exports.Set(#name, Napi::Function::New(env, function, #name));
   KV_OPERATIONS(EXPORT)
 #undef EXPORT

@@ -39,13 +39,13 @@ class MapFile : public Napi::AsyncWorker {
     // Opening a pipe would wait for its other end.
     const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) return SetError(std::strerror(errno));
-    struct stat facts {};
-    if (fstat(file, &facts) != 0) {
+    struct statx facts {};  // fstat of this name needs glibc 2.33
+    if (statx(file, "", AT_EMPTY_PATH, STATX_TYPE | STATX_SIZE, &facts) != 0) {
       SetError(std::strerror(errno));
-    } else if (!S_ISREG(facts.st_mode) || facts.st_size == 0) {
+    } else if (!S_ISREG(facts.stx_mode) || facts.stx_size == 0) {
       SetError("it is empty or not a regular file");
     } else {
-      bytes_ = static_cast<size_t>(facts.st_size);
+      bytes_ = static_cast<size_t>(facts.stx_size);
       data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0);
       if (data_ == MAP_FAILED) SetError(std::strerror(errno));
     }

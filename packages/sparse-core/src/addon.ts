@@ -130,6 +130,8 @@ export interface Addon {
     memoryLimit: number,
   ) => NativeDevice;
   readonly instructionSet: InstructionSet;
+  /** That of the package that it was built for. */
+  readonly version: string;
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
   compress24(
     stream: NativeStream,

@@ -3,6 +3,7 @@ import type { Addon, InstructionSet } from './addon.js';
 import { CapabilityError } from './errors.js';
 
 const require = createRequire(import.meta.url);
+const { version } = require('../package.json') as { version: string };
 
 function candidates(): string[] {
   const platform = `@kv/sparse-core-${process.platform}-${process.arch}`;
@@ -27,11 +28,18 @@ interface LoadedAddon {
   readonly packageName: string;
 }
 
-function load(): LoadedAddon {
+/**
+ * The first platform package that loads and is of this package's version.
+ * @throws CapabilityError when there is none; it says what was tried
+ */
+export function chooseAddon(load: (packageName: string) => unknown): LoadedAddon {
   const attempts: string[] = [];
   for (const packageName of candidates()) {
     try {
-      return { addon: require(packageName) as Addon, packageName };
+      const addon = load(packageName) as Addon;
+      if (addon.version === version) return { addon, packageName };
+      const { version: given = 'unknown' } = addon as Partial<Addon>;
+      attempts.push(`  ${packageName}: its version is ${given}, and that of @kv/sparse-core ${version}; both must be one.`);
     } catch (cause) {
       const message = cause instanceof Error ? (cause.message.split('\n')[0] ?? '') : String(cause);
       attempts.push(`  ${packageName}: ${message}`);
@@ -40,7 +48,7 @@ function load(): LoadedAddon {
   expectPlatform();
   throw new CapabilityError(
     `No native binary for ${process.platform}-${process.arch} could be loaded. Tried:\n${attempts.join('\n')}\n` +
-      'Install the platform package (npm install @kv/sparse-core-linux-x64; it needs glibc 2.28 or newer), ' +
+      `Install the platform package (npm install @kv/sparse-core-linux-x64@${version}; it needs glibc 2.28 or newer), ` +
       'or build it from a checkout with "npm start".',
     { subject: 'native binary', given: `${process.platform}-${process.arch}`, wanted: candidates() },
   );
@@ -50,7 +58,7 @@ let loaded: LoadedAddon | undefined;
 
 /** The native addon, loaded at the first use so that importing the package never fails. */
 export function loadAddon(): Addon {
-  loaded ??= load();
+  loaded ??= chooseAddon(require);
   return loaded.addon;
 }
 
@@ -69,8 +77,7 @@ export interface NativeBinary {
  * @throws CapabilityError when none can be loaded; it says what was tried
  */
 export function nativeBinary(): NativeBinary {
-  loaded ??= load();
+  loaded ??= chooseAddon(require);
   const { addon, packageName } = loaded;
-  const { version } = require(`${packageName}/package.json`) as { version: string };
-  return { packageName, version, path: require.resolve(packageName), instructionSet: addon.instructionSet };
+  return { packageName, version: addon.version, path: require.resolve(packageName), instructionSet: addon.instructionSet };
 }
