@@ -74,7 +74,8 @@ const mostExtent = 2 ** 31 - 1;
 
 /** The rules of an operation's tensors, and which of these it writes to. */
 export class TensorRules {
-  readonly #operation: string;
+  // Not `#operation`: the CommonJS build would assign to the export of that name.
+  readonly #subject: string;
   readonly #rules: readonly Rule[];
   /** What the names of extents stand for in the call that is being checked; -1 for nothing yet. The first is 0. */
   readonly #extents: number[];
@@ -87,7 +88,7 @@ export class TensorRules {
       if (typeof axis === 'number') return { place: 0, plus: axis };
       return typeof axis === 'string' ? { place: placeOf(axis), plus: 0 } : { place: placeOf(axis.of), plus: axis.plus };
     };
-    this.#operation = operation;
+    this.#subject = operation;
     // The same fields in the same order: reading them is most of a check's time otherwise.
     this.#rules = rules.map((rule, index) => ({
       index,
@@ -131,11 +132,11 @@ export class TensorRules {
       if (given === undefined && optional) return undefined;
       if (typeof given !== 'object' || given === null) {
         const behind = path.slice(0, path.indexOf(field)).join('.');
-        expectObject(this.#operation, behind === '' ? 'the arguments' : behind, given);
+        expectObject(this.#subject, behind === '' ? 'the arguments' : behind, given);
       }
       given = (given as Record<string, unknown>)[field];
     }
-    return given === undefined && optional ? undefined : tensorOn(this.#operation, name, given, stream);
+    return given === undefined && optional ? undefined : tensorOn(this.#subject, name, given, stream);
   }
 
   #expectRule(rule: Rule, tensors: readonly Given[]): void {
@@ -144,7 +145,7 @@ export class TensorRules {
     if (tensor === undefined) return;
     const partner = dtypeOf === -1 ? undefined : tensors[dtypeOf]?.dtype;
     if (tensor.dtype !== partner && !dtype.includes(tensor.dtype)) {
-      expectDType(this.#operation, name, tensor, partner === undefined ? dtype : [...dtype, partner]);
+      expectDType(this.#subject, name, tensor, partner === undefined ? dtype : [...dtype, partner]);
     }
     const extents = this.#extents;
     const shape: readonly number[] = tensor.shape;
@@ -156,10 +157,10 @@ export class TensorRules {
       fits = fits && extent <= mostExtent && extent === (extents[place] ?? 0) + plus;
     }
     if (!fits) this.#refuseShape(rule, tensor);
-    if (layout === 'rows') expectContiguousRows(this.#operation, name, tensor);
-    else expectContiguous(this.#operation, name, tensor);
+    if (layout === 'rows') expectContiguousRows(this.#subject, name, tensor);
+    else expectContiguous(this.#subject, name, tensor);
     const alike = stridesOf === -1 ? undefined : tensors[stridesOf];
-    if (alike !== undefined) expectSameStrides(this.#operation, name, tensor, alike);
+    if (alike !== undefined) expectSameStrides(this.#subject, name, tensor, alike);
   }
 
   #refuseShape({ name, axes, shape }: Rule, tensor: Tensor): never {
@@ -170,7 +171,7 @@ export class TensorRules {
       return known + plus;
     });
     throw new ShapeError(
-      `${this.#operation}: ${name} is ${describe(tensor)}; its shape must be [${wanted.join(', ')}].`,
+      `${this.#subject}: ${name} is ${describe(tensor)}; its shape must be [${wanted.join(', ')}].`,
       { subject: name, given: tensor.shape, wanted },
     );
   }
@@ -179,7 +180,7 @@ export class TensorRules {
   #expectOutput(output: Rule, tensors: readonly Given[]): void {
     const tensor = tensors[output.index];
     if (tensor === undefined) return;
-    expectWritable(this.#operation, output.name, tensor);
+    expectWritable(this.#subject, output.name, tensor);
     for (const rule of this.#rules) {
       const other = tensors[rule.index];
       if (other === undefined || rule === output || !overlap(tensor, other)) continue;
@@ -188,7 +189,7 @@ export class TensorRules {
       if (pools && areBlocksApart(tensor, other)) continue;
       const what = rule.written ? `another output, ${rule.name}` : `the input ${rule.name}`;
       throw new InvalidValueError(
-        `${this.#operation}: the output ${output.name} shares memory with ${what}; give each output its own.`,
+        `${this.#subject}: the output ${output.name} shares memory with ${what}; give each output its own.`,
         { subject: output.name },
       );
     }
