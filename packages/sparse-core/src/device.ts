@@ -9,6 +9,7 @@ import { fromNative } from './native-error.js';
 import { show } from './show.js';
 import { Stream } from './stream.js';
 import { type Axes, type Extents, Tensor } from './tensor.js';
+import { WatchedFile } from './watched-file.js';
 import { holdInPlace } from './wrapped-memory.js';
 
 export interface DeviceOptions {
@@ -110,7 +111,8 @@ export class Device {
   }
 
   /**
-   * Maps a file into memory, read-only, without reading it. The file must not shrink while it is mapped.
+   * Maps a file into memory, read-only, without reading it. The file must not shrink while it is mapped:
+   * `MappedFile.assertUnchanged` tells.
    * @throws ModelFormatError when it cannot be opened or is empty, InvalidValueError when `path` is no path
    */
   async mapFile(path: string): Promise<MappedFile> {
@@ -119,7 +121,7 @@ export class Device {
     }
     try {
       const { tensor, byteLength } = await loadAddon().mapFile(this.native, path);
-      return new MappedFile(this, path, tensor, byteLength);
+      return new MappedFile(this, await WatchedFile.open(path), tensor, byteLength);
     } catch (error) {
       throw fromNative(error, { subject: path });
     }

@@ -5,15 +5,18 @@ import { ShapeError } from './errors.js';
 import { checkedLayout } from './layout.js';
 import { show } from './show.js';
 import { type Axes, type Extents, Tensor } from './tensor.js';
+import type { WatchedFile } from './watched-file.js';
 
 /** A file mapped into memory, read-only. Tensors over it cost no memory until they are read. */
 export class MappedFile {
   readonly path: string;
   readonly byteLength: number;
   readonly #bytes: Tensor<'u8', ['byte']>;
+  readonly #watched: WatchedFile;
 
-  constructor(device: Device, path: string, native: NativeTensor, byteLength: number) {
-    this.path = path;
+  constructor(device: Device, watched: WatchedFile, native: NativeTensor, byteLength: number) {
+    this.path = watched.path;
+    this.#watched = watched;
     this.byteLength = byteLength;
     this.#bytes = new Tensor({
       device,
@@ -59,9 +62,19 @@ export class MappedFile {
     return copy;
   }
 
+  /**
+   * Whether the file is as it was when it was mapped. A file that shrinks ends the process that reads what is gone, and
+   * one that is written to gives other numbers: ask before work that reads it.
+   * @throws ModelFormatError when its size or its time of change is another
+   */
+  assertUnchanged(): void {
+    this.#watched.assertUnchanged();
+  }
+
   /** Unmaps the file once enqueued work is done. Tensors over it become unusable, copies of its parts do not. */
   dispose(): void {
     this.#bytes.dispose();
+    this.#watched.dispose();
   }
 
   [Symbol.dispose](): void {

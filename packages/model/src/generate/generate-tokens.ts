@@ -56,10 +56,10 @@ export async function* generateTokens(
   } = options;
   expectWholeNumber('maxTokens', maxTokens, 1, Number.MAX_SAFE_INTEGER);
   signal?.throwIfAborted();
-  using sampler = new Sampler(runner.stream, sampling, prompt);
   const given = options.sequence;
   // What is not continued need not hold its last token.
-  if (given !== undefined) runner.checkTokens(given, prompt, 1);
+  const ids = runner.checkTokens(given ?? 'new', prompt, given === undefined ? 0 : 1);
+  using sampler = new Sampler(runner.stream, sampling, ids);
   const sequence = given ?? runner.openSequence();
   let next: Promise<Logits> | undefined;
   let last = performance.now();
@@ -67,7 +67,7 @@ export async function* generateTokens(
   let start: number | undefined;
   const yielded: number[] = [];
   try {
-    let choice = sampler.choose(await prefill(runner, sequence, prompt, options));
+    let choice = sampler.choose(await prefill(runner, sequence, ids, options));
     start = sequence.length;
     const room = runner.contextTokens - start + (given === undefined ? 1 : 0);
     const limit = Math.min(maxTokens, room);

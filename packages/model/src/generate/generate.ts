@@ -36,7 +36,7 @@ export async function* generate(
   prompt: string | ArrayLike<number>,
   options: GenerateOptions = {},
 ): AsyncGenerator<GeneratedToken, void> {
-  const { stop = [], signal } = options;
+  const { stop = [], signal, sequence } = options;
   if (stop.includes('')) {
     throw new InvalidValueError(
       'stop: an empty text was given; it would end every answer at once. Leave it out.',
@@ -46,7 +46,7 @@ export async function* generate(
       },
     );
   }
-  const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : prompt;
+  const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : runner.checkTokens(sequence ?? 'new', prompt);
   const decoder = tokenizer.stream(ids);
   const matcher = new StopMatcher(stop);
   for await (const { id, milliseconds, finishReason } of generateTokens(runner, ids, options)) {

@@ -37,8 +37,7 @@ export async function prefill(
   { chunkTokens = runner.maxBatchRows, endsPrompt = true, signal, onProgress }: PrefillOptions = {},
 ): Promise<Logits> {
   expectWholeNumber('chunkTokens', chunkTokens, 1, runner.maxBatchRows);
-  runner.checkTokens(sequence, prompt);
-  const ids = Int32Array.from(prompt);
+  const ids = runner.checkTokens(sequence, prompt);
   const total = ids.length;
   let earlier: Promise<void> | undefined;
   for (let start = 0; ; start += chunkTokens) {

@@ -31,6 +31,7 @@ import type { BatchEntry } from './model-batch.js';
 import { prepareLayers } from './prepare-layers.js';
 import { Scratch } from './scratch.js';
 import { Sequence } from './sequence.js';
+import { copyIds, countIds, isOnDevice } from './given-ids.js';
 
 export interface RunnerOptions {
   /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
@@ -208,8 +209,8 @@ export class Runner implements Disposable {
    *   would become too long, or a decode entry of more than one token
    * @throws CapabilityError when the sequence would outgrow the model's sliding window
    */
-  createBatch(entries: readonly BatchEntry[]): ModelBatch {
-    this.#checkEntries(entries);
+  createBatch(given: readonly BatchEntry[]): ModelBatch {
+    const entries = this.#checkEntries(given);
     const { device, config } = this.model;
     const batch = new ModelBatch(device, this.stream, entries, config.hiddenSize, this.activations);
     this.#batches.add(batch);
@@ -223,8 +224,8 @@ export class Runner implements Disposable {
    * @returns f32 `[row, vocabulary]`, a row for each entry, which the caller disposes
    * @throws what those four throw
    */
-  async step(entries: readonly BatchEntry[]): Promise<Logits> {
-    this.#checkEntries(entries);
+  async step(given: readonly BatchEntry[]): Promise<Logits> {
+    const entries = this.#checkEntries(given);
     const recorded = this.#decodeSteps.of(entries);
     if (recorded !== undefined) {
       const starts = entries.map(({ sequence }) => sequence.length);
@@ -367,39 +368,46 @@ export class Runner implements Disposable {
   }
 
   /**
-   * Whether a sequence can take more tokens.
-   * @param spare how many others it must have room for behind them
+   * Checks tokens that a sequence is to take, or a new one, with room for `spare` others behind them.
+   * @returns the ids, i32, in memory of their own
    * @throws InvalidValueError for no tokens, ids outside the vocabulary, or more than the context holds
    * @throws CapabilityError when the sequence would outgrow the model's sliding window
    */
-  checkTokens(sequence: Sequence, ids: ArrayLike<number>, spare = 0): void {
+  checkTokens(sequence: Sequence | 'new', ids: ArrayLike<number>, spare = 0): Int32Array {
     this.#assertUsable();
-    this.#checkRoom(sequence, ids.length, spare);
-    this.#checkIds(ids);
+    const tokens = countIds(ids);
+    this.#checkRoom(sequence, tokens, spare);
+    return copyIds(ids, tokens, this.model.config.vocabularySize);
   }
 
-  #checkEntries(entries: readonly BatchEntry[]): void {
+  /** The entries with ids of their own, which nobody else changes. */
+  #checkEntries(given: readonly BatchEntry[]): BatchEntry[] {
     this.#assertUsable();
-    for (const entry of entries) {
-      const { sequence, ids, phase } = entry;
-      const tokens = countTokens(entry);
-      this.#checkRoom(sequence, tokens);
+    const entries = given.map(({ sequence, ids, phase }): BatchEntry => {
       // Those that are on the device are checked there: one outside the vocabulary gives its own row NaN.
-      if (!('dtype' in ids)) this.#checkIds(ids);
-      if (phase === 'decode') expectWholeNumber('tokens of a decode entry', tokens, 1, 1);
-    }
-    const rows = entries.reduce((sum, entry) => sum + countTokens(entry), 0);
+      if (!isOnDevice(ids)) return { sequence, ids: this.checkTokens(sequence, ids), phase };
+      this.#checkRoom(sequence, ids.shape[0]);
+      return { sequence, ids, phase };
+    });
+    const counts = entries.map(countTokens);
+    entries.forEach(({ phase }, index) => {
+      if (phase === 'decode') expectWholeNumber('tokens of a decode entry', counts[index] ?? 0, 1, 1);
+    });
+    const rows = counts.reduce((sum, count) => sum + count, 0);
     expectWholeNumber('rows of a batch, which maxBatchRows limits', rows, 1, this.maxBatchRows);
+    if (entries.some(({ phase }) => phase !== 'decode')) this.model.weights.assertUnchanged();
+    return entries;
   }
 
-  #checkRoom(sequence: Sequence, tokens: number, spare = 0): void {
+  #checkRoom(sequence: Sequence | 'new', tokens: number, spare = 0): void {
     const { slidingWindow } = this.model.config;
-    this.#expectOwn(sequence);
+    if (sequence !== 'new') this.#expectOwn(sequence);
     expectWholeNumber('tokens to add', tokens, 1, Number.MAX_SAFE_INTEGER);
-    const length = sequence.length + tokens + spare;
+    const earlier = sequence === 'new' ? 0 : sequence.length;
+    const length = earlier + tokens + spare;
     if (length > this.contextTokens) {
       throw new InvalidValueError(
-        `contextTokens is ${this.contextTokens}, and ${tokens} tokens were given behind ${sequence.length} of the sequence` +
+        `contextTokens is ${this.contextTokens}, and ${tokens} tokens were given behind ${earlier} of the sequence` +
           `${spare === 0 ? '' : `, with ${spare} to answer`}. Give fewer, or make the runner with a larger contextTokens.`,
         { subject: 'contextTokens', given: length, wanted: this.contextTokens },
       );
@@ -410,16 +418,6 @@ export class Runner implements Disposable {
           'The runner has no sliding-window attention: keep prompt and answer within the window.',
         { subject: 'sliding_window', given: length, wanted: slidingWindow },
       );
-    }
-  }
-
-  #checkIds(ids: ArrayLike<number>): void {
-    const { vocabularySize } = this.model.config;
-    for (let index = 0; index < ids.length; index += 1) {
-      const id = ids[index] ?? -1;
-      if (!Number.isInteger(id) || id < 0 || id >= vocabularySize) {
-        expectWholeNumber(`token id at ${index}`, id, 0, vocabularySize - 1);
-      }
     }
   }
 

@@ -69,6 +69,14 @@ export class ModelWeights implements Disposable {
     }
   }
 
+  /**
+   * Whether the files that weights are mapped from are as they were: some microseconds. Copies on a device have none.
+   * @throws ModelFormatError when one was truncated, extended or written to
+   */
+  assertUnchanged(): void {
+    this.#tensors.assertUnchanged();
+  }
+
   /** Gives the weights' memory back, and unmaps files, once the work that is already enqueued is done. */
   dispose(): void {
     this.#tensors.dispose();
@@ -100,10 +108,16 @@ class WeightTensors {
   /** Once the copies that are enqueued are done. */
   unmapFiles(): void {
     for (const file of this.#files.values()) file.dispose();
+    this.#files.clear();
+  }
+
+  assertUnchanged(): void {
+    for (const file of this.#files.values()) file.assertUnchanged();
   }
 
   dispose(): void {
     for (const owned of this.#owned) owned[Symbol.dispose]();
+    this.#files.clear();
   }
 
   matrix(name: string): Matrix {

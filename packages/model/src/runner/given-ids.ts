@@ -1,0 +1,47 @@
+import { InvalidValueError, KvError } from '@kv/sparse-core';
+
+import { expectWholeNumber } from '../expect-whole-number.js';
+import type { DeviceIds } from './model-batch.js';
+
+/** Whether token ids are those of a tensor. */
+export function isOnDevice(ids: ArrayLike<number> | DeviceIds): ids is DeviceIds {
+  return reading(() => typeof ids === 'object' && 'dtype' in ids);
+}
+
+/** How many token ids a caller gave. @throws InvalidValueError when they have no length that can be read */
+export function countIds(ids: ArrayLike<number>): number {
+  return reading(() => ids.length);
+}
+
+/**
+ * A copy of the first `count` token ids that a caller gave. Each is read once, since an array-like may be a Proxy, lie
+ * about its length, or be shared with another thread that changes it.
+ * @throws InvalidValueError for an id that is none of the vocabulary's, or that cannot be read
+ */
+export function copyIds(given: ArrayLike<number>, count: number, vocabularySize: number): Int32Array {
+  return reading(() => {
+    const ids = new Int32Array(count);
+    for (let index = 0; index < count; index += 1) {
+      const id = given[index] ?? -1;
+      if (!Number.isInteger(id) || id < 0 || id >= vocabularySize) {
+        expectWholeNumber(`token id at ${index}`, id, 0, vocabularySize - 1);
+      }
+      ids[index] = id;
+    }
+    return ids;
+  });
+}
+
+/** What a caller's object answers, whatever it is: its own errors become ours. */
+function reading<Result>(read: () => Result): Result {
+  try {
+    return read();
+  } catch (cause) {
+    if (cause instanceof KvError) throw cause;
+    throw new InvalidValueError('the token ids could not be read. Give an array or a typed array of whole numbers.', {
+      subject: 'token ids',
+      wanted: 'whole numbers',
+      cause,
+    });
+  }
+}
