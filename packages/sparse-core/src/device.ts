@@ -74,6 +74,7 @@ export class Device {
     if (data !== undefined) expectElements('tensor', dtype, layout.elements, data);
     const bytes = layout.elements * byteSize(dtype);
     try {
+      if (!Number.isSafeInteger(bytes)) throw Object.assign(new RangeError('No memory is as large.'), { code: 'KV_OUT_OF_MEMORY' });
       const native = this.native.allocate(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, bytes, data);
       return this.#own(dtype, layout, native);
     } catch (error) {

@@ -49,8 +49,8 @@ export function checkedLayout<A extends Axes>(subject: string, dtype: DType, axe
   const sizes = extents as number[];
   const elements = elementCount(sizes);
   const rows = elementCount(sizes.map((extent) => Math.max(1, extent)));
-  if (rows > (elements === 0 ? mostEmptyRows : Number.MAX_SAFE_INTEGER)) {
-    throw new ShapeError(`${subject}: the shape [${sizes.join(', ')}] is larger than any memory; give a smaller one.`, {
+  if (elements === 0 && rows > mostEmptyRows) {
+    throw new ShapeError(`${subject}: the shape [${sizes.join(', ')}] has no elements, in too many rows; give a smaller one.`, {
       subject,
       given: shape,
     });
