@@ -94,6 +94,7 @@ function packAddon() {
   const target = join(kit, 'node_modules/@kv', basename(dirname(binary)));
   mkdirSync(target, { recursive: true });
   for (const file of ['kv.node', 'package.json']) copyFileSync(join(dirname(binary), file), join(target, file));
+  copyFileSync(join(root, 'native/build/cuda_tests'), join(kit, 'cuda-tests'));
 }
 
 async function packRunner() {

@@ -3,6 +3,7 @@
 
 #include "bindings/device-object.h"
 #include "bindings/environment.h"
+#include "bindings/host-pool-object.h"
 #include "bindings/recording-object.h"
 #include "bindings/stream-object.h"
 #include "bindings/tensor-object.h"
@@ -49,6 +50,7 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   environment->stream_constructor = Napi::Persistent(StreamObject::define(env));
   environment->device_constructor = Napi::Persistent(DeviceObject::define(env));
   environment->recording_constructor = Napi::Persistent(RecordingObject::define(env));
+  environment->host_pool_constructor = Napi::Persistent(HostPoolObject::define(env));
   exports.Set("NativeDevice", environment->device_constructor.Value());
   exports.Set("instructionSet", isa_name(best_isa()));
   exports.Set("version", KV_VERSION);

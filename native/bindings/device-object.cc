@@ -6,6 +6,7 @@
 
 #include "bindings/environment.h"
 #include "bindings/errors.h"
+#include "bindings/host-pool-object.h"
 #include "bindings/stream-object.h"
 #include "bindings/tensor-object.h"
 #include "bindings/typed-array.h"
@@ -50,6 +51,7 @@ Napi::Function DeviceObject::define(Napi::Env env) {
   return DefineClass(
       env, "NativeDevice",
       {InstanceMethod<&DeviceObject::allocate>("allocate"), InstanceMethod<&DeviceObject::wrap>("wrap"),
+       InstanceMethod<&DeviceObject::host_pool>("hostPool"),
        InstanceMethod<&DeviceObject::create_stream>("createStream"), InstanceMethod<&DeviceObject::memory>("memory"),
        InstanceMethod<&DeviceObject::instruction_set>("instructionSet"), InstanceMethod<&DeviceObject::name>("name")});
 }
@@ -88,6 +90,11 @@ Napi::Value DeviceObject::wrap(const Napi::CallbackInfo& info) {
   auto storage =
       std::make_shared<Storage>(device_, BorrowedMemory{memory.data, memory.bytes, kWritable, in_place, release});
   return TensorObject::create(info.Env(), std::move(storage), layout);
+}
+
+// hostPool(bytes): one of which nothing is made yet.
+Napi::Value DeviceObject::host_pool(const Napi::CallbackInfo& info) {
+  return HostPoolObject::create(info.Env(), device_, info[0].ToNumber().DoubleValue());
 }
 
 Napi::Value DeviceObject::create_stream(const Napi::CallbackInfo& info) {

@@ -25,6 +25,7 @@ class DeviceObject : public NativeObject<DeviceObject> {
  private:
   Napi::Value allocate(const Napi::CallbackInfo& info);
   Napi::Value wrap(const Napi::CallbackInfo& info);
+  Napi::Value host_pool(const Napi::CallbackInfo& info);
   Napi::Value create_stream(const Napi::CallbackInfo& info);
   Napi::Value memory(const Napi::CallbackInfo& info);
   Napi::Value instruction_set(const Napi::CallbackInfo& info);

@@ -32,7 +32,8 @@ void Environment::close() {
   std::lock_guard<std::mutex> lock(mutex_);
   queue_ = nullptr;
   for (Napi::FunctionReference* reference :
-       {&tensor_constructor, &stream_constructor, &device_constructor, &recording_constructor}) {
+       {&tensor_constructor, &stream_constructor, &device_constructor, &recording_constructor,
+        &host_pool_constructor}) {
     reference->Reset();
   }
 }

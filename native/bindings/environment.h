@@ -27,6 +27,7 @@ class Environment {
   Napi::FunctionReference stream_constructor;
   Napi::FunctionReference device_constructor;
   Napi::FunctionReference recording_constructor;
+  Napi::FunctionReference host_pool_constructor;
 
  private:
   // Native threads may hold this object longer than the environment lives.

@@ -22,6 +22,8 @@ struct BasicTensorArgument {
   Memory* data = nullptr;
   Layout layout;
   bool on_host = false;
+  bool reached = false;  // by the stream's device, by address
+  bool foreign = false;  // of another device, which lets go of the memory without regard to the stream's
 
   explicit operator bool() const { return data != nullptr; }
   int64_t extent(int axis) const { return layout.shape[axis]; }
@@ -44,7 +46,7 @@ class OperationCall {
   // One that is read.
   TensorArgument tensor(size_t index) {
     const OutputArgument argument = argument_at(index);
-    return {argument.data, argument.layout, argument.on_host};
+    return {argument.data, argument.layout, argument.on_host, argument.reached, argument.foreign};
   }
   // One that is written, and perhaps read. Throws a JavaScript error when its memory is read-only.
   OutputArgument output(size_t index) {
@@ -72,7 +74,9 @@ class OperationCall {
     const TensorObject& object = TensorObject::from(info_[index]);
     std::shared_ptr<Storage> storage = object.storage(info_.Env());
     holds_.push_back(storage);
-    return {static_cast<char*>(storage->data()) + object.layout().byte_offset, object.layout(), storage->on_host()};
+    const bool foreign = &storage->device() != stream().device().get();
+    return {static_cast<char*>(storage->data()) + object.layout().byte_offset, object.layout(), storage->on_host(),
+            !foreign && storage->on_device(), foreign};
   }
 
   const Napi::CallbackInfo& info_;

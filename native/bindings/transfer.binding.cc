@@ -32,35 +32,54 @@ size_t span_of(const Layout& layout) {
 
 Status no_memory() { return Status::failure(StatusCode::out_of_memory, "no host memory for the copy"); }
 
+// Elements in host memory, in the order of the queue, as all that may write them or read the destination is. `held` is
+// kept until then; memory of another device must be waited for.
+Status gather_in_order(const TensorArgument& source, const char* elements, char* destination, bool waits,
+                       ExecutionContext& context, std::shared_ptr<HostMemory> held = nullptr) {
+  const auto part = [layout = source.layout, elements, destination, held](HostContext&) {
+    gather(layout, elements, destination);
+    return Status::success();
+  };
+  const Status status = context.queue->run_on_host(part, context);
+  const std::shared_ptr<Moment> done = waits && status.ok() ? context.queue->mark_launched() : nullptr;
+  return done == nullptr ? status : done->wait();
+}
+
 // Elements in host memory to a contiguous tensor on the device.
-Status send(const TensorArgument& source, const char* elements, void* destination, ExecutionContext& context) {
+Status send(const TensorArgument& source, const char* elements, void* destination, ExecutionContext& context,
+            std::shared_ptr<HostMemory> held = nullptr) {
   const std::shared_ptr<HostMemory> packed = context.owner->host_memory(source.bytes());
   if (packed == nullptr) return no_memory();
-  gather(source.layout, elements, packed->data);
-  return context.owner->upload(destination, packed, *context.queue);
+  const Status status = gather_in_order(source, elements, packed->data, source.foreign, context, std::move(held));
+  return status.ok() ? context.owner->upload(destination, packed, *context.queue) : status;
+}
+
+// Whether the device alone copies, from memory and to memory that it reaches.
+bool copies_directly(const TensorArgument& source, const OutputArgument& destination) {
+  return source.layout.contiguous() && source.reached && destination.reached;
 }
 
 Status copy_tensor(const TensorArgument& source, const OutputArgument& destination, ExecutionContext& context) {
   Device& device = *context.owner;
-  const bool contiguous = source.layout.contiguous();
+  const bool direct = copies_directly(source, destination);
+  const bool waits = source.foreign || destination.foreign;
   if (source.on_host && destination.on_host) {
-    gather(source.layout, source.as<char>(), destination.as<char>());
-    return Status::success();
+    return gather_in_order(source, source.as<char>(), destination.as<char>(), waits, context);
   }
   if (source.on_host) {
-    if (!contiguous) return send(source, source.as<char>(), destination.data, context);
-    return device.upload(destination.data, HostMemory::borrow(source.data, source.bytes()), *context.queue);
+    if (!source.layout.contiguous()) return send(source, source.as<char>(), destination.data, context);
+    return device.upload(destination.data, HostMemory::borrow(source.data, source.bytes(), direct), *context.queue);
   }
-  if (contiguous && !destination.on_host) {
-    return device.copy(destination.data, source.data, source.bytes(), *context.queue);
+  if (direct) {
+    if (!destination.on_host) return device.copy(destination.data, source.data, source.bytes(), *context.queue);
+    return device.download(HostMemory::borrow(destination.data, source.bytes(), direct), source.data, *context.queue);
   }
   const std::shared_ptr<HostMemory> spread = HostMemory::allocate(span_of(source.layout));
   if (spread == nullptr) return no_memory();
   const Status status = device.download(spread, source.data, *context.queue);
   if (!status.ok()) return status;
-  if (!destination.on_host) return send(source, spread->data, destination.data, context);
-  gather(source.layout, spread->data, destination.as<char>());
-  return status;
+  if (!destination.on_host) return send(source, spread->data, destination.data, context, spread);
+  return gather_in_order(source, spread->data, destination.as<char>(), waits, context, spread);
 }
 
 }  // namespace
@@ -74,10 +93,7 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   if (tensor.layout.elements() == 0) return settle_in_order(call.stream(), info.Env(), info[2]);
   const auto brought = std::make_shared<std::shared_ptr<HostMemory>>();
   call.enqueue("read", [tensor, destination, brought](ExecutionContext& context) {
-    if (tensor.on_host) {
-      gather(tensor.layout, tensor.as<char>(), destination);
-      return Status::success();
-    }
+    if (tensor.on_host) return gather_in_order(tensor, tensor.as<char>(), destination, tensor.foreign, context);
     *brought = context.owner->host_memory(span_of(tensor.layout));
     if (*brought == nullptr) return no_memory();
     return context.owner->download(*brought, tensor.data, *context.queue);
@@ -97,17 +113,24 @@ Napi::Value write(const Napi::CallbackInfo& info) {
   if (bytes == nullptr) throw make_error(info.Env(), no_memory());
   std::memcpy(bytes->data, source, bytes->bytes);
   return call.enqueue("write", [tensor, bytes](ExecutionContext& context) {
+    if (tensor.on_host) {
+      const auto store = [tensor, bytes](HostContext&) {
+        std::memcpy(tensor.data, bytes->data, bytes->bytes);
+        return Status::success();
+      };
+      return context.queue->run_on_host(store, context);
+    }
     return context.owner->upload(tensor.data, bytes, *context.queue);
   });
 }
 
-// copy(stream, source, destination): as many bytes, the destination contiguous; one may be on the host.
+// copy(stream, source, destination): as many bytes, the destination contiguous; either may be on the host.
 Napi::Value copy(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument source = call.tensor(1);
   const OutputArgument destination = call.output(2);
-  const bool through_host = source.on_host || destination.on_host || !source.layout.contiguous();
-  if (through_host && call.stream().device()->kind() != DeviceKind::cpu) {
+  const bool in_host_memory = source.on_host && destination.on_host && !source.foreign && !destination.foreign;
+  if (!copies_directly(source, destination) && !in_host_memory) {
     refuse_recording(call.stream(), info.Env(), "a copy through host memory");
   }
   if (source.layout.elements() == 0) return info.Env().Undefined();

@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -7,6 +8,8 @@
 #include "runtime/cuda-device.h"
 #include "runtime/cuda-queue.h"
 #include "runtime/pinned-memory.h"
+#include "runtime/pinned-range.h"
+#include "runtime/releases.h"
 
 namespace kv {
 namespace {
@@ -18,6 +21,7 @@ class CudaDevice : public Device {
 
   ~CudaDevice() override {
     bind_thread();
+    releases_.reset();
     pinned_->drain();
     cudaStreamDestroy(allocations_);
   }
@@ -58,6 +62,17 @@ class CudaDevice : public Device {
     return host_copy(data, memory->data, memory, allocations_);
   }
 
+  std::shared_ptr<HostRange> host_range(size_t bytes, Status& status) override {
+    return PinnedRange::create(bytes, host_ranges_bytes_, status);
+  }
+
+  void when_done(const Queues& uses, std::function<void()> release) override {
+    bind_thread();
+    std::vector<std::shared_ptr<Moment>> moments;
+    for (const std::shared_ptr<Queue>& queue : uses) moments.push_back(queue->mark_launched());
+    releases_->add(std::move(moments), std::move(release));
+  }
+
   Status join(Queue& queue, uint64_t stamp) override {
     auto& joining = static_cast<CudaQueue&>(queue);
     if (joining.joined_stamp >= stamp) return Status::success();
@@ -67,7 +82,7 @@ class CudaDevice : public Device {
 
  protected:
   size_t scratch_bytes() const override { return Device::scratch_bytes() + queues_scratch_bytes_->load(); }
-  size_t pinned_bytes() const override { return pinned_->bytes(); }
+  size_t pinned_bytes() const override { return pinned_->bytes() + host_ranges_bytes_->load(); }
 
   void* allocate_memory(size_t bytes) override {
     bind_thread();
@@ -98,6 +113,7 @@ class CudaDevice : public Device {
  private:
   // `memory` is the copy's host side.
   Status host_copy(void* to, const void* from, const std::shared_ptr<HostMemory>& memory, cudaStream_t stream) {
+    if (memory->reachable) return copy_slabs(to, from, *memory, stream);
     const Status status = cuda_status(cudaMemcpyAsync(to, from, memory->bytes, cudaMemcpyDefault, stream));
     if (!status.ok()) return status;
     if (!memory->pinned) return cuda_status(cudaStreamSynchronize(stream));
@@ -105,10 +121,24 @@ class CudaDevice : public Device {
     return status;
   }
 
+  // Memory of a HostPool: no copy may reach over the end of what was pinned at one time.
+  Status copy_slabs(void* to, const void* from, const HostMemory& memory, cudaStream_t stream) {
+    const size_t first = HostRange::kSlabBytes - reinterpret_cast<size_t>(memory.data) % HostRange::kSlabBytes;
+    Status status;
+    for (size_t begin = 0, end = std::min(first, memory.bytes); begin < memory.bytes && status.ok();
+         begin = end, end = std::min(end + HostRange::kSlabBytes, memory.bytes)) {
+      status = cuda_status(cudaMemcpyAsync(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                                           end - begin, cudaMemcpyDefault, stream));
+    }
+    return status;
+  }
+
   int index_;
   CudaDeviceFacts facts_;
   cudaStream_t allocations_;
   std::shared_ptr<PinnedMemory> pinned_ = std::make_shared<PinnedMemory>();
+  std::shared_ptr<std::atomic<size_t>> host_ranges_bytes_ = std::make_shared<std::atomic<size_t>>(0);
+  std::unique_ptr<Releases> releases_ = std::make_unique<Releases>([this] { bind_thread(); });
   ScratchBytes queues_scratch_bytes_ = std::make_shared<std::atomic<size_t>>(0);
 };
 

@@ -11,26 +11,18 @@
 namespace kv {
 namespace {
 
-// The fault as it was when the queue came to the moment: a later operation's fault must not fail an earlier wait.
-class CudaMoment : public Moment {
+class CudaEvent : public Moment {
  public:
-  CudaMoment(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<HostFailure> host,
-             std::shared_ptr<HostMemory> seen)
-      : host_(std::move(host)), seen_(std::move(seen)) {
-    if (seen_ == nullptr) status_ = Status::failure(StatusCode::out_of_memory, "no memory to wait with");
-    if (status_.ok()) status_ = cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    if (status_.ok() && host_ != nullptr) {
-      status_ = cuda_status(cudaMemcpyAsync(&faults->host_part_failed, host_->flag(), sizeof(int32_t),
-                                            cudaMemcpyHostToDevice, stream));
-    }
-    if (status_.ok()) {
-      status_ = cuda_status(cudaMemcpyAsync(seen_->data, faults, sizeof(CudaFaults), cudaMemcpyDeviceToHost, stream));
-    }
-    if (status_.ok()) status_ = cuda_status(cudaEventRecord(event_, stream));
-  }
-  ~CudaMoment() override {
+  explicit CudaEvent(unsigned flags = 0)
+      : status_(cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | flags))) {}
+  ~CudaEvent() override {
     if (event_ != nullptr) cudaEventDestroy(event_);
   }
+
+  void record(cudaStream_t stream) {
+    if (status_.ok()) status_ = cuda_status(cudaEventRecord(event_, stream));
+  }
+  bool recorded() const { return status_.ok(); }
 
   std::optional<Status> poll() override {
     if (!status_.ok()) return status_;
@@ -45,8 +37,32 @@ class CudaMoment : public Moment {
     return status_.ok() ? cuda_status(cudaStreamWaitEvent(stream, event_, 0)) : status_;
   }
 
+ protected:
+  virtual Status outcome(cudaError_t result) const { return cuda_status(result); }
+
+  cudaEvent_t event_ = nullptr;
+  Status status_;
+};
+
+// The fault as it was when the queue came to the moment: a later operation's fault must not fail an earlier wait.
+class CudaMoment : public CudaEvent {
+ public:
+  CudaMoment(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<HostFailure> host,
+             std::shared_ptr<HostMemory> seen)
+      : host_(std::move(host)), seen_(std::move(seen)) {
+    if (seen_ == nullptr) status_ = Status::failure(StatusCode::out_of_memory, "no memory to wait with");
+    if (status_.ok() && host_ != nullptr) {
+      status_ = cuda_status(cudaMemcpyAsync(&faults->host_part_failed, host_->flag(), sizeof(int32_t),
+                                            cudaMemcpyHostToDevice, stream));
+    }
+    if (status_.ok()) {
+      status_ = cuda_status(cudaMemcpyAsync(seen_->data, faults, sizeof(CudaFaults), cudaMemcpyDeviceToHost, stream));
+    }
+    record(stream);
+  }
+
  private:
-  Status outcome(cudaError_t result) const {
+  Status outcome(cudaError_t result) const override {
     if (result != cudaSuccess) return cuda_status(result);
     const auto& faults = *reinterpret_cast<const CudaFaults*>(seen_->data);
     if (faults.fault.code != FaultCode::none) {
@@ -57,8 +73,6 @@ class CudaMoment : public Moment {
 
   std::shared_ptr<HostFailure> host_;
   std::shared_ptr<HostMemory> seen_;
-  cudaEvent_t event_ = nullptr;
-  Status status_;
 };
 
 class CudaGraph : public Graph {
@@ -198,8 +212,16 @@ std::shared_ptr<Moment> CudaQueue::mark() {
   return std::make_shared<CudaMoment>(stream_, faults_, host_failure_, std::move(seen));
 }
 
+// Whoever waits for it may sleep.
+std::shared_ptr<Moment> CudaQueue::mark_launched() {
+  auto moment = std::make_shared<CudaEvent>(cudaEventBlockingSync);
+  moment->record(stream_);
+  if (!moment->recorded()) cudaStreamSynchronize(stream_);
+  return moment;
+}
+
 Status CudaQueue::run_after(const Moment& moment) {
-  return static_cast<const CudaMoment&>(moment).hold_back(stream_);
+  return static_cast<const CudaEvent&>(moment).hold_back(stream_);
 }
 
 Status CudaQueue::run_after(Queue& other) {

@@ -54,6 +54,7 @@ class CudaQueue : public Queue {
   Status run_on_host(HostPart part, ExecutionContext& context) override;
   void close() override;
   std::shared_ptr<Moment> mark() override;
+  std::shared_ptr<Moment> mark_launched() override;
   Status run_after(const Moment& moment) override;
   Status run_after(Queue& other) override;
   std::shared_ptr<Queue> branch() override;

@@ -3,6 +3,19 @@
 #include <algorithm>
 
 namespace kv {
+namespace {
+
+class PlainRange : public HostRange {
+ public:
+  PlainRange(Device& device, char* data, size_t bytes) : HostRange(data, bytes), device_(device) {}
+  ~PlainRange() override { device_.release(data, bytes, {}); }
+  Status make(size_t, size_t) override { return Status::success(); }
+
+ private:
+  Device& device_;  // its user owns it
+};
+
+}  // namespace
 
 Device::Device(int threads, Isa isa, size_t memory_limit) : workers_(threads), isa_(isa), limit_(memory_limit) {}
 
@@ -25,6 +38,17 @@ void Device::release(void* data, size_t bytes, const Queues& uses) {
   release_memory(data, uses);
   std::lock_guard<std::mutex> lock(accounts_);
   live_ -= bytes;
+}
+
+std::shared_ptr<HostRange> Device::host_range(size_t bytes, Status& status) {
+  void* data = allocate(bytes);
+  if (data != nullptr) return std::make_shared<PlainRange>(*this, static_cast<char*>(data), bytes);
+  const MemoryReport report = memory();
+  status = Status::failure(StatusCode::out_of_memory,
+                           std::to_string(bytes) + " bytes of host memory were asked for, where " +
+                               std::to_string(report.live) + " of " + std::to_string(report.limit) +
+                               " are in use. Ask for less, or raise memoryLimit.");
+  return nullptr;
 }
 
 Status Device::run_on_workers(const HostPart& part) {

@@ -66,6 +66,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   virtual void close() {}
   // Null where work is done when its launch returns.
   virtual std::shared_ptr<Moment> mark() { return nullptr; }
+  // The same without faults, for any thread.
+  virtual std::shared_ptr<Moment> mark_launched() { return nullptr; }
   // What is launched here from now on comes after a moment of another queue of the device.
   virtual Status run_after(const Moment&) { return Status::success(); }
   // The same after all that is launched on `other` so far, in a capture too.
@@ -113,6 +115,11 @@ class Device {
   virtual Status join(Queue&, uint64_t) { return Status::success(); }
   // `uses` are the queues whose launched work may still use the memory; it is not waited for.
   void release(void* data, size_t bytes, const Queues& uses);
+  // Addresses for a HostPool. Null, with the reason in `status`, when the device refuses that much. On the CPU it is plain
+  // memory, counted as tensors are.
+  virtual std::shared_ptr<HostRange> host_range(size_t bytes, Status& status);
+  // Calls `release` when what was launched on `uses` so far is done, and waits for nothing. `release` owns no device.
+  virtual void when_done(const Queues& /* uses */, std::function<void()> release) { release(); }
   void count_finalized() { finalized_.fetch_add(1, std::memory_order_relaxed); }
   MemoryReport memory();
 

@@ -5,23 +5,43 @@
 #include <cstdlib>
 #include <memory>
 
+#include "runtime/status.h"
+
 namespace kv {
+
+// Addresses of host memory that a device reaches, of which pages are made slab by slab.
+class HostRange {
+ public:
+  static constexpr size_t kSlabBytes = size_t{64} << 20;
+
+  HostRange(char* begin, size_t size) : data(begin), bytes(size) {}
+  virtual ~HostRange() = default;
+  HostRange(const HostRange&) = delete;
+  HostRange& operator=(const HostRange&) = delete;
+
+  // The next slab, the last of which may be smaller. Takes time.
+  virtual Status make(size_t offset, size_t slab_bytes) = 0;
+
+  char* const data;
+  const size_t bytes;
+};
 
 struct HostMemory {
   char* data = nullptr;
   size_t bytes = 0;
-  bool pinned = false;  // copies of it need not be waited for
+  bool pinned = false;     // copies of it need not be waited for
+  bool reachable = false;  // neither, and its owner keeps it until the device is done: it is of a HostPool
 
   // Someone else's, to read from; outlive the copies.
-  static std::shared_ptr<HostMemory> borrow(const void* data, size_t bytes) {
-    return std::shared_ptr<HostMemory>(new HostMemory{static_cast<char*>(const_cast<void*>(data)), bytes, false});
+  static std::shared_ptr<HostMemory> borrow(const void* data, size_t bytes, bool reachable = false) {
+    return std::shared_ptr<HostMemory>(new HostMemory{static_cast<char*>(const_cast<void*>(data)), bytes, false, reachable});
   }
 
   // Null when it does not fit.
   static std::shared_ptr<HostMemory> allocate(size_t bytes) {
     auto* data = static_cast<char*>(std::malloc(bytes == 0 ? 1 : bytes));
     if (data == nullptr) return nullptr;
-    return std::shared_ptr<HostMemory>(new HostMemory{data, bytes, false}, [](HostMemory* memory) {
+    return std::shared_ptr<HostMemory>(new HostMemory{data, bytes}, [](HostMemory* memory) {
       std::free(memory->data);
       delete memory;
     });

@@ -19,8 +19,10 @@ struct BorrowedMemory {
   bool writable = true;
   // Whether it is still where it was. Empty: always.
   std::function<bool()> in_place;
-  // Runs when nothing uses it any more.
+  // Runs when neither host nor device use it any more, on any thread.
   std::function<void()> release;
+  // Whether the device, too, reads and writes it by address: a piece of a HostPool.
+  bool reachable = false;
 };
 
 class Storage {
@@ -47,7 +49,7 @@ class Storage {
 
   ~Storage() {
     if (owns_memory_) device_->release(memory_.data, memory_.bytes, uses_);
-    if (memory_.release) memory_.release();
+    if (memory_.release) device_->when_done(uses_, std::move(memory_.release));
   }
 
   Storage(const Storage&) = delete;
@@ -62,6 +64,9 @@ class Storage {
 
   // Whether the host reads and writes the memory.
   bool on_host() const { return !owns_memory_ || device_->kind() == DeviceKind::cpu; }
+
+  // Whether its device does, by address.
+  bool on_device() const { return owns_memory_ || memory_.reachable || device_->kind() == DeviceKind::cpu; }
 
   // Work that uses the memory is about to be launched on `queue`; not if this fails.
   Status used_on(const std::shared_ptr<Queue>& queue) {

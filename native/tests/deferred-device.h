@@ -17,6 +17,7 @@
 
 #include "runtime/device.h"
 #include "runtime/fault.h"
+#include "runtime/releases.h"
 #include "runtime/stream.h"
 
 namespace kv::tests {
@@ -115,6 +116,8 @@ class DeferredQueue : public Queue {
     return moment;
   }
 
+  std::shared_ptr<Moment> mark_launched() override { return mark(); }
+
   Status run_after(const Moment& moment) override {
     put([seen = static_cast<const DeferredMoment&>(moment).seen_] { seen.wait(); });
     return Status::success();
@@ -186,6 +189,7 @@ class DeferredQueue : public Queue {
 class DeferredDevice : public Device {
  public:
   DeferredDevice() : Device(2, Isa::baseline, 1 << 20) {}
+  ~DeferredDevice() override { releases_.reset(); }
   DeviceKind kind() const override { return DeviceKind::cuda; }
   std::string name() const override { return "deferred"; }
   std::shared_ptr<Queue> create_queue() override { return std::make_shared<DeferredQueue>(); }
@@ -199,6 +203,11 @@ class DeferredDevice : public Device {
     static_cast<DeferredQueue&>(queue).put([=] { std::memcpy(to, from, bytes); });
     return Status::success();
   }
+  void when_done(const Queues& uses, std::function<void()> release) override {
+    std::vector<std::shared_ptr<Moment>> moments;
+    for (const std::shared_ptr<Queue>& queue : uses) moments.push_back(queue->mark_launched());
+    releases_->add(std::move(moments), std::move(release));
+  }
   Status fill(void* data, const void* contents, size_t bytes) override {
     std::memcpy(data, contents, bytes);
     return Status::success();
@@ -207,6 +216,9 @@ class DeferredDevice : public Device {
  protected:
   void* allocate_memory(size_t bytes) override { return std::malloc(bytes); }
   void release_memory(void* data, const Queues&) override { std::free(data); }
+
+ private:
+  std::unique_ptr<Releases> releases_ = std::make_unique<Releases>([] {});
 };
 
 // What an operation's launch does on either device: on the CPU at once, else when the queue comes to it.

@@ -32,12 +32,30 @@ export interface MemoryReport {
   readonly peak: number;
   /** Working memory of kernels, of the device's kind; it stays for the next. Not part of `live`, nor of `limit`. */
   readonly scratch: number;
-  /** Host memory that copies to and from a GPU go through, made with its device; 0 on the CPU. */
+  /**
+   * Pinned host memory: what copies to and from a GPU go through, made with its device, and host pools. 0 on the CPU,
+   * where host pools are part of `live`.
+   */
   readonly pinned: number;
   /** Allocations past this are refused. */
   readonly limit: number;
   /** A count, not bytes: tensors that the garbage collector had to release because nobody disposed them. */
   readonly finalized: number;
+}
+
+/** Host memory of which nothing is made at first. */
+export interface NativeHostPool {
+  /** Makes some more; the bytes made so far. One call at a time. */
+  makeSlab(): Promise<number>;
+  take(
+    dtype: number,
+    shape: readonly number[],
+    strides: readonly number[],
+    byteOffset: 0,
+    bytes: number,
+  ): NativeTensor;
+  available(): number;
+  release(): void;
 }
 
 export interface NativeDevice {
@@ -56,6 +74,7 @@ export interface NativeDevice {
     byteOffset: 0,
     memory: ElementArray,
   ): NativeTensor;
+  hostPool(bytes: number): NativeHostPool;
   createStream(): NativeStream;
   memory(): MemoryReport;
   instructionSet(): InstructionSet;

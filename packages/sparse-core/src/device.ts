@@ -1,8 +1,9 @@
 import { availableParallelism } from 'node:os';
-import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice, NativeTensor } from './addon.js';
+import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice } from './addon.js';
 import { byteSize, type DType, dtypes, type ElementArray, expectElements } from './dtype.js';
 import { CapabilityError, InvalidValueError, OutOfMemoryError } from './errors.js';
-import { checkedLayout, type Layout } from './layout.js';
+import { hostPool } from './host-pool.js';
+import { checkedLayout } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { MappedFile } from './mapped-file.js';
 import { fromNative } from './native-error.js';
@@ -76,7 +77,7 @@ export class Device {
     try {
       if (!Number.isSafeInteger(bytes)) throw Object.assign(new RangeError('No memory is as large.'), { code: 'KV_OUT_OF_MEMORY' });
       const native = this.native.allocate(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, bytes, data);
-      return this.#own(dtype, layout, native);
+      return Tensor.over(this, native, dtype, layout);
     } catch (error) {
       if ((error as { code?: string }).code !== 'KV_OUT_OF_MEMORY') throw fromNative(error, { subject: 'tensor' });
       const { live, limit } = this.memory();
@@ -105,10 +106,27 @@ export class Device {
     expectElements('wrap', dtype, layout.elements, memory);
     holdInPlace(memory);
     try {
-      return this.#own(dtype, layout, this.native.wrap(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, memory));
+      const native = this.native.wrap(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, memory);
+      return Tensor.over(this, native, dtype, layout);
     } catch (error) {
       throw fromNative(error, { subject: 'wrap' });
     }
+  }
+
+  /**
+   * A new contiguous tensor in host memory, which this device's kernels and copies reach by address. On CUDA it is
+   * pinned, off the JavaScript thread, as `hostPool` does; on the CPU it is plain memory. Its contents are unspecified.
+   * @throws DTypeError, ShapeError when axes or shape are malformed
+   * @throws OutOfMemoryError as `hostPool` does
+   */
+  async hostTensor<D extends DType, const A extends Axes>(
+    dtype: D,
+    axes: A,
+    shape: Extents<A>,
+  ): Promise<Tensor<D, A>> {
+    const { elements } = checkedLayout('hostTensor', dtype, axes, shape);
+    using pool = await hostPool(this, { bytes: Math.max(1, elements * byteSize(dtype)) });
+    return pool.tensor(dtype, axes, shape);
   }
 
   /**
@@ -130,21 +148,6 @@ export class Device {
 
   memory(): MemoryReport {
     return this.native.memory();
-  }
-
-  #own<D extends DType, A extends Axes>(dtype: D, layout: Layout<A>, native: NativeTensor): Tensor<D, A> {
-    const { axes, shape, strides } = layout;
-    return new Tensor({
-      device: this,
-      native,
-      dtype,
-      axes,
-      shape,
-      strides,
-      byteOffset: 0,
-      base: undefined,
-      readOnly: false,
-    });
   }
 }
 

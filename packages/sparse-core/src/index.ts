@@ -34,6 +34,7 @@ export {
   QueueFullError,
   ShapeError,
 } from './errors.js';
+export { HostPool, hostPool, type HostPoolOptions, type HostPoolProgress } from './host-pool.js';
 export { type NativeBinary, nativeBinary } from './load-addon.js';
 export { MappedFile } from './mapped-file.js';
 export { embedding, type EmbeddingArguments } from './operations/embedding.js';

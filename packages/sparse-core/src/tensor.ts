@@ -2,7 +2,7 @@ import type { NativeTensor } from './addon.js';
 import type { Device } from './device.js';
 import { byteSize, createElementArray, type DType, dtypes, type ElementArray } from './dtype.js';
 import { DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
-import { checkedLayout, elementCount, isContiguous, spanOf } from './layout.js';
+import { checkedLayout, elementCount, isContiguous, type Layout, spanOf } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { show } from './show.js';
@@ -85,6 +85,16 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   /** Whether this package made it: neither a look-alike nor a proxy. */
   static is(value: unknown): value is Tensor {
     return typeof value === 'object' && value !== null && #disposed in value;
+  }
+
+  /** A contiguous tensor that owns its memory, from its start on. */
+  static over<D extends DType, A extends Axes>(
+    device: Device,
+    native: NativeTensor,
+    dtype: D,
+    { axes, shape, strides }: Layout<A>,
+  ): Tensor<D, A> {
+    return new Tensor({ device, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined, readOnly: false });
   }
 
   constructor(parts: TensorParts<D, A>) {
