@@ -21,6 +21,7 @@ Napi::Value gather_kv(const Napi::CallbackInfo& info) {
   arguments.block_stride = keys.stride(0);
   arguments.token_stride = keys.stride(1);
   arguments.block_tokens = static_cast<int32_t>(keys.extent(1));
+  arguments.block_count = static_cast<int32_t>(keys.extent(0));
   arguments.block_table = block_table.as<int32_t>();
   arguments.table_width = static_cast<int32_t>(block_table.extent(2));
   arguments.key_counts = key_counts.as<int32_t>();

@@ -15,10 +15,19 @@ __global__ void __launch_bounds__(kThreads) check_selection(GatherKvArguments a,
   const int head = static_cast<int>(blockIdx.x);
   const int32_t* indices = a.indices + head * a.index_stride;
   const int32_t count = a.counts[head];
-  const int32_t held = a.key_counts[head];
+  const int64_t room = int64_t{a.table_width} * a.block_tokens;
+  const int32_t held = a.key_counts[head] < room ? a.key_counts[head] : static_cast<int32_t>(room);
+  const int32_t* blocks = a.block_table + int64_t{head} * a.table_width;
+  const auto named = [&](int32_t token) {
+    const int32_t block = blocks[token / a.block_tokens];
+    if (block >= 0 && block < a.block_count) return true;
+    if (a.outcomes == nullptr) report_fault(faults, FaultCode::block_out_of_range, block);
+    return false;
+  };
   bool ascends = true;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) {
-    ascends = ascends && indices[i] > (i == 0 ? -1 : indices[i - 1]) && indices[i] < held;
+    ascends = ascends && indices[i] > (i == 0 ? -1 : indices[i - 1]) && indices[i] < held && i < held && named(i) &&
+              named(indices[i]);
   }
   ascends = __syncthreads_and(ascends);
   if (threadIdx.x != 0) return;

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <string>
+#include <utility>
+
 #include "kernels/cpu-dispatch.h"
 #include "kernels/cuda-dispatch.h"
 #include "kernels/gather-kv/gather-kv.h"
@@ -5,15 +9,26 @@
 namespace kv {
 namespace {
 
+Status invalid(std::string message) { return Status::failure(StatusCode::invalid_value, std::move(message)); }
+
+bool names_block(const GatherKvArguments& a, int32_t head, int32_t token) {
+  const int32_t block = a.block_table[int64_t{head} * a.table_width + token / a.block_tokens];
+  return block >= 0 && block < a.block_count;
+}
+
 Status check_head(const GatherKvArguments& a, int32_t head) {
   const int32_t* indices = a.indices + head * a.index_stride;
+  const int64_t held = std::min<int64_t>(a.key_counts[head], int64_t{a.table_width} * a.block_tokens);
+  const std::string name = "kv head " + std::to_string(head);
   int32_t before = -1;
   for (int32_t i = 0; i < a.counts[head]; ++i) {
-    if (indices[i] <= before || indices[i] >= a.key_counts[head]) {
-      return Status::failure(StatusCode::invalid_value,
-                             "kv head " + std::to_string(head) + " selects token " + std::to_string(indices[i]) +
-                                 " after " + std::to_string(before) + " of " + std::to_string(a.key_counts[head]) +
-                                 "; indices must ascend and lie within what the slot holds");
+    if (indices[i] <= before || indices[i] >= held) {
+      return invalid(name + " selects token " + std::to_string(indices[i]) + " after " + std::to_string(before) + " of " +
+                     std::to_string(held) + "; indices must ascend and lie within what the slot holds");
+    }
+    if (!names_block(a, head, i) || !names_block(a, head, indices[i])) {
+      return invalid(name + " selects token " + std::to_string(indices[i]) +
+                     ", but the block table leads outside the pool: give the slot its blocks first");
     }
     before = indices[i];
   }

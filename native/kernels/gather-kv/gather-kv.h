@@ -19,6 +19,7 @@ struct GatherKvArguments {
   int64_t block_stride = 0;
   int64_t token_stride = 0;
   int32_t block_tokens = 0;
+  int32_t block_count = 0;
   const int32_t* block_table = nullptr;  // of the slot, [kv_head, table_width]
   int32_t table_width = 0;
   int32_t* key_counts = nullptr;  // of the slot, [kv_head]
@@ -32,8 +33,8 @@ struct GatherKvArguments {
   int32_t head_dim = 0;
 };
 
-// Refuses indices that do not ascend or that the slot does not hold (invalid_value), before it moves anything. With
-// `outcomes` a kv head whose indices are refused keeps its first tokens instead, as many as it was to keep.
+// Refuses indices that do not ascend or that the slot does not hold, and tables that name blocks outside the pool
+// (invalid_value), before it moves anything. With `outcomes` a kv head that is refused keeps its first tokens instead, as many as it was to keep.
 Status gather_kv(const GatherKvArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

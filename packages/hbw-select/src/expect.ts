@@ -1,12 +1,12 @@
 import { InvalidValueError } from '@kv/sparse-core';
+import { show } from '@kv/sparse-core/native';
 
 const largest = 2 ** 31 - 1;
 
 /** @throws InvalidValueError unless it holds */
 export function expectThat(holds: boolean, name: string, given: unknown, wanted: string): void {
   if (holds) return;
-  const text = Array.isArray(given) ? `[${given.join(', ')}]` : String(given);
-  throw new InvalidValueError(`${name} is ${text}; it must be ${wanted}.`, { subject: name, given, wanted });
+  throw new InvalidValueError(`${name} is ${show(given)}; it must be ${wanted}.`, { subject: name, given, wanted });
 }
 
 /** @throws InvalidValueError unless it is one of the choices */

@@ -1,3 +1,4 @@
+import { expectObject, listOf } from '@kv/sparse-core/native';
 import { expectChoice, expectPositive, expectThat, expectWhole } from './expect.js';
 
 /** In the order of `ScorePooling` in the operation's header, after none. */
@@ -31,14 +32,15 @@ export interface SelectTokensOptions {
 export function expectSelectOptions(options: SelectTokensOptions): void {
   const { rounds, dedup = 'refill', remainder = 'fill', sinkTokens = 0, pooling } = options;
   if (rounds !== undefined) {
-    const fitting = rounds.length > 0 && rounds.length <= mostRounds;
-    expectThat(fitting, 'rounds', rounds, `1 to ${mostRounds} numbers of groups`);
-    for (const groups of rounds) expectPositive('rounds', groups);
+    const groups = listOf('select', 'rounds', rounds, mostRounds);
+    expectThat(groups.length > 0, 'rounds', rounds, `1 to ${mostRounds} numbers of groups`);
+    for (const each of groups) expectPositive('rounds', each);
   }
   expectChoice('dedup', dedup, ['refill', 'union']);
   expectChoice('remainder', remainder, ['fill', 'drop']);
   expectWhole('sinkTokens', sinkTokens);
   if (pooling === undefined) return;
+  expectObject('select', 'pooling', pooling);
   expectChoice('pooling.kind', pooling.kind, poolings);
   expectPositive('pooling.tokens', pooling.tokens);
   expectThat(pooling.tokens % 2 === 1, 'pooling.tokens', pooling.tokens, 'odd');

@@ -23,6 +23,7 @@ export {
   expectObject,
   expectShape,
   expectThat,
+  isFinite32,
   listFor,
   listOf,
   nativeOf,

@@ -21,6 +21,11 @@ export function expectThat(operation: string, name: string, given: unknown, hold
   });
 }
 
+/** Whether it is a number that is finite as the kernels keep it. */
+export function isFinite32(given: unknown): given is number {
+  return typeof given === 'number' && Number.isFinite(Math.fround(given));
+}
+
 /** @throws InvalidValueError unless it is a boolean */
 export function expectBoolean(operation: string, name: string, given: unknown): void {
   expectThat(operation, name, given, typeof given === 'boolean', 'true or false');

@@ -1,5 +1,5 @@
 import type { FloatDType, PagedRows, Stream, TensorHandle } from '@kv/sparse-core';
-import { expectHeads, floats, loadAddon, operation, pagedRowRules } from '@kv/sparse-core/native';
+import { expectHeads, floats, isFinite32, loadAddon, operation, pagedRowRules } from '@kv/sparse-core/native';
 
 import { expectChoice, expectThat } from '../expect.js';
 
@@ -57,7 +57,7 @@ export function observationScores(stream: Stream, args: ObservationScoresArgumen
   enqueue(stream, args, (natives, [query, { shape }]) => {
     expectHeads('observationScores', query, shape[1]);
     const { scale, domain = 'full', groupReduction = 'mean' } = args;
-    expectThat(Number.isFinite(scale) && scale > 0, 'scale', scale, 'a positive number');
+    expectThat(isFinite32(scale) && Math.fround(scale) > 0, 'scale', scale, 'a positive f32');
     expectChoice('domain', domain, scoreDomains);
     expectChoice('groupReduction', groupReduction, groupReductions);
     const choices = [scoreDomains.indexOf(domain), groupReductions.indexOf(groupReduction)] as const;

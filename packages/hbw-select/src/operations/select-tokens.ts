@@ -71,7 +71,8 @@ export function selectTokens(stream: Stream, args: SelectTokensArguments): void 
       remainder === 'fill',
       sinkTokens,
       pooling ? 1 + poolings.indexOf(pooling.kind) : 0,
-      pooling?.tokens ?? 1,
+      // A wider window sees no more scores, and takes longer.
+      Math.min(pooling?.tokens ?? 1, 2 * tokens + 1),
     );
   });
 }

@@ -3,7 +3,7 @@ import { ShapeError } from '../errors.js';
 import { floats, type TensorRule } from '../tensor-rules.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import { describe, type TensorHandle } from '../tensor.js';
-import { expectBoolean, expectThat } from '../validate.js';
+import { expectBoolean, expectThat, isFinite32 } from '../validate.js';
 
 /** Which rows belong to which sequence, and where the sequence's keys and values lie. */
 export interface PagedRows {
@@ -80,7 +80,7 @@ export function attentionSettings(
   operation: string,
   { scale, causal = true }: Pick<AttentionArguments, 'scale' | 'causal'>,
 ): readonly [scale: number, causal: boolean] {
-  expectThat(operation, 'scale', scale, Number.isFinite(scale), 'a finite number');
+  expectThat(operation, 'scale', scale, isFinite32(scale), 'a finite f32');
   expectBoolean(operation, 'causal', causal);
   return [scale, causal];
 }

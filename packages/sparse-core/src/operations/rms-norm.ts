@@ -4,7 +4,7 @@ import { operation } from '../operation.js';
 import { floats } from '../tensor-rules.js';
 import type { Stream } from '../stream.js';
 import { type Axes, Tensor, type TensorHandle } from '../tensor.js';
-import { expectObject, expectThat } from '../validate.js';
+import { expectObject, expectThat, isFinite32 } from '../validate.js';
 
 export interface RmsNormArguments<D extends FloatDType, A extends Axes> {
   /** `[..., feature]`, two or three axes. */
@@ -42,7 +42,8 @@ export function rmsNorm<D extends FloatDType, A extends Axes>(stream: Stream, ar
   const enqueue = Tensor.is(args.input) && args.input.shape.length === 3 ? ofHeads : ofRows;
   enqueue(stream, args, (natives) => {
     const { epsilon } = args;
-    expectThat('rmsNorm', 'epsilon', epsilon, Number.isFinite(epsilon) && epsilon > 0, 'a positive number');
+    const isPositive = isFinite32(epsilon) && Math.fround(epsilon) > 0;
+    expectThat('rmsNorm', 'epsilon', epsilon, isPositive, 'a positive f32');
     loadAddon().rmsNorm(stream.native, ...natives, epsilon);
   });
 }

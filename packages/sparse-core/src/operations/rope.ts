@@ -5,7 +5,7 @@ import { operation } from '../operation.js';
 import { floats } from '../tensor-rules.js';
 import type { Stream } from '../stream.js';
 import { describe, type TensorHandle } from '../tensor.js';
-import { expectThat } from '../validate.js';
+import { expectThat, isFinite32 } from '../validate.js';
 import { type RopeConvention, ropeConventions } from './rope-description.js';
 
 export interface RopeArguments<D extends FloatDType, A extends readonly ['token', string, 'dim']> {
@@ -53,7 +53,7 @@ export function rope<D extends FloatDType, A extends readonly ['token', string, 
     }
     const { convention, attentionScale = 1 } = args;
     expectThat('rope', 'convention', convention, ropeConventions.includes(convention), ropeConventions.join(' or '));
-    expectThat('rope', 'attentionScale', attentionScale, Number.isFinite(attentionScale), 'a finite number');
+    expectThat('rope', 'attentionScale', attentionScale, isFinite32(attentionScale), 'a finite f32');
     loadAddon().rope(stream.native, ...natives, convention === 'interleaved', attentionScale);
   });
 }

@@ -1,4 +1,6 @@
 /** What the tests of every package share. Not published. */
 export { attentionRow, type AttentionSizes, type OracleRow, randomCache, type RandomCache } from './attention-oracle.js';
+export * from './legal-values.js';
+export { type MisusedFunction, misusedOperation, MisuseSuite } from './misuse.js';
 export { decode, encode, Random, unitRoundoff } from './random.js';
 export { describeOnDevices, type TestDevice } from './test-devices.js';

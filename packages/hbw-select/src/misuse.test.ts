@@ -1,0 +1,97 @@
+import type { Device } from '@kv/sparse-core';
+import {
+  anyFloat,
+  anyPositive,
+  describeOnDevices,
+  freeAxis,
+  legalAt,
+  type MisusedFunction,
+  misusedOperation,
+  MisuseSuite,
+  optional,
+  rowsApart,
+} from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+import { observationScores } from './operations/observation-scores.js';
+import { selectTokens } from './operations/select-tokens.js';
+
+const [slots, kvHeads, width, blockTokens, dim] = [2, 2, 3, 4, 8];
+
+const rising = (length: number) => Float32Array.from({ length }, (_, index) => Math.sin(index));
+
+function observed(device: Device) {
+  const pool = () => {
+    const shape = [slots * kvHeads * width, blockTokens, dim] as const;
+    return device.tensor('f32', ['block', 'blockToken', 'dim'], shape, rising(shape[0] * blockTokens * dim));
+  };
+  const order = Int32Array.from({ length: slots * kvHeads * width }, (_, block) => block);
+  return {
+    query: device.tensor('f32', ['token', 'queryHead', 'dim'], [3, 4, dim], rising(12 * dim)),
+    scores: device.tensor('f32', ['batch', 'kvHead', 'token'], [2, kvHeads, 10], new Float32Array(20 * kvHeads)),
+    blocks: {
+      keys: pool(),
+      values: pool(),
+      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], order),
+      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], new Int32Array(slots * kvHeads).fill(9)),
+    },
+    slots: device.tensor('i32', ['batch'], [2], Int32Array.of(1, 0)),
+    queryStart: device.tensor('i32', ['boundary'], [3], Int32Array.of(0, 2, 3)),
+    scale: 0.5,
+    domain: 'full',
+    groupReduction: 'mean',
+  };
+}
+
+function selected(device: Device) {
+  const row = { prefixTokens: 8, windowTokens: 1, capacity: 4, blockTokens: 1 };
+  return {
+    scores: device.tensor('f32', ['batch', 'kvHead', 'token'], [1, kvHeads, 8], rising(8 * kvHeads)),
+    indices: device.tensor('i32', ['batch', 'kvHead', 'kept'], [1, kvHeads, 5], new Int32Array(5 * kvHeads)),
+    counts: device.tensor('i32', ['batch', 'kvHead'], [1, kvHeads], new Int32Array(kvHeads)),
+    rows: [[row, { ...row, capacity: 5 }]],
+    rounds: [1, 2],
+    dedup: 'refill',
+    remainder: 'fill',
+    sinkTokens: 1,
+    pooling: { kind: 'average', tokens: 3 },
+  };
+}
+
+const operations: readonly MisusedFunction[] = [
+  misusedOperation(observationScores, observed, {
+    outputs: ['scores'],
+    legal: [
+      anyFloat('query'),
+      freeAxis('query', 'token'),
+      rowsApart('query'),
+      freeAxis('scores', 'token'),
+      freeAxis('blocks.blockTable', 'block'),
+      anyPositive('scale'),
+      optional('domain|groupReduction'),
+    ],
+  }),
+  misusedOperation(selectTokens, selected, {
+    outputs: ['indices', 'counts'],
+    legal: [
+      optional('rounds|dedup|remainder|sinkTokens|pooling'),
+      freeAxis('scores', 'token'),
+      freeAxis('indices', 'kept'),
+      rowsApart('counts'),
+      legalAt('rounds', 'one entry (more|fewer)', 'any number of rounds'),
+      legalAt('(rows\\.0\\.\\d\\.blockTokens|rounds\\.\\d|sinkTokens|pooling\\.tokens)', '2147483647', 'more than there are is all'),
+    ],
+  }),
+];
+
+describeOnDevices('misuse', ({ name, open }) => {
+  const suite = new MisuseSuite(open());
+
+  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+    await suite.misuse(subject);
+  });
+
+  it('is counted', () => {
+    expect(suite.counts.tries).toBeGreaterThan(1000);
+    console.log(`misuse of hbw-select on ${name}: ${String(suite.counts)}`);
+  });
+});

@@ -1,0 +1,116 @@
+import type { Device } from '@kv/sparse-core';
+import {
+  anyFinite,
+  anyFloat,
+  describeOnDevices,
+  freeAxis,
+  legalAt,
+  type MisusedFunction,
+  misusedOperation,
+  MisuseSuite,
+  optional,
+  rowsApart,
+} from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+import { ElementMask } from './element-mask.js';
+import { blockTokens, denseEntry } from './mixed-blocks.js';
+import { compress24 } from './operations/compress-24.js';
+import { copyIndexMap } from './operations/copy-index-map.js';
+import { decompress24 } from './operations/decompress-24.js';
+import { mixedDecodeAttention } from './operations/mixed-decode-attention.js';
+import { mixedPrefillAttention } from './operations/mixed-prefill-attention.js';
+import { testPools } from './testing/block-pools.js';
+
+const [slots, kvHeads, width, headDim] = [2, 1, 3, 64];
+const denseBlocks = slots * kvHeads * width;
+
+/** Pools whose blocks are all dense, in order. */
+function pools(device: Device) {
+  const sizes = { dtype: 'f16', headDim, denseBlocks, sparseBlocks: 4, table: [slots, kvHeads, width] } as const;
+  const dense = Uint16Array.from({ length: denseBlocks * blockTokens * headDim }, (_, index) => 0x3000 + (index % 1000));
+  const { dense: blocks, sparse, table } = testPools(device, sizes, dense, Int32Array.from({ length: denseBlocks }, (_, block) => denseEntry(block)));
+  return { dense: blocks, sparse: { ...sparse }, table };
+}
+
+function attention(device: Device) {
+  const rows = (axes: readonly ['token', 'queryHead', 'dim']) =>
+    device.tensor('f32', axes, [3, 2, headDim], Float32Array.from({ length: 6 * headDim }, (_, index) => Math.sin(index)));
+  return {
+    query: rows(['token', 'queryHead', 'dim']),
+    output: rows(['token', 'queryHead', 'dim']),
+    logSumExp: device.tensor('f32', ['token', 'queryHead'], [3, 2], new Float32Array(6)),
+    keys: pools(device),
+    values: pools(device),
+    keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], Int32Array.of(100, 90)),
+    slots: device.tensor('i32', ['batch'], [2], Int32Array.of(1, 0)),
+    queryStart: device.tensor('i32', ['boundary'], [3], Int32Array.of(0, 2, 3)),
+    scale: 0.5,
+    causal: true,
+    sparseKeys: true,
+    sparseValues: true,
+  };
+}
+
+const attentionRules = {
+  outputs: ['output', 'logSumExp'],
+  legal: [
+    optional('logSumExp|causal|sparseKeys|sparseValues'),
+    anyFloat('query|output'),
+    rowsApart('query|output'),
+    anyFinite('scale'),
+  ],
+};
+
+const operations: readonly MisusedFunction[] = [
+  misusedOperation(
+    compress24,
+    (device) => ({
+      operand: 'keys',
+      blocks: pools(device),
+      prunings: [{ slot: 0, kvHead: 0, firstBlock: 0, endBlock: 2, sparseIds: [1], freedFrom: 1 }],
+      elementMask: new ElementMask(device, 'keys', headDim, Uint8Array.from({ length: blockTokens * headDim }, (_, index) => Number(index % 4 < 2))),
+      blockLoss: device.tensor('f32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], new Float32Array(denseBlocks)),
+    }),
+    {
+      outputs: ['blocks.dense', 'blocks.sparse.nonZeros', 'blocks.sparse.metadata', 'blocks.table'],
+      legal: [
+        freeAxis('blocks.dense', 'block'),
+        optional('elementMask|blockLoss'),
+        legalAt('prunings', 'one entry fewer', 'nothing to prune'),
+      ],
+    },
+  ),
+  misusedOperation(
+    decompress24,
+    (device) => {
+      const { dense, sparse, table } = pools(device);
+      table.dispose();
+      return { operand: 'keys', sparse, ids: [0, 1, 2, 3, 0, 1], dense };
+    },
+    { outputs: ['dense'], legal: [] },
+  ),
+  misusedOperation(
+    copyIndexMap,
+    (device) => {
+      const { dense, sparse, table } = pools(device);
+      for (const tensor of [dense, sparse.nonZeros, sparse.metadata]) tensor.dispose();
+      return { table, fromSlot: 0, toSlot: 1, dense: { from: [0, 1], to: [3, 4] }, sparse: { from: [0], to: [2] } };
+    },
+    { outputs: ['table'], legal: [freeAxis('table', 'slot|kvHead|block')] },
+  ),
+  misusedOperation(mixedPrefillAttention, attention, attentionRules),
+  misusedOperation(mixedDecodeAttention, attention, attentionRules),
+];
+
+describeOnDevices('misuse', ({ name, open }) => {
+  const suite = new MisuseSuite(open());
+
+  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+    await suite.misuse(subject);
+  });
+
+  it('is counted', () => {
+    expect(suite.counts.tries).toBeGreaterThan(1000);
+    console.log(`misuse of hierasparse on ${name}: ${String(suite.counts)}`);
+  });
+});

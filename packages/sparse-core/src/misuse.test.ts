@@ -1,0 +1,182 @@
+import { expect, it } from 'vitest';
+import type { Device } from './device.js';
+import type { DType } from './dtype.js';
+import * as core from './index.js';
+import { anyFinite, anyFloat, anyPositive, freeAxis, inPlace, legalAt, optional, rowsApart } from './testing/legal-values.js';
+import { type MisusedFunction, misusedOperation, MisuseSuite } from './testing/misuse.js';
+import { encode } from './testing/random.js';
+import { describeOnDevices } from './testing/test-devices.js';
+
+/** Random rows, or whole numbers from 0 on. */
+function filled(device: Device, dtype: DType, axes: readonly string[], shape: readonly number[]) {
+  const count = shape.reduce((product, extent) => product * extent, 1);
+  if (dtype === 'i32') return device.tensor('i32', axes, shape, Int32Array.from({ length: count }, (_, index) => index));
+  return device.tensor('f32', axes, shape, encode('f32', Array.from({ length: count }, (_, index) => Math.sin(index))));
+}
+
+const [slots, kvHeads, tableBlocks, blockTokens, dim] = [3, 2, 3, 4, 8];
+
+function cache(device: Device) {
+  const blocks = slots * kvHeads * tableBlocks;
+  return {
+    keys: filled(device, 'f32', ['block', 'blockToken', 'dim'], [blocks, blockTokens, dim]),
+    values: filled(device, 'f32', ['block', 'blockToken', 'dim'], [blocks, blockTokens, dim]),
+    blockTable: filled(device, 'i32', ['slot', 'kvHead', 'block'], [slots, kvHeads, tableBlocks]),
+    keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], new Int32Array(slots * kvHeads).fill(6)),
+  };
+}
+
+/** Two entries, of two rows and one. */
+function rows(device: Device) {
+  return {
+    blocks: cache(device),
+    slots: device.tensor('i32', ['batch'], [2], Int32Array.of(2, 0)),
+    queryStart: device.tensor('i32', ['boundary'], [3], Int32Array.of(0, 2, 3)),
+  };
+}
+
+function attention(device: Device) {
+  return {
+    ...rows(device),
+    query: filled(device, 'f32', ['token', 'queryHead', 'dim'], [3, 4, dim]),
+    output: filled(device, 'f32', ['token', 'queryHead', 'dim'], [3, 4, dim]),
+    logSumExp: filled(device, 'f32', ['token', 'queryHead'], [3, 4]),
+    scale: 0.5,
+    causal: true,
+  };
+}
+
+const attentionLegal = [
+  optional('logSumExp|causal'),
+  anyFloat('query|output'),
+  rowsApart('query|output'),
+  freeAxis('blocks.blockTable', 'block'),
+  anyFinite('scale'),
+];
+
+const operations: readonly MisusedFunction[] = [
+  misusedOperation(
+    core.rmsNorm,
+    (device) => ({
+      input: filled(device, 'f32', ['token', 'head', 'feature'], [3, 2, 8]),
+      weight: filled(device, 'f32', ['feature'], [8]),
+      output: filled(device, 'f32', ['token', 'head', 'feature'], [3, 2, 8]),
+      epsilon: 1e-5,
+    }),
+    { outputs: ['output'], legal: [rowsApart('input|output'), anyFloat('weight'), inPlace('output', 'input'), anyPositive('epsilon')] },
+  ),
+  misusedOperation(
+    core.appendKv,
+    (device) => ({
+      ...rows(device),
+      keys: filled(device, 'f32', ['token', 'kvHead', 'dim'], [3, kvHeads, dim]),
+      values: filled(device, 'f32', ['token', 'kvHead', 'dim'], [3, kvHeads, dim]),
+    }),
+    { outputs: ['blocks.keys', 'blocks.values', 'blocks.keyCounts'], legal: [freeAxis('blocks.blockTable', 'block')] },
+  ),
+  misusedOperation(
+    core.gatherKv,
+    (device) => ({
+      blocks: cache(device),
+      slot: 1,
+      indices: device.tensor('i32', ['kvHead', 'kept'], [kvHeads, 3], Int32Array.of(0, 2, 5, 1, 3, 4)),
+      counts: [3, 2],
+      outcomes: device.tensor('i32', ['kvHead'], [kvHeads], new Int32Array(kvHeads)),
+    }),
+    { outputs: ['blocks.keys', 'blocks.values', 'blocks.keyCounts', 'outcomes'], legal: [freeAxis('blocks.blockTable', 'block'), freeAxis('indices', 'kept'), rowsApart('indices'), optional('outcomes')] },
+  ),
+  misusedOperation(
+    core.copyBlocks,
+    (device) => ({ pool: filled(device, 'f32', ['block', 'blockToken', 'dim'], [6, 4, 8]), from: [0, 1], to: [4, 2] }),
+    { outputs: ['pool'], legal: [legalAt('pool', '[fbiu]+\\d+', 'any dtype'), legalAt('pool', 'one axis more', 'any axes'), freeAxis('pool', 'block|blockToken|dim')] },
+  ),
+  misusedOperation(
+    core.embedding,
+    (device) => ({
+      table: filled(device, 'f32', ['row', 'feature'], [5, 8]),
+      ids: device.tensor('i32', ['token'], [3], Int32Array.of(4, 0, 2)),
+      output: filled(device, 'f32', ['token', 'feature'], [3, 8]),
+      outside: 'fail',
+    }),
+    { outputs: ['output'], legal: [rowsApart('table|output'), legalAt('ids', 'u32', 'either dtype of indices'), legalAt('table', 'f16|bf16', 'any float dtype, and the output is f32'), freeAxis('table', 'row'), optional('outside')] },
+  ),
+  misusedOperation(
+    core.crossEntropy,
+    (device) => ({
+      logits: filled(device, 'f32', ['row', 'vocabulary'], [3, 7]),
+      targets: [1, 0, 6],
+      output: filled(device, 'f32', ['row'], [3]),
+    }),
+    { outputs: ['output'], legal: [rowsApart('logits'), freeAxis('logits', 'vocabulary')] },
+  ),
+  misusedOperation(
+    core.linear,
+    (device) => ({
+      input: filled(device, 'f32', ['token', 'in'], [3, 8]),
+      accumulate: false,
+      weight: filled(device, 'f32', ['out', 'in'], [5, 8]),
+      bias: filled(device, 'f32', ['out'], [5]),
+      output: filled(device, 'f32', ['token', 'out'], [3, 5]),
+    }),
+    { outputs: ['output'], legal: [rowsApart('input|weight|output'), anyFloat('weight|bias'), optional('accumulate|bias')] },
+  ),
+  misusedOperation(
+    core.linear,
+    (device) => ({
+      input: filled(device, 'f32', ['token', 'in'], [3, 8]),
+      layers: [5, 4].map((out) => ({
+        weight: filled(device, 'f32', ['out', 'in'], [out, 8]),
+        output: filled(device, 'f32', ['token', 'out'], [3, out]),
+      })),
+    }),
+    { outputs: ['layers.0.output', 'layers.1.output'], legal: [rowsApart('input|layers\\.\\d\\.(weight|output)'), anyFloat('layers\\.\\d\\.weight'), legalAt('layers', 'one entry fewer', 'any number of layers')] },
+  ),
+  misusedOperation(
+    core.rope,
+    (device) => ({
+      input: filled(device, 'f32', ['token', 'head', 'dim'], [3, 2, 8]),
+      positions: filled(device, 'i32', ['token'], [3]),
+      inverseFrequencies: filled(device, 'f32', ['pair'], [4]),
+      output: filled(device, 'f32', ['token', 'head', 'dim'], [3, 2, 8]),
+      convention: 'halfSplit',
+      attentionScale: 1,
+    }),
+    { outputs: ['output'], legal: [rowsApart('input|output'), inPlace('output', 'input'), freeAxis('inverseFrequencies', 'pair'), optional('attentionScale'), anyFinite('attentionScale')] },
+  ),
+  misusedOperation(
+    core.sample,
+    (device) => ({
+      logits: filled(device, 'f32', ['row', 'vocabulary'], [2, 7]),
+      settings: [{ temperature: 0.7, topK: 3, topP: 0.9, minP: 0.1, repetitionPenalty: 1.2, seed: 3 }, { temperature: 0 }],
+      steps: [5, 6],
+      recent: device.tensor('i32', ['row', 'recent'], [2, 3], Int32Array.of(1, 2, -1, 0, 5, 6)),
+      output: device.tensor('i32', ['row'], [2], new Int32Array(2)),
+      outcomes: device.tensor('i32', ['row'], [2], new Int32Array(2)),
+    }),
+    { outputs: ['output', 'outcomes'], legal: [rowsApart('logits|recent'), freeAxis('logits', 'vocabulary'), freeAxis('recent', 'recent'), legalAt('output', 'u32', 'either dtype of indices'), optional('outcomes|settings\\.\\d\\.\\w+'), legalAt('settings\\.\\d', 'an empty array|an object without prototype', 'an object without fields asks for the defaults'), anyPositive('settings\\.\\d\\.(temperature|repetitionPenalty)'), legalAt('settings\\.\\d\\.(topP|minP)', '0\\.5', 'a share'), legalAt('settings\\.\\d\\.(topK|seed)|steps\\.\\d', '\\d{10}', 'any whole number')] },
+  ),
+  misusedOperation(
+    core.swiglu,
+    (device) => ({
+      gate: filled(device, 'f32', ['token', 'feature'], [3, 8]),
+      up: filled(device, 'f32', ['token', 'feature'], [3, 8]),
+      output: filled(device, 'f32', ['token', 'feature'], [3, 8]),
+    }),
+    { outputs: ['output'], legal: [rowsApart('gate|up|output'), inPlace('output', 'gate|up')] },
+  ),
+  misusedOperation(core.prefillAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
+  misusedOperation(core.decodeAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
+];
+
+describeOnDevices('misuse', ({ name, open }) => {
+  const suite = new MisuseSuite(open());
+
+  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+    await suite.misuse(subject);
+  });
+
+  it('is counted', () => {
+    expect(suite.counts.tries).toBeGreaterThan(1000);
+    console.log(`misuse of sparse-core on ${name}: ${String(suite.counts)}`);
+  });
+});

@@ -1,0 +1,21 @@
+/** What is right though it differs from the right call, and why. `what` matches `path: wrong value`. */
+export interface LegalValue {
+  readonly what: RegExp;
+  readonly why: string;
+}
+
+/** Values in the places of an operation's struct that one of the expressions matches. */
+export const legalAt = (paths: string, values: string, why: string): LegalValue => ({
+  what: new RegExp(`^args\\.(${paths}): (${values})$`),
+  why,
+});
+
+export const optional = (paths: string) => legalAt(paths, 'undefined|absent', 'it has a default');
+export const rowsApart = (paths: string) => legalAt(paths, 'gaps between rows', 'rows may lie apart');
+export const anyFloat = (paths: string) => legalAt(paths, 'f16|bf16', 'any float dtype');
+export const inPlace = (output: string, inputs: string) =>
+  legalAt(output, `over args\\.(${inputs})`, 'it works in place');
+export const freeAxis = (paths: string, axes: string) =>
+  legalAt(paths, `(${axes}) = \\d+`, 'no other tensor has this axis');
+export const anyFinite = (paths: string) => legalAt(paths, '-?[\\d.]+', 'any finite f32');
+export const anyPositive = (paths: string) => legalAt(paths, '0\\.5|\\d{10,16}', 'any positive f32');
