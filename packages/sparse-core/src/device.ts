@@ -34,6 +34,11 @@ export class Device {
   readonly native: NativeDevice;
   #defaultStream: Stream | undefined;
 
+  /** Whether this package made it: neither a look-alike nor a proxy. */
+  static is(value: unknown): value is Device {
+    return typeof value === 'object' && value !== null && #defaultStream in value;
+  }
+
   constructor(kind: DeviceKind, threads: number, native: NativeDevice) {
     this.kind = kind;
     this.threads = threads;
@@ -93,7 +98,8 @@ export class Device {
    * A tensor over memory that JavaScript owns (an array over an ArrayBuffer or SharedArrayBuffer), without a
    * copy. From then on the buffer cannot be transferred to another thread: `postMessage` and `structuredClone` copy it
    * or throw, by the version of Node. Once it was detached in another way (`buffer.transfer()`, a WebAssembly memory
-   * that grew) the tensor can no longer be used; do not do that while enqueued work uses it.
+   * that grew) the tensor can no longer be used; do not do that while enqueued work uses it. A GPU copies from and to it;
+   * its kernels take tensors of `tensor()` and `hostTensor()`.
    * @throws DTypeError, ShapeError when the array does not fit, InvalidValueError when its buffer is resizable
    */
   wrap<D extends DType, const A extends Axes>(
@@ -107,7 +113,7 @@ export class Device {
     holdInPlace(memory);
     try {
       const native = this.native.wrap(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, memory);
-      return Tensor.over(this, native, dtype, layout);
+      return Tensor.over(this, native, dtype, layout, this.kind !== 'cpu');
     } catch (error) {
       throw fromNative(error, { subject: 'wrap' });
     }

@@ -3,7 +3,7 @@ import { setTimeout } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import { createDevice, type Device, devices } from './device.js';
-import { DisposedError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from './errors.js';
+import { DeviceError, DisposedError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from './errors.js';
 import { HostPool, hostPool, type HostPoolProgress } from './host-pool.js';
 import { nativeBinary } from './load-addon.js';
 import { rmsNorm } from './operations/rms-norm.js';
@@ -41,6 +41,22 @@ describeOnDevices('host tensors', ({ open }) => {
       rmsNorm(stream, { input: there, weight, output: there, epsilon: 1e-5 });
     }
     expect(await here.read()).toEqual(await there.read());
+  });
+
+  it('are what kernels of a GPU take in place of wrapped arrays, which they do not reach', async () => {
+    using stream = device.createStream();
+    using weight = device.tensor('f32', ['hidden'], [hidden], new Float32Array(hidden).fill(1));
+    using output = device.tensor('f32', ['row', 'hidden'], [rows, hidden]);
+    using wrapped = device.wrap('f32', ['row', 'hidden'], [rows, hidden], random.elements('f32', rows * hidden));
+    using here = await device.hostTensor('f32', ['row', 'hidden'], [rows, hidden]);
+    const normalised = (input: typeof wrapped) => {
+      rmsNorm(stream, { input: input.slice('row', 0, rows), weight, output, epsilon: 1e-5 });
+      return output.read(stream);
+    };
+    stream.copy(wrapped, here);
+    const expected = await normalised(here);
+    if (device.kind === 'cpu') expect(await normalised(wrapped)).toEqual(expected);
+    else expect(() => normalised(wrapped)).toThrow(DeviceError);
   });
 
   it('are copied in stream order, whole, in part, and over the border of what is made at once', async () => {
@@ -151,6 +167,10 @@ describeOnDevices('host tensors', ({ open }) => {
     for (const bytes of [0, -1, 1.5, NaN, '1' as never]) {
       await expect(hostPool(own, { bytes })).rejects.toThrow(InvalidValueError);
     }
+    for (const options of [undefined, 7, { bytes: 1, onProgress: 7 }, { bytes: 1, signal: {} }]) {
+      await expect(hostPool(own, options as never)).rejects.toThrow(InvalidValueError);
+    }
+    await expect(hostPool({ kind: 'cpu', native: own.native } as never, { bytes: 1 })).rejects.toThrow(DeviceError);
     expect(own.memory()).toEqual(before);
   });
 });

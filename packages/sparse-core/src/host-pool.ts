@@ -1,11 +1,12 @@
 import type { NativeHostPool } from './addon.js';
-import type { Device } from './device.js';
+import { Device } from './device.js';
 import { byteSize, type DType, dtypes } from './dtype.js';
-import { DisposedError, InvalidValueError, OutOfMemoryError } from './errors.js';
+import { DeviceError, DisposedError, OutOfMemoryError } from './errors.js';
 import { checkedLayout } from './layout.js';
 import { fromNative } from './native-error.js';
 import { show } from './show.js';
 import { type Axes, type Extents, Tensor } from './tensor.js';
+import { expectObject, expectThat } from './validate.js';
 
 export interface HostPoolProgress {
   /** Of memory that is made. */
@@ -27,18 +28,21 @@ const mostOfHostMemory = 0.95;
 /**
  * Host memory that tensors are made in at once, by functions that cannot wait. On CUDA it is pinned, 64 MiB at a time,
  * off the JavaScript thread: 2 GiB take 0.7 s. On the CPU it is plain memory.
- * @throws InvalidValueError when `bytes` is no positive whole number
+ * @throws DeviceError, InvalidValueError when an argument is none of its kind
  * @throws OutOfMemoryError when that is more than the process may lock (`ulimit -l`), than 95 % of the host's free
  * memory, or than the memory limit of a CPU device
  * @throws the signal's reason when it is aborted; what was made is given back then
  */
-export async function hostPool(device: Device, { bytes, onProgress, signal }: HostPoolOptions): Promise<HostPool> {
-  if (!Number.isSafeInteger(bytes) || bytes < 1) {
-    throw new InvalidValueError(`hostPool: bytes is ${show(bytes)}; it must be a positive whole number.`, {
-      subject: 'bytes',
-      given: bytes,
-    });
+export async function hostPool(device: Device, options: HostPoolOptions): Promise<HostPool> {
+  if (!Device.is(device)) {
+    throw new DeviceError(`hostPool: ${show(device)} is no device; open one with createDevice().`, { subject: 'device' });
   }
+  expectObject('hostPool', 'options', options);
+  const { bytes, onProgress, signal } = options;
+  expectThat('hostPool', 'bytes', bytes, Number.isSafeInteger(bytes) && bytes > 0, 'a positive whole number');
+  const callable = onProgress === undefined || typeof onProgress === 'function';
+  expectThat('hostPool', 'onProgress', onProgress, callable, 'a function');
+  expectThat('hostPool', 'signal', signal, signal === undefined || signal instanceof AbortSignal, 'an AbortSignal');
   signal?.throwIfAborted();
   const free = Math.floor(process.availableMemory() * mostOfHostMemory);
   if (device.kind !== 'cpu' && bytes > free) {

@@ -28,6 +28,7 @@ export class MappedFile {
       byteOffset: 0,
       base: undefined,
       readOnly: true,
+      hostOnly: device.kind !== 'cpu',
     });
   }
 

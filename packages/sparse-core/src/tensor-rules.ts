@@ -8,6 +8,7 @@ import {
   expectContiguousRows,
   expectDType,
   expectObject,
+  expectReachable,
   expectSameStrides,
   expectWritable,
   tensorOn,
@@ -119,6 +120,7 @@ export class TensorRules {
     this.#extents.fill(-1, 1);
     for (const rule of this.#rules) this.#expectRule(rule, tensors);
     for (const rule of this.#rules) if (rule.written) this.#expectOutput(rule, tensors);
+    for (const { name, index } of this.#rules) expectReachable(this.#subject, name, tensors[index]);
     return tensors;
   }
 

@@ -63,6 +63,8 @@ export interface TensorParts<D extends DType, A extends Axes> {
   /** Whose memory it borrows. */
   readonly base: Tensor | undefined;
   readonly readOnly: boolean;
+  /** Whether kernels of the device cannot reach it: a wrapped array, or a file, where the device has its own memory. */
+  readonly hostOnly: boolean;
 }
 
 export class Tensor<D extends DType = DType, A extends Axes = Axes> implements TensorHandle<D, A> {
@@ -73,6 +75,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   readonly strides: Extents<A>;
   readonly byteLength: number;
   readonly readOnly: boolean;
+  readonly hostOnly: boolean;
   readonly native: NativeTensor;
   readonly #byteOffset: number;
   readonly #base: Tensor | undefined;
@@ -93,8 +96,10 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     native: NativeTensor,
     dtype: D,
     { axes, shape, strides }: Layout<A>,
+    hostOnly = false,
   ): Tensor<D, A> {
-    return new Tensor({ device, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined, readOnly: false });
+    const parts = { device, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined };
+    return new Tensor({ ...parts, readOnly: false, hostOnly });
   }
 
   constructor(parts: TensorParts<D, A>) {
@@ -106,6 +111,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     this.strides = Object.freeze(parts.strides);
     this.byteLength = elementCount(parts.shape) * byteSize(parts.dtype);
     this.readOnly = parts.readOnly;
+    this.hostOnly = parts.hostOnly;
     this.#byteOffset = parts.byteOffset;
     this.#base = parts.base;
     this.#span = this.byteLength === 0 ? 0 : spanOf(parts.shape, parts.strides) * byteSize(parts.dtype);
@@ -202,8 +208,8 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     this.assertUsable();
     const native = this.#nativeView(dtype, shape, strides, byteOffset);
     const base = this.#base ?? this;
-    const { device, readOnly } = this;
-    return new Tensor({ device, native, dtype, axes, shape, strides, byteOffset, base, readOnly });
+    const { device, readOnly, hostOnly } = this;
+    return new Tensor({ device, native, dtype, axes, shape, strides, byteOffset, base, readOnly, hostOnly });
   }
 
   #nativeView(dtype: DType, shape: readonly number[], strides: readonly number[], byteOffset: number): NativeTensor {

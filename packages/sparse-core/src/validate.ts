@@ -132,6 +132,16 @@ export function expectWritable(operation: string, name: string, tensor: TensorHa
   );
 }
 
+/** @throws DeviceError when the device's kernels cannot reach its memory */
+export function expectReachable(operation: string, name: string, tensor: Tensor | undefined): void {
+  if (tensor?.hostOnly !== true) return;
+  throw new DeviceError(
+    `${operation}: ${name} is ${describe(tensor)} over memory that was wrapped, which ${tensor.device.name} does not reach. ` +
+      'Copy it to a tensor of device.tensor() or device.hostTensor() first.',
+    { subject: name },
+  );
+}
+
 /** @throws DTypeError unless the tensor's dtype is among `wanted` */
 export function expectDType(operation: string, name: string, tensor: TensorHandle, wanted: readonly DType[]): void {
   if (!wanted.includes(tensor.dtype)) {
