@@ -21,14 +21,17 @@ export interface Expected {
 export class SequenceWorld {
   readonly runner: Runner;
   readonly random: Random;
+  /** Whether the policy drops no token. */
+  readonly keepsAll: boolean;
   readonly all = new Set<Expected>();
   /** How often each operation ended in each way. */
   readonly outcomes = new Map<string, number>();
   readonly #vocabulary: number;
 
-  constructor(runner: Runner, random: Random) {
+  constructor(runner: Runner, random: Random, keepsAll: boolean) {
     this.runner = runner;
     this.random = random;
+    this.keepsAll = keepsAll;
     this.#vocabulary = runner.model.config.vocabularySize;
   }
 
