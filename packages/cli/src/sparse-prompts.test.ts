@@ -1,5 +1,7 @@
-import { generateTokens, Model } from '@kv/model';
-import { createDevice, devices } from '@kv/sparse-core';
+import { evaluateRetrieval, textLoss } from '@kv/eval';
+import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
+import { generateTokens, Model, prefill } from '@kv/model';
+import { createDevice, devices, kvPolicy } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { createPolicy } from './policies.js';
@@ -33,5 +35,30 @@ describe.each(['cpu', 'cuda'] as const)('a runner of sparse prompts on %s', (kin
     for await (const { id } of generateTokens(sparse, prompt, { maxTokens: 400, endIds: [] })) answer.push(id);
     expect(answer).toHaveLength(400);
     expect(dense.kvBytes.device + sparse.kvBytes.device).toBe(0);
+  });
+
+  it.skipIf(!devices().includes(kind))('reads on behind a prompt, with hieraSparsePrefill({}) or without the same bits', async () => {
+    using model = await Model.open(needleModel, { device: createDevice({ kind, threads: 2 }) });
+    const store = hieraSparseStore({ keys: 1, values: 1, localWindow: 64 });
+    const options = { sequences: 3, contextTokens: 640 };
+    using without = model.createRunner({ ...options, policy: kvPolicy({ store }) });
+    using runner = model.createRunner({ ...options, policy: kvPolicy({ prefill: hieraSparsePrefill({}), store }) });
+    const ids = Int32Array.from({ length: 450 }, (_, index) => 3 + ((index * 7919) % (model.config.vocabularySize - 3)));
+    const first = async (of: typeof runner) => {
+      using sequence = of.openSequence();
+      using logits = await prefill(of, sequence, ids);
+      return await logits.read();
+    };
+    expect(await first(runner)).toEqual(await first(without));
+
+    const loss = { contextTokens: 400, chunkTokens: 16 };
+    const surprise = await textLoss(runner, ids, loss);
+    expect(surprise.tokens).toBe(50);
+    expect(await textLoss(without, ids, loss)).toEqual(surprise);
+    const example = { id: 'one', task: 'any', length: 450, prompt: ids, documentTokens: 430, answer: ids.subarray(0, 3) };
+    const everything = [{ name: 'everything', select: () => undefined }];
+    const results = await evaluateRetrieval(runner, example, everything);
+    expect(results).toHaveLength(2);
+    expect(await evaluateRetrieval(without, example, everything)).toEqual(results);
   });
 });

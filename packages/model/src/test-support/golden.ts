@@ -25,7 +25,7 @@ export const goldenModel = (name: string): string => join(goldenDirectory, name)
 
 /**
  * The frequencies that the reference had. Its `model.to(dtype)` rounded them to the dtype of the weights, as
- * it rounds every buffer; with the exact ones, logits of the bf16 models differ by up to 0.05. Weights that
+ * it rounds every buffer; with the exact ones, logits of the bf16 models differ by 0.06 and more. Weights that
  * are loaded in their dtype keep f32 frequencies in transformers too: those are the runner's default.
  */
 export async function goldenRope(name: string): Promise<RopeDescription> {
