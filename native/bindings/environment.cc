@@ -1,5 +1,6 @@
 #include "bindings/environment.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kv {
@@ -28,7 +29,16 @@ std::shared_ptr<Environment> Environment::create(Napi::Env env) {
   return environment;
 }
 
+void Environment::closes_with(const std::shared_ptr<Stream>& stream) {
+  const auto gone = [](const std::weak_ptr<Stream>& each) { return each.expired(); };
+  streams_.erase(std::remove_if(streams_.begin(), streams_.end(), gone), streams_.end());
+  streams_.push_back(stream);
+}
+
 void Environment::close() {
+  for (const std::weak_ptr<Stream>& each : streams_) {
+    if (const std::shared_ptr<Stream> stream = each.lock()) stream->close();
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   queue_ = nullptr;
   for (Napi::FunctionReference* reference :

@@ -6,6 +6,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
+
+#include "runtime/stream.h"
 
 namespace kv {
 
@@ -18,6 +21,9 @@ class Environment {
 
   // Runs `job` on the JavaScript thread soon; from any thread. Dropped once the environment has closed.
   void post(Job job);
+
+  // Operations may use memory of JavaScript, so what runs them is closed before that memory goes.
+  void closes_with(const std::shared_ptr<Stream>& stream);
 
   // A pending promise keeps the process alive: begin and end on the JavaScript thread.
   void begin_pending(Napi::Env env);
@@ -36,6 +42,7 @@ class Environment {
   std::mutex mutex_;
   napi_threadsafe_function queue_ = nullptr;
   size_t pending_ = 0;
+  std::vector<std::weak_ptr<Stream>> streams_;
 };
 
 }  // namespace kv

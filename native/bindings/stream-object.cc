@@ -65,9 +65,12 @@ Napi::Function StreamObject::define(Napi::Env env) {
 }
 
 Napi::Object StreamObject::create(Napi::Env env, std::shared_ptr<Device> device) {
-  Napi::Object object = Environment::of(env)->stream_constructor.New({});
+  const std::shared_ptr<Environment> environment = Environment::of(env);
+  Napi::Object object = environment->stream_constructor.New({});
   try {
-    Unwrap(object)->stream_ = std::make_shared<Stream>(std::move(device));
+    const auto stream = std::make_shared<Stream>(std::move(device));
+    environment->closes_with(stream);
+    Unwrap(object)->stream_ = stream;
   } catch (const std::bad_alloc&) {
     throw make_error(env, "KV_OUT_OF_MEMORY", "the device has no room for another stream");
   } catch (const std::system_error& error) {
@@ -122,7 +125,9 @@ Napi::Value StreamObject::close(const Napi::CallbackInfo& info) {
 void StreamObject::close_in_background() {
   if (!stream_) return;
   stream_->leave_recording();
-  let_go_in_background(std::move(stream_));
+  // Closed while it is still owned: an environment that ends meanwhile must find it, to wait.
+  Stream* const closing = stream_.get();
+  let_go_in_background(std::shared_ptr<Stream>(closing, [stream = std::move(stream_)](Stream*) { stream->close(); }));
 }
 
 }  // namespace kv

@@ -40,13 +40,14 @@ Status passed_on(const Status& status) {
 Stream::Stream(std::shared_ptr<Device> device)
     : device_(std::move(device)), launched_(queue_of(*device_)), thread_(&Stream::thread_main, this) {}
 
-Stream::~Stream() {
+void Stream::close() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
   }
   wake_.notify_one();
-  thread_.join();
+  std::lock_guard<std::mutex> lock(closing_);
+  if (thread_.joinable()) thread_.join();
 }
 
 void Stream::enqueue(Operation operation) {

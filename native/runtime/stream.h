@@ -24,10 +24,12 @@ class Stream {
 
   // Throws std::bad_alloc when the device has no room for a stream.
   explicit Stream(std::shared_ptr<Device> device);
-  // Drops what has not begun, telling its notifications so, and waits for the operation in progress.
-  ~Stream();
+  ~Stream() { close(); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
+
+  // Drops what has not begun, telling its notifications so, and waits for the operation in progress. From any threads.
+  void close();
 
   const std::shared_ptr<Device>& device() const { return device_; }
 
@@ -112,6 +114,7 @@ class Stream {
   // Of streams that were waited for since the last mark: what failed there fails this stream too.
   std::vector<std::shared_ptr<Moment>> others_;
   std::deque<Awaited> awaited_;
+  std::mutex closing_;
   std::thread thread_;
 };
 
