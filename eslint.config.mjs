@@ -7,10 +7,11 @@ import tseslint from 'typescript-eslint';
 const floors = {
   'sparse-core': [],
   method: ['sparse-core'],
+  policies: ['sparse-core', 'method'],
   model: ['sparse-core'],
-  scheduler: ['sparse-core'],
-  application: ['sparse-core', 'method', 'model', 'scheduler'],
-  cli: ['sparse-core', 'method', 'model', 'scheduler', 'application'],
+  scheduler: ['sparse-core', 'model'],
+  application: ['sparse-core', 'method', 'policies', 'model', 'scheduler'],
+  cli: ['sparse-core', 'method', 'policies', 'model', 'scheduler', 'application'],
 };
 
 export default defineConfig(

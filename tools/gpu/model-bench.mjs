@@ -8,7 +8,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { createPolicy } from '../../packages/cli/dist/policies.js';
+import { createPolicy } from '../../packages/policies/dist/index.js';
 import { hbw } from '../../packages/hbw-select/dist/index.js';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
 import { createDevice, kvPolicy } from '../../packages/sparse-core/dist/index.js';

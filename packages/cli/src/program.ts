@@ -8,7 +8,7 @@ import { generateText } from './commands/generate.js';
 import type { GenerateTextOptions } from './commands/generate.js';
 import { inspect } from './commands/inspect.js';
 import { deviceOptions, finiteNumber, wholeNumber } from './options.js';
-import { policies } from './policies.js';
+import { policies } from '@kv/policies';
 import { version } from './version.js';
 
 const modelArgument = 'a Hugging Face directory: config.json, tokenizer.json, *.safetensors';

@@ -4,7 +4,7 @@ import { generateTokens, Model, prefill } from '@kv/model';
 import { createDevice, devices, kvPolicy } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { createPolicy } from './policies.js';
+import { createPolicy } from '@kv/policies';
 import { needleModel } from './testing/run-kv.js';
 
 const contextTokens = 16_384;

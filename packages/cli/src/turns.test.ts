@@ -6,7 +6,7 @@ import { createDevice, devices, kvPolicy } from '@kv/sparse-core';
 import type { KvPolicy } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { createPolicy } from './policies.js';
+import { createPolicy } from '@kv/policies';
 import { needleModel } from './testing/run-kv.js';
 
 const promptOf = (tokens: number, seed: number): number[] =>

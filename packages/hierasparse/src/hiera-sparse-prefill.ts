@@ -1,6 +1,6 @@
 import { CapabilityError, type PrefillAttention, type PrefillCall, type PrefillReport, type Stream } from '@kv/sparse-core';
 import { type BlockSparsity, nameOf, sharesOf } from './block-sparsity.js';
-import { HieraSparseStore } from './store/hiera-sparse-store.js';
+import { MixedBlockStore } from './store/mixed-block-store.js';
 
 /**
  * Attention of prompts over mixed blocks (HieraSparse, algorithm 1): before it, full blocks of the prompt so far, the
@@ -24,7 +24,7 @@ export class HieraSparsePrefill implements PrefillAttention {
 
   attend(stream: Stream, call: PrefillCall): PrefillReport {
     const { store } = call;
-    if (!(store instanceof HieraSparseStore)) {
+    if (!(store instanceof MixedBlockStore)) {
       throw new CapabilityError(
         `The prefill attention '${this.name}' makes blocks of its store sparse, which the store '${store.name}' cannot. ` +
           'Give kvPolicy() a hieraSparseStore() with it.',

@@ -13,7 +13,7 @@ import { ElementMask } from './element-mask.js';
 import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
 import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './mixed-blocks.js';
 import { expectHeadDim } from './operations/block-arguments.js';
-import { HieraSparseStore } from './store/hiera-sparse-store.js';
+import { MixedBlockStore } from './store/mixed-block-store.js';
 import { MixedBlockPools } from './store/mixed-block-pools.js';
 import { poolSizes } from './store/pool-sizes.js';
 
@@ -107,7 +107,7 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
             expectBlockLoss(given, layer, capacity);
             return { [operand]: given };
           };
-          const store = new HieraSparseStore({
+          const store = new MixedBlockStore({
             name,
             layer,
             capacity,

@@ -9,10 +9,10 @@ import { expect, it } from 'vitest';
 import { generate } from './generate/generate.js';
 import { generateTokens } from './generate/generate-tokens.js';
 import { Model } from './model.js';
-import { mutations, Random } from './test-support/hostile-files.js';
-import type { HostileFiles, OddFile } from './test-support/hostile-files.js';
-import { largeTokenizer } from './test-support/large-tokenizer.js';
-import { randomModel } from './test-support/random-model.js';
+import { mutations, Random } from './testing/hostile-files.js';
+import type { HostileFiles, OddFile } from './testing/hostile-files.js';
+import { largeTokenizer } from './testing/large-tokenizer.js';
+import { randomModel } from './testing/random-model.js';
 import { tokenizerLimits } from './tokenizer/tokenizer-limits.js';
 
 /** KV_HOSTILE_FILES=100000 makes it longer; KV_HOSTILE_SEED=n another run. */

@@ -2,7 +2,7 @@ import * as core from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import * as model from './index.js';
-import { needleModel } from './test-support/paths.js';
+import { needleModel } from './testing/paths.js';
 
 describe('@kv/model by itself', () => {
   it('is enough to choose a device and a policy, and to tell errors apart', async () => {

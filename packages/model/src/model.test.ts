@@ -7,12 +7,12 @@ import { createDevice, DisposedError, ModelFormatError } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { Model } from './model.js';
-import { goldenModel } from './test-support/golden.js';
-import { needleModel } from './test-support/paths.js';
-import { randomModel } from './test-support/random-model.js';
-import { runBatch } from './test-support/run-model.js';
-import { rawFile, withDirectory } from './test-support/safetensors-writer.js';
-import { describeOnDevices } from './test-support/test-devices.js';
+import { goldenModel } from './testing/golden.js';
+import { needleModel } from './testing/paths.js';
+import { randomModel } from './testing/random-model.js';
+import { runBatch } from './testing/run-model.js';
+import { rawFile, withDirectory } from './testing/safetensors-writer.js';
+import { describeOnDevices } from './testing/test-devices.js';
 import { layerShapes, outerShapes } from './weights/weight-shapes.js';
 
 const json = {

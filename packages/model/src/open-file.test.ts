@@ -7,9 +7,9 @@ import { createDevice, KvError, ModelFormatError } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { Model } from './model.js';
-import { needleModel } from './test-support/paths.js';
-import { randomModel } from './test-support/random-model.js';
-import { rawFile, withDirectory } from './test-support/safetensors-writer.js';
+import { needleModel } from './testing/paths.js';
+import { randomModel } from './testing/random-model.js';
+import { rawFile, withDirectory } from './testing/safetensors-writer.js';
 
 const json = {
   ...{ model_type: 'llama', vocab_size: 32, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1 },

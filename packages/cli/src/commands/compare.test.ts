@@ -4,7 +4,7 @@ import { PassThrough } from 'node:stream';
 
 import { beforeAll, describe, expect, it } from 'vitest';
 
-import { policies } from '../policies.js';
+import { policies } from '@kv/policies';
 import { runCli } from '../run-cli.js';
 import { passKey, passKeyFile, passKeyQuestion } from '../testing/pass-key-document.js';
 import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';

@@ -12,7 +12,7 @@ import { encodePrompt } from '../encode-prompt.js';
 import { formatCount } from '../format.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
-import { policies } from '../policies.js';
+import { policies } from '@kv/policies';
 import { readTextFile } from '../read-text-file.js';
 
 export interface CompareOptions extends DeviceChoice {

@@ -5,7 +5,7 @@ import { devices } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import type { Question } from '../compare/questions.js';
-import { policies } from '../policies.js';
+import { policies } from '@kv/policies';
 import { passKey, passKeyDocument, passKeyQuestion } from '../testing/pass-key-document.js';
 import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
 

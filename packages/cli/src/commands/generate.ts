@@ -10,7 +10,7 @@ import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer } from '../measure-answer.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
-import { createPolicy } from '../policies.js';
+import { createPolicy } from '@kv/policies';
 import { PrefillBar } from '../prefill-bar.js';
 import { readTextFile } from '../read-text-file.js';
 

@@ -9,7 +9,7 @@ import type { CommandContext } from '../command-context.js';
 import type { EncodedPrompt } from '../encode-prompt.js';
 import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer, MeasureOptions } from '../measure-answer.js';
-import type { NamedPolicy, Reading } from '../policies.js';
+import type { NamedPolicy, Reading } from '@kv/policies';
 import { PrefillBar } from '../prefill-bar.js';
 
 /** A document and questions about it, as token ids. */

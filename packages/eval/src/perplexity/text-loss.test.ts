@@ -2,7 +2,7 @@ import { InvalidValueError } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { smallModelFile, withSmallModel } from '../test-support/small-model.js';
+import { smallModelFile, withSmallModel } from '../testing/small-model.js';
 import { readTexts, textLoss } from './text-loss.js';
 
 const texts = await readTexts(smallModelFile('eval/ppl.jsonl.gz'));

@@ -7,7 +7,7 @@ import { InvalidValueError } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { smallModelFile, withSmallModel } from '../test-support/small-model.js';
+import { smallModelFile, withSmallModel } from '../testing/small-model.js';
 import { evaluateRetrieval } from './evaluate-retrieval.js';
 import type { RetrievalResult, SelectionPolicy } from './evaluate-retrieval.js';
 import { encodeExample, readRetrievalExamples } from './examples.js';

@@ -4,8 +4,8 @@ import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 
-import { goldenDirectory, needleModel } from '../test-support/paths.js';
-import { withDirectory } from '../test-support/safetensors-writer.js';
+import { goldenDirectory, needleModel } from '../testing/paths.js';
+import { withDirectory } from '../testing/safetensors-writer.js';
 import { parseModelConfig, readModelConfig } from './read-model-config.js';
 
 /** The fields that no config may lack, as Llama 2 7B has them. */

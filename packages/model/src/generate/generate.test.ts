@@ -6,10 +6,10 @@ import { describe, expect, it } from 'vitest';
 
 import type { Model } from '../model.js';
 import type { Runner } from '../runner/runner.js';
-import { needleModel } from '../test-support/paths.js';
-import { largestDifference } from '../test-support/golden.js';
-import { withRunner } from '../test-support/run-model.js';
-import { describeOnDevices } from '../test-support/test-devices.js';
+import { needleModel } from '../testing/paths.js';
+import { largestDifference } from '../testing/golden.js';
+import { withRunner } from '../testing/run-model.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import { generate } from './generate.js';
 import type { GeneratedToken, GenerateOptions } from './generate.js';
 import { prefill } from './prefill.js';

@@ -2,10 +2,10 @@ import { densePagedStore, InvalidValueError, kvPolicy, OutOfMemoryError } from '
 import type { KvStore, KvStoreFactory } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { needleModel } from '../test-support/paths.js';
-import { randomNumbers } from '../test-support/random-model.js';
-import { liveBytes, runBatch, withRunner } from '../test-support/run-model.js';
-import { describeOnDevices } from '../test-support/test-devices.js';
+import { needleModel } from '../testing/paths.js';
+import { randomNumbers } from '../testing/random-model.js';
+import { liveBytes, runBatch, withRunner } from '../testing/run-model.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner, RunnerOptions } from './runner.js';
 import type { Sequence } from './sequence.js';

@@ -3,8 +3,8 @@ import { describe, expect, it } from 'vitest';
 
 import { generateTokens } from '../generate/generate-tokens.js';
 import { prefill } from '../generate/prefill.js';
-import { goldenModel } from '../test-support/golden.js';
-import { withRunner } from '../test-support/run-model.js';
+import { goldenModel } from '../testing/golden.js';
+import { withRunner } from '../testing/run-model.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
 

@@ -4,8 +4,8 @@ import { describe, expect, it } from 'vitest';
 
 import { generateTokens } from '../generate/generate-tokens.js';
 import { prefill } from '../generate/prefill.js';
-import { goldenModel, largestDifference, readGolden } from '../test-support/golden.js';
-import { runBatch, withRunner } from '../test-support/run-model.js';
+import { goldenModel, largestDifference, readGolden } from '../testing/golden.js';
+import { runBatch, withRunner } from '../testing/run-model.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
 

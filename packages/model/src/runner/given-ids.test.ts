@@ -5,7 +5,7 @@ import { generate } from '../generate/generate.js';
 import { generateTokens } from '../generate/generate-tokens.js';
 import { prefill } from '../generate/prefill.js';
 import { Model } from '../model.js';
-import { needleModel } from '../test-support/paths.js';
+import { needleModel } from '../testing/paths.js';
 import type { Runner } from './runner.js';
 
 let model: Model;

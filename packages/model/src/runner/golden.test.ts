@@ -9,9 +9,9 @@ import {
   goldenRope,
   largestDifference,
   readGolden,
-} from '../test-support/golden.js';
-import { allLogits, runBatch, withRunner } from '../test-support/run-model.js';
-import { describeOnDevices } from '../test-support/test-devices.js';
+} from '../testing/golden.js';
+import { allLogits, runBatch, withRunner } from '../testing/run-model.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 
 /** Figures of the specification: logits of these models reach a few units. */
 const tolerances = { f32: 1e-3, f16: 2e-2 } as const;

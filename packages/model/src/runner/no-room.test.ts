@@ -2,8 +2,8 @@ import { createDevice, OutOfMemoryError } from '@kv/sparse-core';
 import { expect, it } from 'vitest';
 
 import { Model } from '../model.js';
-import { goldenModel } from '../test-support/golden.js';
-import { describeOnDevices } from '../test-support/test-devices.js';
+import { goldenModel } from '../testing/golden.js';
+import { describeOnDevices } from '../testing/test-devices.js';
 import type { BatchEntry } from './model-batch.js';
 
 const memoryLimit = 2 ** 28;

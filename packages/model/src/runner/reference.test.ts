@@ -1,10 +1,10 @@
 import { describe, expect, it } from 'vitest';
 
-import { largestDifference } from '../test-support/golden.js';
-import { randomModel } from '../test-support/random-model.js';
-import { referenceLogits } from '../test-support/reference-model.js';
-import { allLogits, withRunner } from '../test-support/run-model.js';
-import { withDirectory } from '../test-support/safetensors-writer.js';
+import { largestDifference } from '../testing/golden.js';
+import { randomModel } from '../testing/random-model.js';
+import { referenceLogits } from '../testing/reference-model.js';
+import { allLogits, withRunner } from '../testing/run-model.js';
+import { withDirectory } from '../testing/safetensors-writer.js';
 
 const small = { num_hidden_layers: 2, max_position_embeddings: 512 };
 const llama3 = { factor: 4, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 32 };

@@ -9,10 +9,10 @@ import {
 import type { PrefillAttention } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { goldenModel, goldenModels, largestDifference, readGolden } from '../test-support/golden.js';
-import { randomModel, randomNumbers } from '../test-support/random-model.js';
-import { allLogits, liveBytes, runBatch, withRunner } from '../test-support/run-model.js';
-import { withDirectory } from '../test-support/safetensors-writer.js';
+import { goldenModel, goldenModels, largestDifference, readGolden } from '../testing/golden.js';
+import { randomModel, randomNumbers } from '../testing/random-model.js';
+import { allLogits, liveBytes, runBatch, withRunner } from '../testing/run-model.js';
+import { withDirectory } from '../testing/safetensors-writer.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner } from './runner.js';
 

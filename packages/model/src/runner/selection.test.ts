@@ -3,8 +3,8 @@ import type { KvSelector, SelectCall } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { Model } from '../model.js';
-import { goldenModel, largestDifference, readGolden } from '../test-support/golden.js';
-import { allLogits, runBatch, withRunner } from '../test-support/run-model.js';
+import { goldenModel, largestDifference, readGolden } from '../testing/golden.js';
+import { allLogits, runBatch, withRunner } from '../testing/run-model.js';
 import type { Phase } from './model-batch.js';
 import type { Runner } from './runner.js';
 

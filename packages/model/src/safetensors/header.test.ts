@@ -2,7 +2,7 @@ import { ModelFormatError } from '@kv/sparse-core';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 
-import { rawFile, safetensorsFile } from '../test-support/safetensors-writer.js';
+import { rawFile, safetensorsFile } from '../testing/safetensors-writer.js';
 import { lengthFieldBytes, maxHeaderBytes, parseHeader, readHeaderLength } from './header.js';
 import type { SafetensorsHeader } from './header.js';
 

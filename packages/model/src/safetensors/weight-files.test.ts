@@ -3,8 +3,8 @@ import { join } from 'node:path';
 import { ModelFormatError } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { goldenDirectory } from '../test-support/paths.js';
-import { safetensorsFile, withDirectory } from '../test-support/safetensors-writer.js';
+import { goldenDirectory } from '../testing/paths.js';
+import { safetensorsFile, withDirectory } from '../testing/safetensors-writer.js';
 import { readStoredTensors } from './weight-files.js';
 
 const one = { dtype: 'F32', shape: [2] } as const;

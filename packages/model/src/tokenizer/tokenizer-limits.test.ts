@@ -7,9 +7,9 @@ import { setTimeout } from 'node:timers/promises';
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
 import { beforeAll, describe, expect, it } from 'vitest';
 
-import { largeTokenizer } from '../test-support/large-tokenizer.js';
-import { needleModel } from '../test-support/paths.js';
-import { withDirectory } from '../test-support/safetensors-writer.js';
+import { largeTokenizer } from '../testing/large-tokenizer.js';
+import { needleModel } from '../testing/paths.js';
+import { withDirectory } from '../testing/safetensors-writer.js';
 import { tokenizerLimits } from './tokenizer-limits.js';
 import { Tokenizer } from './tokenizer.js';
 

@@ -5,8 +5,8 @@ import { CapabilityError, DisposedError, InvalidValueError, ModelFormatError } f
 import fc from 'fast-check';
 import { afterAll, describe, expect, it } from 'vitest';
 
-import { needleModel } from '../test-support/paths.js';
-import { withDirectory } from '../test-support/safetensors-writer.js';
+import { needleModel } from '../testing/paths.js';
+import { withDirectory } from '../testing/safetensors-writer.js';
 import { Tokenizer } from './tokenizer.js';
 
 interface Golden {

@@ -6,8 +6,8 @@ import { InvalidValueError } from '@kv/sparse-core';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 
-import { needleModel } from '../test-support/paths.js';
-import { withDirectory } from '../test-support/safetensors-writer.js';
+import { needleModel } from '../testing/paths.js';
+import { withDirectory } from '../testing/safetensors-writer.js';
 import { Tokenizer } from './tokenizer.js';
 
 interface Reference {

@@ -6,8 +6,8 @@ import { describe, expect, it } from 'vitest';
 
 import { prefill } from '../generate/prefill.js';
 import { Model } from '../model.js';
-import { randomModel } from '../test-support/random-model.js';
-import { withDirectory } from '../test-support/safetensors-writer.js';
+import { randomModel } from '../testing/random-model.js';
+import { withDirectory } from '../testing/safetensors-writer.js';
 
 const json = {
   ...{ model_type: 'llama', vocab_size: 32, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1 },

@@ -7,8 +7,8 @@ import { readModelConfig } from '../config/read-model-config.js';
 import type { ModelConfig } from '../config/model-config.js';
 import type { StoredTensor } from '../safetensors/header.js';
 import { readStoredTensors } from '../safetensors/weight-files.js';
-import { goldenModel, goldenModels } from '../test-support/golden.js';
-import { needleModel } from '../test-support/paths.js';
+import { goldenModel, goldenModels } from '../testing/golden.js';
+import { needleModel } from '../testing/paths.js';
 import { checkWeights } from './check-weights.js';
 import { ModelWeights } from './model-weights.js';
 

@@ -78,7 +78,7 @@ export interface StoreParts {
 }
 
 /** Keys and values of one layer in dense and 2:4 sparse blocks. */
-export class HieraSparseStore implements KvStore {
+export class MixedBlockStore implements KvStore {
   readonly name: string;
   readonly layer: KvLayer;
   readonly #parts: StoreParts;

@@ -13,6 +13,8 @@ export interface Reading {
 /** A policy under the name that `--policy` and the rows of `kv compare` use. */
 export interface NamedPolicy {
   readonly name: string;
+  /** What its settings have in common, as `hbw` of `hbw-1/4` and `hbw-1/8`. */
+  readonly method: string;
   readonly reading: Reading;
   /** Default: keeps everything. */
   readonly select?: (() => KvSelector) | undefined;
@@ -42,18 +44,31 @@ const sparseAfterSelection: Reading = {
 /** The shares of the prompt that a selection keeps: `hbw-1/4`, and so on. */
 const keptShares = [4, 8, 16];
 
-/** Every policy that the command knows, in the order of the rows. The first is the reference: full attention. */
+/**
+ * Every policy that has a name, by method; of each method, the setting that keeps the most is first. The first of all
+ * is the reference: full attention.
+ */
 export const policies: readonly NamedPolicy[] = [
-  { name: 'dense', reading: dense },
+  { name: 'dense', method: 'dense', reading: dense },
   ...selections(dense, 'hbw', (keepRatio) => hbw({ keepRatio })),
   ...selections(dense, 'snapkv', (keepRatio) => snapKv({ keepRatio })),
   ...selections(dense, 'halo', (keepRatio) => halo({ keepRatio })),
-  ...sparse.map((reading) => ({ name: reading.name, reading })),
-  { name: sparseAfterSelection.name, reading: sparseAfterSelection, select: () => hbw({ keepRatio: 1 / 4 }) },
+  ...sparse.map((reading) => ({ name: reading.name, method: 'hierasparse', reading })),
+  {
+    name: sparseAfterSelection.name,
+    method: 'hbw+hierasparse',
+    reading: sparseAfterSelection,
+    select: () => hbw({ keepRatio: 1 / 4 }),
+  },
 ];
 
-function selections(reading: Reading, name: string, select: (keepRatio: number) => KvSelector): NamedPolicy[] {
-  return keptShares.map((share) => ({ name: `${name}-1/${share}`, reading, select: () => select(1 / share) }));
+function selections(reading: Reading, method: string, select: (keepRatio: number) => KvSelector): NamedPolicy[] {
+  return keptShares.map((share) => ({
+    name: `${method}-1/${share}`,
+    method,
+    reading,
+    select: () => select(1 / share),
+  }));
 }
 
 /** @throws InvalidValueError when there is no such policy */

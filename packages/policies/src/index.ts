@@ -1,0 +1,1 @@
+export { createPolicy, policies, type NamedPolicy, type Reading } from './policies.js';
