@@ -15,7 +15,7 @@ import type { KvPolicy } from '@kv/sparse-core';
 import { Random } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
-import { createPolicy } from './policies.js';
+import { createPolicy } from '@kv/policies';
 import { needleModel } from './testing/run-kv.js';
 import { besideFresh, failingSelector, SequenceWorld } from './testing/sequence-world.js';
 
