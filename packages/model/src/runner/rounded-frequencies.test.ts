@@ -3,8 +3,8 @@ import { unitRoundoff } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import { readModelConfig } from '../config/read-model-config.js';
-import { goldenModel, goldenModels, goldenRope, largestDifference, readGolden } from '../test-support/golden.js';
-import { allLogits, withRunner } from '../test-support/run-model.js';
+import { goldenModel, goldenModels, goldenRope, largestDifference, readGolden } from '../testing/golden.js';
+import { allLogits, withRunner } from '../testing/run-model.js';
 
 // The weights of llama2-mha are f32: nothing was rounded. What docs/models.md says of the others.
 it.each(goldenModels.filter((name) => name !== 'llama2-mha'))('rounded frequencies move the logits of %s', async (name) => {
