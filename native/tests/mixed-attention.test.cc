@@ -74,6 +74,9 @@ struct MixedOperand {
       d.sparse = sparse();
       d.ids = &id;
       d.count = 1;
+      const int32_t first = 0;
+      d.places = &first;
+      d.dense_count = 1;
       d.dense = pool.data() + a.block_table[entry] * a.block_stride * 2;
       CHECK(decompress_24(d, context).ok());
     }
