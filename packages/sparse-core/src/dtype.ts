@@ -53,8 +53,14 @@ interface ElementArrays {
 /** The JavaScript array of a dtype's elements; `f16` and `bf16` are their raw 16 bits. */
 export type ElementArray<D extends DType = DType> = ElementArrays[D];
 
+/** @throws DTypeError when it is none */
 export function byteSize(dtype: DType): number {
-  return arrays[dtype].BYTES_PER_ELEMENT;
+  if (dtypes.includes(dtype)) return arrays[dtype].BYTES_PER_ELEMENT;
+  throw new DTypeError(`${show(dtype)} is not a dtype; use one of ${dtypes.join(', ')}.`, {
+    subject: 'dtype',
+    given: dtype,
+    wanted: dtypes,
+  });
 }
 
 export function createElementArray<D extends DType>(dtype: D, length: number): ElementArray<D> {

@@ -4,6 +4,7 @@ import type { DType } from './dtype.js';
 import * as core from './index.js';
 import { anyFinite, anyFloat, anyPositive, freeAxis, inPlace, legalAt, optional, rowsApart } from './testing/legal-values.js';
 import { type MisusedFunction, misusedOperation, MisuseSuite } from './testing/misuse.js';
+import { harmlessExports, misusedFunctions } from './testing/misused-functions.js';
 import { encode } from './testing/random.js';
 import { describeOnDevices } from './testing/test-devices.js';
 
@@ -168,10 +169,15 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(core.decodeAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
 ];
 
+it('covers every export', () => {
+  const tried = [...operations, ...misusedFunctions].map(({ name }) => name.split('.')[0]);
+  expect(Object.keys(core).sort()).toEqual([...new Set([...tried, ...Object.keys(harmlessExports)])].sort());
+});
+
 describeOnDevices('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
-  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operations, ...misusedFunctions])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

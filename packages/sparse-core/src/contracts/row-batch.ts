@@ -3,6 +3,7 @@ import type { Device } from '../device.js';
 import { InvalidValueError } from '../errors.js';
 import { madeTogether } from '../made-together.js';
 import type { TensorHandle } from '../tensor.js';
+import { expectIndices, expectObject, expectStream, expectThat, listOf } from '../validate.js';
 
 /** One sequence's part of a batch. */
 export interface RowBatchEntry {
@@ -30,18 +31,29 @@ export interface RowBatch extends Disposable {
   dispose(): void;
 }
 
+/** Of one step: far more than a device computes at once. */
+const mostRows = 2 ** 24;
+const mostIndex = 2 ** 31 - 1;
+
+function checkedEntry(entry: RowBatchEntry): RowBatchEntry {
+  expectObject('createRowBatch', 'entries', entry);
+  const { slot, position, rows } = entry;
+  expectIndices('createRowBatch', 'slot', [slot], mostIndex + 1);
+  expectIndices('createRowBatch', 'position', [position], mostIndex + 1);
+  expectThat('createRowBatch', 'rows', rows, Number.isInteger(rows) && rows > 0, 'a whole number from 1 on');
+  return { slot, position, rows };
+}
+
 /**
  * Puts a step's bookkeeping on the device.
  * @throws InvalidValueError when there is no row, or a slot appears twice; OutOfMemoryError
  */
-export function createRowBatch(device: Device, stream: Stream, entries: readonly RowBatchEntry[]): RowBatch {
+export function createRowBatch(device: Device, stream: Stream, given: readonly RowBatchEntry[]): RowBatch {
+  expectStream('createRowBatch', stream);
+  expectThat('createRowBatch', 'device', device, (stream).device === device, 'the device of the stream');
+  const entries = listOf('createRowBatch', 'entries', given, mostRows).map(checkedEntry);
   const rows = entries.reduce((sum, entry) => sum + entry.rows, 0);
-  if (rows === 0 || entries.some((entry) => entry.rows < 1)) {
-    throw new InvalidValueError('A batch needs at least one row for each of its entries.', {
-      subject: 'entries',
-      given: entries,
-    });
-  }
+  expectThat('createRowBatch', 'the sum of rows', rows, rows > 0 && rows <= mostRows, `from 1 to ${mostRows}`);
   if (new Set(entries.map((entry) => entry.slot)).size !== entries.length) {
     throw new InvalidValueError('A slot appears twice in one batch; give each sequence one entry.', {
       subject: 'entries',

@@ -20,7 +20,9 @@ import { gatherKv } from '../operations/gather-kv.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
-import { nativeOf } from '../validate.js';
+import { show } from '../show.js';
+import { floats } from '../tensor-rules.js';
+import { expectObject, expectThat, nativeOf } from '../validate.js';
 import { expectCapacity } from './expect-capacity.js';
 import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
@@ -36,19 +38,22 @@ export interface DensePagedOptions {
 }
 
 /** Dense keys and values in blocks of one pool that all layers share. */
-export function densePagedStore({ dtype, blockTokens = 64 }: DensePagedOptions = {}): KvStoreFactory {
+export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory {
+  expectObject('densePagedStore', 'options', options);
+  const { dtype, blockTokens = 64 } = options;
+  expectThat('densePagedStore', 'dtype', dtype, dtype === undefined || floats.includes(dtype), floats.join(', '));
   if (!Number.isInteger(blockTokens) || blockTokens < 1) {
-    throw new InvalidValueError(`blockTokens is ${blockTokens}; it must be a positive whole number.`, {
+    throw new InvalidValueError(`blockTokens is ${show(blockTokens)}; it must be a positive whole number.`, {
       subject: 'blockTokens',
       given: blockTokens,
     });
   }
   return {
     name: dtype === undefined || dtype === 'f16' ? 'dense' : `dense ${dtype}`,
-    create(layers, capacity) {
+    create(given, capacity) {
+      const layers = expectCapacity(given, capacity);
       const [first] = layers;
       if (first === undefined) return [];
-      expectCapacity(layers, capacity);
       // Every sequence may leave one block of each head partly filled.
       const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
       const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);

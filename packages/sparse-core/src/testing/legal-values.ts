@@ -4,9 +4,9 @@ export interface LegalValue {
   readonly why: string;
 }
 
-/** Values in the places of an operation's struct that one of the expressions matches. */
+/** Values in the places, of an operation's struct or a function's parameters, that one of the expressions matches. */
 export const legalAt = (paths: string, values: string, why: string): LegalValue => ({
-  what: new RegExp(`^args\\.(${paths}): (${values})$`),
+  what: new RegExp(`^(args\\.)?(${paths}): (${values})$`),
   why,
 });
 

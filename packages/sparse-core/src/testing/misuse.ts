@@ -15,7 +15,7 @@ import { type WrongSources, type WrongValue, wrongValues } from './wrong-values.
 /** A function, and one right call of it. */
 export interface MisusedFunction {
   readonly name: string;
-  /** Its arguments by any names, made anew in every call. */
+  /** Its arguments by any names, made anew in every call; of a method, `self` is what it is called on. */
   readonly args: (device: Device, stream: Stream) => Readonly<Record<string, unknown>>;
   readonly call: (args: never) => unknown;
   /** Paths of the tensors that it writes. */
@@ -142,7 +142,8 @@ export class MisuseSuite {
     const run = new MisuseRun(subject, device, this.counts);
     const sources: WrongSources = { device, stream: device.createStream(), others: this.#others, file: await device.mapFile(await zeroFile()) };
     const places = placesOf(run.args, '');
-    const tries = places.flatMap(({ path, value }) => [
+    // A method has to be called on something that has it.
+    const tries = places.filter(({ path }) => path !== 'self').flatMap(({ path, value }) => [
       ...(/\.\d+$/.test(path) ? [] : [{ path, wrong: { name: 'absent', value: absent } }]),
       ...wrongValues(value, sources, subject.outputs?.includes(path)).map((wrong): Try => ({ path, wrong })),
     ]);

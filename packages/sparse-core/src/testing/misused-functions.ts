@@ -1,0 +1,146 @@
+import * as core from '../index.js';
+import { legalAt, optional } from './legal-values.js';
+import type { MisusedFunction } from './misuse.js';
+
+const withoutFields = (paths: string) => legalAt(paths, 'an empty array|an object without prototype', 'no option is given');
+
+interface Elements {
+  readonly dtype: 'f32';
+  readonly axes: readonly string[];
+  readonly shape: readonly number[];
+  readonly data: Float32Array;
+}
+type Matrix = core.Tensor<'f32', readonly ['row', 'value']>;
+const matrix = (device: core.Device): Matrix => device.tensor('f32', ['row', 'value'], [2, 3], Float32Array.of(1, 2, 3, 4, 5, 6));
+
+/** What is exported and is no operation: right calls of it. */
+export const misusedFunctions: readonly MisusedFunction[] = [
+  {
+    name: 'createDevice',
+    args: () => ({ options: { kind: 'cpu', threads: 1, memoryLimit: 1000, instructionSet: 'baseline', index: 0 } }),
+    call: ({ options }: { options: core.DeviceOptions }) => void core.createDevice(options),
+    legal: [
+      optional('options|options\\.\\w+'),
+      withoutFields('options'),
+      legalAt('options\\.memoryLimit', '\\d{10}', 'any number of bytes'),
+      legalAt('options\\.index', '.*', 'the CPU has no index'),
+    ],
+  },
+  {
+    name: 'createRowBatch',
+    args: (device, stream) => ({ device, stream, entries: [{ slot: 0, position: 3, rows: 2 }, { slot: 1, position: 0, rows: 1 }] }),
+    call: ({ device, stream, entries }: { device: core.Device; stream: core.Stream; entries: core.RowBatchEntry[] }) =>
+      core.createRowBatch(device, stream, entries),
+    legal: [
+      legalAt('entries', 'one entry fewer', 'any number of entries'),
+      legalAt('entries\\.\\d\\.(slot|position)', '2147483647', 'any i32'),
+    ],
+  },
+  {
+    name: 'kvPolicy',
+    args: () => ({ parts: { prefill: core.densePrefill(), store: core.densePagedStore() } }),
+    call: ({ parts }: { parts: core.KvPolicyParts }) => void core.kvPolicy(parts),
+    legal: [
+      optional('parts|parts\\.(prefill|store)'),
+      withoutFields('parts'),
+      legalAt('parts\\.\\w+\\.name', "'.*'", 'any name'),
+      legalAt('parts\\.\\w+\\.(attend|create)', 'a function', 'it is called later'),
+    ],
+  },
+  {
+    name: 'densePagedStore',
+    args: (device) => ({
+      options: { dtype: 'f16', blockTokens: 4 },
+      layers: [{ index: 0, queryHeads: 2, kvHeads: 1, headDim: 8 }],
+      capacity: { device: core.createDevice({ kind: device.kind, threads: 1, memoryLimit: 2 ** 20 }), slots: 2, tokensPerSlot: 16, tokens: 32 },
+    }),
+    call: ({ options, layers, capacity }: { options: core.DensePagedOptions; layers: core.KvLayer[]; capacity: core.KvCapacity }) => {
+      for (const store of core.densePagedStore(options).create(layers, capacity)) store.dispose();
+    },
+    legal: [
+      optional('options|options\\.\\w+'),
+      withoutFields('options'),
+      legalAt('layers', 'one entry (more|fewer)', 'any number of layers'),
+      legalAt('layers\\.0\\.(index|queryHeads)', '\\d{10,16}|1e\\+300', 'nothing is made of it'),
+    ],
+  },
+  {
+    name: 'ropeDescription',
+    args: () => ({
+      options: { theta: 1e4, headDim: 8, rotaryDim: 4, scaling: { kind: 'linear', factor: 2 }, convention: 'halfSplit' },
+    }),
+    call: ({ options }: { options: core.RopeOptions }) => void core.ropeDescription(options),
+    legal: [
+      optional('options\\.(rotaryDim|scaling|convention)'),
+      legalAt('options\\.(theta|scaling\\.factor)', '0\\.5|\\d{10,16}|1e\\+300', 'any positive number'),
+    ],
+  },
+  {
+    name: 'Device.tensor',
+    args: (device) => ({ self: device, dtype: 'f32', axes: ['row', 'value'], shape: [2, 3], data: new Float32Array(6) }),
+    call: ({ self, dtype, axes, shape, data }: Elements & { self: core.Device }) => self.tensor(dtype, axes, shape, data),
+    legal: [optional('data'), legalAt('axes\\.\\d', "'.*'", 'any name')],
+  },
+  {
+    name: 'Device.wrap',
+    args: (device) => ({ self: device, dtype: 'f32', axes: ['row', 'value'], shape: [2, 3], data: new Float32Array(6) }),
+    call: ({ self, dtype, axes, shape, data }: Elements & { self: core.Device }) => self.wrap(dtype, axes, shape, data),
+    legal: [legalAt('axes\\.\\d', "'.*'", 'any name')],
+  },
+  {
+    name: 'Tensor.slice',
+    args: (device) => ({ self: matrix(device), axis: 'value', start: 1, end: 2 }),
+    call: ({ self, axis, start, end }: { self: Matrix; axis: 'value'; start: number; end: number }) =>
+      void self.slice(axis, start, end),
+  },
+  {
+    name: 'Tensor.view',
+    args: (device) => ({ self: matrix(device), axes: ['all'], shape: [6] }),
+    call: ({ self, axes, shape }: { self: Matrix; axes: string[]; shape: number[] }) => void self.view(axes, shape),
+    legal: [legalAt('axes\\.\\d', "'.*'", 'any name')],
+  },
+  {
+    name: 'Tensor.read',
+    args: (device, stream) => ({ self: matrix(device), stream }),
+    call: ({ self, stream }: { self: Matrix; stream: core.Stream }) => self.read(stream),
+    legal: [optional('stream')],
+  },
+  {
+    name: 'Stream.write',
+    args: (device, stream) => ({ self: stream, tensor: matrix(device), source: new Float32Array(6) }),
+    call: ({ self, tensor, source }: { self: core.Stream; tensor: Matrix; source: Float32Array }) => self.write(tensor, source),
+    outputs: ['tensor'],
+    legal: [legalAt('tensor', 'one axis more', 'as many elements')],
+  },
+  {
+    name: 'Stream.copy',
+    args: (device, stream) => ({ self: stream, source: matrix(device), destination: matrix(device) }),
+    call: ({ self, source, destination }: { self: core.Stream; source: Matrix; destination: Matrix }) =>
+      self.copy(source, destination),
+    outputs: ['destination'],
+    legal: [
+      legalAt('source|destination', 'one axis more', 'as many elements'),
+      legalAt('source', 'gaps (between|within) rows', 'it may have gaps'),
+    ],
+  },
+  {
+    name: 'byteSize',
+    args: () => ({ dtype: 'f32' }),
+    call: ({ dtype }: { dtype: core.DType }) => void core.byteSize(dtype),
+  },
+];
+
+/** Exports that cannot be misused, and why. */
+export const harmlessExports: Readonly<Record<string, string>> = {
+  ...Object.fromEntries(Object.keys(core).filter((name) => name.endsWith('Error')).map((name) => [name, 'a class of errors'])),
+  cudaReport: 'takes nothing',
+  devices: 'takes nothing',
+  nativeBinary: 'takes nothing',
+  densePrefill: 'takes nothing',
+  roundToBf16: 'gives NaN for what is no number, as Math.fround does',
+  sampleOutcomes: 'a list',
+  Recording: 'src/foreign-objects.test.ts tries it',
+  MappedFile: 'src/layout.test.ts tries its tensors',
+  HostPool: 'src/host-pool.test.ts tries it',
+  hostPool: 'src/host-pool.test.ts tries it',
+};
