@@ -94,9 +94,9 @@ void Stream::wait_for(Stream& other) {
     recording_->steps.push_back({branch_, {}, other.branch_});
     return;
   }
-  std::promise<Signal> signal;
-  push({Kind::wait, {}, nullptr, nullptr, {}, signal.get_future()});
-  other.push({Kind::signal, {}, nullptr, nullptr, std::move(signal), {}});
+  const auto signal = std::make_shared<std::promise<Signal>>();
+  push({Kind::wait, {}, nullptr, nullptr, nullptr, signal->get_future()});
+  other.push({Kind::signal, {}, nullptr, nullptr, signal, {}});
 }
 
 void Stream::push(Entry entry) {
@@ -242,7 +242,7 @@ void Stream::process(Entry& entry) {
     case Kind::notification:
       return await(std::move(entry.notification));
     case Kind::signal:
-      return entry.signal.set_value({launched_->mark(), failure_});
+      return entry.signal->set_value({launched_->mark(), failure_});
     case Kind::wait:
       return follow(entry.awaited);
     case Kind::operation:

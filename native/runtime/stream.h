@@ -68,7 +68,7 @@ class Stream {
     Operation operation;
     std::shared_ptr<Recording> recording;
     Notification notification;
-    std::promise<Signal> signal;
+    std::shared_ptr<std::promise<Signal>> signal;
     std::future<Signal> awaited;
   };
 
