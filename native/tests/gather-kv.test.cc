@@ -54,6 +54,7 @@ struct GatherCase {
     }
     a.key_pool = keys.data();
     a.value_pool = values.data();
+    a.block_count = kv_heads * width;
     a.block_table = table.data();
     a.key_counts = key_counts.data();
     a.indices = indices.data();
