@@ -22,7 +22,7 @@ struct MemoryReport {
   size_t live = 0;         // bytes of tensors allocated now
   size_t peak = 0;         // the most that `live` has been
   size_t scratch = 0;      // working memory of kernels
-  size_t pinned = 0;       // host memory that copies to and from the device go through
+  size_t pinned = 0;       // host memory: what copies go through, and host pools
   size_t limit = 0;        // allocations past this are refused
   uint64_t finalized = 0;  // tensors that the garbage collector had to release: leaks
 };
