@@ -1,6 +1,9 @@
 import { InvalidValueError } from '@kv/sparse-core';
+import { listOf } from '@kv/sparse-core/native';
 
 import { expectPositive, expectThat } from './expect.js';
+
+const mostLayers = 65_536;
 
 /** One value for all layers, a list with one for each, or a function of the layer's index. */
 export type PerLayer<T> = T | readonly T[] | ((layer: number) => T);
@@ -38,7 +41,7 @@ export function capacityOf({ capacity, keepRatio }: Capacity): (layer: number, t
     return (layer) => ofLayer(layer);
   }
   const ofLayer = perLayer('keepRatio', keepRatio, (given) =>
-    expectThat(given > 0 && given <= 1, 'keepRatio', given, 'more than 0 and at most 1'),
+    expectThat(Number.isFinite(given) && given > 0 && given <= 1, 'keepRatio', given, 'more than 0 and at most 1'),
   );
   return (layer, tokens) => Math.max(1, Math.floor(ofLayer(layer) * tokens));
 }
@@ -55,7 +58,7 @@ function perLayer(
       return value;
     };
   }
-  const list = typeof given === 'number' ? undefined : given;
+  const list = typeof given === 'object' ? listOf('select', name, given, mostLayers) : undefined;
   for (const value of list ?? [given as number]) check(value);
   return (layer) => {
     const value = list === undefined ? (given as number) : list[layer];

@@ -1,4 +1,5 @@
 import type { KvSelector } from '@kv/sparse-core';
+import { expectObject } from '@kv/sparse-core/native';
 
 import type { Capacity } from './capacity.js';
 import type { HeadShares } from './head-shares.js';
@@ -21,7 +22,9 @@ export interface HaloSettings {
  * the queries of a question say more than those before it.
  * @throws InvalidValueError
  */
-export function halo({ haloTokens = 25, window = 16, ...options }: Capacity & HaloSettings): KvSelector {
+export function halo(options: Capacity & HaloSettings): KvSelector {
+  expectObject('halo', 'options', options);
+  const { haloTokens = 25, window = 16, ...more } = options;
   const pooling = { kind: 'max', tokens: haloTokens } as const;
-  return attentionSelector('halo', { ...options, window, pooling, rounds: [1], blockTokens: 1 });
+  return attentionSelector('halo', { ...more, window, pooling, rounds: [1], blockTokens: 1 });
 }

@@ -1,5 +1,6 @@
 import { CapabilityError } from '@kv/sparse-core';
 import type { KvSelector, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
+import { expectBoolean, expectObject } from '@kv/sparse-core/native';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
@@ -49,13 +50,15 @@ export function hbw(options: HbwOptions): KvSelector {
 
 /** A selector by the attention of the prompt's last queries, under a name for tables. */
 export function attentionSelector(name: string, options: HbwOptions): KvSelector {
+  expectObject(name, 'options', options);
   const { window = 32, windowInCapacity = true, scoreDomain = 'full', groupReduction = 'mean' } = options;
   const { blockTokens, headShares, headFloor = 1 } = options;
   const capacity = capacityOf(options);
   expectPositive('window', window);
   expectChoice('scoreDomain', scoreDomain, scoreDomains);
   expectChoice('groupReduction', groupReduction, groupReductions);
-  expectThat(headFloor >= 0 && headFloor <= 1, 'headFloor', headFloor, 'a share from 0 to 1');
+  expectBoolean(name, 'windowInCapacity', windowInCapacity);
+  expectThat(Number.isFinite(headFloor) && headFloor >= 0 && headFloor <= 1, 'headFloor', headFloor, 'a share from 0 to 1');
   if (blockTokens !== undefined) expectPositive('blockTokens', blockTokens);
   expectSelectOptions(options);
   if (headShares !== undefined) expectHeadShares(headShares);

@@ -1,4 +1,5 @@
 import { InvalidValueError } from '@kv/sparse-core';
+import { listOf } from '@kv/sparse-core/native';
 
 import { expectThat } from './expect.js';
 
@@ -8,9 +9,16 @@ import { expectThat } from './expect.js';
  */
 export type HeadShares = readonly (readonly number[])[];
 
+/** Layers, and heads of a layer. */
+const mostEntries = 65_536;
+
 /** @throws InvalidValueError unless all shares are positive */
 export function expectHeadShares(shares: HeadShares): void {
-  for (const share of shares.flat()) expectThat(share > 0 && share < Infinity, 'headShares', share, 'positive');
+  for (const heads of listOf('select', 'headShares', shares, mostEntries)) {
+    for (const share of listOf('select', 'headShares', heads, mostEntries)) {
+      expectThat(Number.isFinite(share) && share > 0, 'headShares', share, 'positive');
+    }
+  }
 }
 
 /**

@@ -4,6 +4,7 @@ import {
   anyPositive,
   describeOnDevices,
   freeAxis,
+  type LegalValue,
   legalAt,
   type MisusedFunction,
   misusedOperation,
@@ -12,6 +13,7 @@ import {
   rowsApart,
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
+import * as hbw from './index.js';
 import { observationScores } from './operations/observation-scores.js';
 import { selectTokens } from './operations/select-tokens.js';
 
@@ -83,10 +85,56 @@ const operations: readonly MisusedFunction[] = [
   }),
 ];
 
+const factory = (
+  name: string,
+  make: (options: never) => unknown,
+  options: object,
+  legal: readonly LegalValue[] = [],
+): MisusedFunction => ({
+  name,
+  args: () => ({ options }),
+  call: ({ options: given }: { options: never }) => void make(given),
+  legal: [
+    optional('options\\.(?!capacity|keepRatio)\\w+'),
+    legalAt('options\\.(capacity|keepRatio)', 'a function|an array', 'a number for each layer'),
+    legalAt('options\\.(capacity|window|\\w+Tokens|rounds\\.\\d|pooling\\.tokens)', '2147483647', 'more than there are is all'),
+    ...legal,
+  ],
+});
+
+const aShare = legalAt('options\\.(keepRatio|headFloor)', '0\\.5', 'a share');
+
+const functions: readonly MisusedFunction[] = [
+  factory('hbw', hbw.hbw, {
+    capacity: 64,
+    window: 8,
+    windowInCapacity: true,
+    blockTokens: 4,
+    scoreDomain: 'full',
+    groupReduction: 'mean',
+    headFloor: 0.5,
+    rounds: [1, 2],
+    dedup: 'refill',
+    remainder: 'fill',
+    sinkTokens: 2,
+    pooling: { kind: 'max', tokens: 3 },
+  }, [aShare, legalAt('options\\.rounds', 'one entry (more|fewer)', 'any number of rounds')]),
+  factory('snapKv', hbw.snapKv, { keepRatio: 0.25, window: 8, pooling: { kind: 'average', tokens: 5 }, groupReduction: 'max' }, [aShare]),
+  factory('streaming', hbw.streaming, { capacity: 64, sinkTokens: 4 }),
+  factory('halo', hbw.halo, { capacity: 64, window: 8, haloTokens: 5, headFloor: 1 }, [aShare]),
+];
+
+const harmless = { keptTokens: 'arithmetic of numbers that selectTokens checks' };
+
+it('covers every export', () => {
+  const tried = [...operations, ...functions].map(({ name }) => name);
+  expect(Object.keys(hbw).sort()).toEqual([...tried, ...Object.keys(harmless)].sort());
+});
+
 describeOnDevices('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
-  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operations, ...functions])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

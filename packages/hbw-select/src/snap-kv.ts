@@ -1,4 +1,5 @@
 import type { KvSelector } from '@kv/sparse-core';
+import { expectObject } from '@kv/sparse-core/native';
 
 import type { Capacity } from './capacity.js';
 import { attentionSelector } from './hbw.js';
@@ -21,6 +22,8 @@ const published: ScorePooling = { kind: 'average', tokens: 5 };
  * per kv head, so the query heads that share one choose together.
  * @throws InvalidValueError
  */
-export function snapKv({ pooling = published, ...options }: Capacity & SnapKvSettings): KvSelector {
-  return attentionSelector('snapkv', { ...options, pooling, rounds: [1], blockTokens: 1 });
+export function snapKv(options: Capacity & SnapKvSettings): KvSelector {
+  expectObject('snapKv', 'options', options);
+  const { pooling = published, ...more } = options;
+  return attentionSelector('snapkv', { ...more, pooling, rounds: [1], blockTokens: 1 });
 }

@@ -1,4 +1,5 @@
 import type { KvSelector } from '@kv/sparse-core';
+import { expectObject } from '@kv/sparse-core/native';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
@@ -16,6 +17,7 @@ export interface StreamingSettings {
  * @throws InvalidValueError
  */
 export function streaming(options: Capacity & StreamingSettings): KvSelector {
+  expectObject('streaming', 'options', options);
   const { sinkTokens = 4 } = options;
   const capacityFor = capacityOf(options);
   expectWhole('sinkTokens', sinkTokens);
