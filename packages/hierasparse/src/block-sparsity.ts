@@ -1,4 +1,5 @@
 import { InvalidValueError } from '@kv/sparse-core';
+import { expectObject, expectThat, show } from '@kv/sparse-core/native';
 import type { KvOperand } from './mixed-blocks.js';
 
 /** Share of the blocks that are sparse, 0 to 1, of all layers or of each. */
@@ -17,12 +18,15 @@ export const allDense: Shares = { keys: 0, values: 0 };
 
 /** The shares of one layer. @throws InvalidValueError when one is not between 0 and 1 */
 export function sharesOf(sparsity: BlockSparsity, layer: number): Shares {
+  expectObject('hierasparse', 'options', sparsity);
+  // An array has `keys` and `values` of its own.
+  expectThat('hierasparse', 'options', sparsity, !Array.isArray(sparsity), 'an object with shares');
   const share = (operand: KvOperand) => {
-    const given = sparsity[operand] ?? 0;
+    const { [operand]: given = 0 } = sparsity;
     const value = typeof given === 'function' ? given(layer) : given;
     if (typeof value !== 'number' || !(value >= 0 && value <= 1)) {
       throw new InvalidValueError(
-        `The sparsity of ${operand} is ${String(value)} in layer ${layer}; it must be a share of the blocks, 0 to 1.`,
+        `The sparsity of ${operand} is ${show(value)} in layer ${layer}; it must be a share of the blocks, 0 to 1.`,
         { subject: operand, given: value, wanted: [0, 1] },
       );
     }

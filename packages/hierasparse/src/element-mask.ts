@@ -1,4 +1,6 @@
-import { CapabilityError, type Device, DTypeError, ShapeError, type TensorHandle } from '@kv/sparse-core';
+import { types } from 'node:util';
+import { CapabilityError, Device, DTypeError, ShapeError, type TensorHandle } from '@kv/sparse-core';
+import { expectThat } from '@kv/sparse-core/native';
 import { blockTokens, type KvOperand } from './mixed-blocks.js';
 import { expectHeadDim, expectOperand } from './operations/block-arguments.js';
 
@@ -22,9 +24,10 @@ export class ElementMask implements Disposable {
    * @throws ShapeError when `kept` is not of whole blocks, DTypeError when it is no `Uint8Array`
    */
   constructor(device: Device, operand: KvOperand, headDim: number, kept: Uint8Array) {
+    expectThat('ElementMask', 'device', device, Device.is(device), 'a device');
     expectOperand('ElementMask', operand);
     expectHeadDim('ElementMask', headDim);
-    if (!((kept as unknown) instanceof Uint8Array)) {
+    if (!types.isUint8Array(kept)) {
       throw new DTypeError('The element mask must be a Uint8Array, not zero where an element is kept.', {
         subject: 'kept',
         given: kept,

@@ -7,7 +7,7 @@ import {
   type KvStoreFactory,
   ShapeError,
 } from '@kv/sparse-core';
-import { expectCapacity, expectContiguous, expectDType, expectShape, nativeOf } from '@kv/sparse-core/native';
+import { expectCapacity, expectContiguous, expectDType, expectShape, expectThat, nativeOf, show } from '@kv/sparse-core/native';
 import { allDense, type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
 import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
@@ -48,22 +48,25 @@ export interface HieraSparseOptions extends BlockSparsity {
  * @throws DTypeError when sparse blocks cannot be of the dtype
  */
 export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFactory {
+  sharesOf(options, 0);
   const { sinkTokens = 64, localWindow = 256, dtype, elementMask, blockLoss } = options;
   for (const [subject, given] of Object.entries({ sinkTokens, localWindow })) {
-    if (Number.isInteger(given) && given >= 0) continue;
-    throw new InvalidValueError(`${subject} is ${given}; it must be a whole number of tokens, 0 or more.`, {
+    if (Number.isSafeInteger(given) && given >= 0) continue;
+    throw new InvalidValueError(`${subject} is ${show(given)}; it must be a whole number of tokens, 0 or more.`, {
       subject,
       given,
     });
   }
   if (dtype !== undefined && !sparseDTypes.includes(dtype)) {
     throw new DTypeError(
-      `hieraSparseStore: dtype is ${dtype as string}; blocks can be made sparse in ${sparseDTypes.join(' or ')}. ` +
+      `hieraSparseStore: dtype is ${show(dtype)}; blocks can be made sparse in ${sparseDTypes.join(' or ')}. ` +
         'Use densePagedStore() for a cache of other elements.',
       { subject: 'dtype', given: dtype, wanted: sparseDTypes },
     );
   }
-  sharesOf(options, 0);
+  for (const [subject, given] of Object.entries({ elementMask, blockLoss })) {
+    expectThat('hieraSparseStore', subject, given, given === undefined || typeof given === 'function', 'a function');
+  }
   const name = nameOf(options);
   return {
     name,

@@ -13,6 +13,7 @@ import {
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { ElementMask } from './element-mask.js';
+import * as hierasparse from './index.js';
 import { blockTokens, denseEntry } from './mixed-blocks.js';
 import { compress24 } from './operations/compress-24.js';
 import { copyIndexMap } from './operations/copy-index-map.js';
@@ -102,10 +103,49 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(mixedDecodeAttention, attention, attentionRules),
 ];
 
+const shares = [
+  optional('options|options\\.\\w+'),
+  legalAt('options', 'an object without prototype', 'no option is given'),
+  legalAt('options\\.(keys|values)', 'a function|0\\.5', 'a share, of each layer or of all'),
+];
+
+const functions: readonly MisusedFunction[] = [
+  {
+    name: 'hieraSparsePrefill',
+    args: () => ({ options: { keys: 0.5, values: 1 } }),
+    call: ({ options }: { options: never }) => void hierasparse.hieraSparsePrefill(options),
+    legal: shares,
+  },
+  {
+    name: 'hieraSparseStore',
+    args: () => ({ options: { keys: 0.5, values: 1, sinkTokens: 64, localWindow: 128, dtype: 'f16' } }),
+    call: ({ options }: { options: never }) => void hierasparse.hieraSparseStore(options),
+    legal: [...shares, legalAt('options\\.(sinkTokens|localWindow)', '\\d{10}', 'more than there are is all')],
+  },
+  {
+    name: 'ElementMask',
+    args: (device) => ({ device, operand: 'keys', headDim, kept: new Uint8Array(blockTokens * headDim) }),
+    call: ({ device, operand, headDim: dims, kept }: { device: Device; operand: 'keys'; headDim: number; kept: Uint8Array }) =>
+      new ElementMask(device, operand, dims, kept),
+    legal: [],
+  },
+];
+
+const harmless = {
+  blockTokens: 'a number',
+  sparseBlockElements: 'arithmetic of a number',
+  sparseBlockWords: 'arithmetic of a number',
+};
+
+it('covers every export', () => {
+  const tried = [...operations, ...functions].map(({ name }) => name);
+  expect(Object.keys(hierasparse).sort()).toEqual([...tried, ...Object.keys(harmless)].sort());
+});
+
 describeOnDevices('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
-  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operations, ...functions])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 
