@@ -50,6 +50,8 @@ struct MixedPrefillTile {
 template <int kTileRows>
 class MixedPrefillWork {
  public:
+  using Tile = MixedPrefillTile;
+
   __device__ explicit MixedPrefillWork(const PagedAttentionArguments& arguments)
       : arguments_(arguments), group_(arguments.query_heads / arguments.kv_heads) {}
 

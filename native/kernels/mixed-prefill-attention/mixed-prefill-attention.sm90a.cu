@@ -11,27 +11,20 @@
 #include "kernels/mixed-prefill-attention/mixed-prefill-attention.cuda.h"
 #include "kernels/stage-ring.h"
 #include "ptx/bulk-copy.h"
-#include "ptx/register-shares.h"
-#include "ptx/tensor-copy.h"
-#include "runtime/cuda-check.h"
-#include "runtime/tensor-map.h"
+#include "shared/attention/hopper/persistent-blocks.cuda.h"
+#include "shared/attention/hopper/pool-map.cuda.h"
+#include "shared/attention/hopper/tiles.cuda.h"
+#include "shared/attention/hopper/warp-roles.cuda.h"
 
 namespace kv::sm90a {
 namespace {
 
-constexpr int kWarpgroupThreads = 128;
-
 template <typename ElementType, int kDim>
 struct Shape {
   using Element = ElementType;
+  using Roles = WarpRoles<kDim == 128 ? 2 : 3>;
   static constexpr int kHeadDim = kDim;
-  // What the registers of a multiprocessor hold.
-  static constexpr int kConsumerWarpgroups = kDim == 128 ? 2 : 3;
-  static constexpr int kConsumerRegisters = kDim == 128 ? 240 : 160;
-  static constexpr int kProducerRegisters = kDim == 128 ? 24 : 32;
-  static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
-  static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumerWarpgroups);
-  static constexpr int kTileRows = MixedPrefillWarp<Element, kDim>::kRows * kConsumerWarps;
+  static constexpr int kTileRows = MixedPrefillWarp<Element, kDim>::kRows * Roles::kConsumerWarps;
   static constexpr int kStages = 6;  // blocks
   static constexpr int kWorkStages = 2;
 };
@@ -42,7 +35,7 @@ struct SharedStorage {
   MixedBlockStage<typename Shape::Element, Shape::kHeadDim> values[Shape::kStages];
   int kinds[Shape::kStages];  // 1 for sparse keys, 2 for sparse values
   MixedPrefillTile work[Shape::kWorkStages];  // key_blocks < 0: no more work
-  MixedPrefillTile work_of_warp[Shape::kConsumerWarps];
+  MixedPrefillTile work_of_warp[Shape::Roles::kConsumerWarps];
   StageRing<Shape::kStages> block_ring;
   StageRing<Shape::kWorkStages> work_ring;
   uint64_t tail_landed;  // a block that is not full
@@ -65,14 +58,12 @@ class Producer {
 
   __device__ void run() {
     MixedPrefillWork<Shape::kTileRows> work(parameters_.arguments);
+    WorkNumber number(parameters_.tiles_taken);
     MixedPrefillTile tile;
-    unsigned number = blockIdx.x;
-    while (work.find(number, &tile)) {
-      unsigned next = 0;
-      if (lane_ == 0) next = gridDim.x + atomicAdd(parameters_.tiles_taken, 1u);
+    for (; work.find(number.current(), &tile); number.advance()) {
+      number.ask();
       publish(tile);
       load_blocks(tile);
-      number = __shfl_sync(kFullWarp, next, 0);
     }
     tile.key_blocks = -1;
     publish(tile);
@@ -124,10 +115,7 @@ class Producer {
       // Weights of absent keys are 0, but 0 times whatever lies there may be NaN. Such a block is dense.
       ptx::mbarrier_wait(&shared_.tail_landed, tail_parity_);
       tail_parity_ ^= 1;
-      for (auto& panel : values.dense) {
-        uint4* rows = reinterpret_cast<uint4*>(panel[tokens]);
-        for (int i = lane_; i < (kMixedBlockTokens - tokens) * 8; i += 32) rows[i] = make_uint4(0, 0, 0, 0);
-      }
+      clear_rows(values.dense, tokens, kMixedBlockTokens);
       ptx::fence_async_proxy();
     }
     // By each lane for itself: compute-sanitizer does not see that one lane's arrival covers its warp's writes.
@@ -151,9 +139,7 @@ class Producer {
       ptx::bulk_copy(block.metadata, sparse.metadata + index * (kMetadataBytes / sizeof(uint32_t)), kMetadataBytes,
                      barrier);
     } else {
-      for (int panel = 0; panel < Shape::kHeadDim / 64; ++panel) {
-        ptx::tensor_copy(block.dense[panel], dense, panel * 64, 0, entry - 1, barrier);
-      }
+      copy_box(block.dense, 0, dense, 0, entry - 1, barrier);
     }
   }
 
@@ -228,37 +214,25 @@ class Consumer {
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
+__global__ void __launch_bounds__(Shape::Roles::kThreads, 1)
     mixed_prefill_attention_kernel(const __grid_constant__ Parameters parameters) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Shape>*>(shared_memory);
   if (threadIdx.x == 0) {
-    shared.block_ring.init(Shape::kConsumerWarps, 32);
-    shared.work_ring.init(Shape::kConsumerWarps);
+    shared.block_ring.init(Shape::Roles::kConsumerWarps, 32);
+    shared.work_ring.init(Shape::Roles::kConsumerWarps);
     ptx::mbarrier_init(&shared.tail_landed, 1);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (threadIdx.x < kWarpgroupThreads) {
-    ptx::shrink_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < 32) Producer<Shape>(parameters, shared).run();
-  } else {
-    ptx::grow_registers<Shape::kConsumerRegisters>();
-    Consumer<Shape>(parameters, shared).run();
-  }
+  run_roles<typename Shape::Roles, Producer<Shape>, Consumer<Shape>>(parameters, shared);
 }
 
 // ---- Launch ----
 
-Status describe_pool(const MixedAttentionArguments& arguments, const void* pool, CUtensorMap* map) {
+Status describe_dense_blocks(const MixedAttentionArguments& arguments, const void* pool, CUtensorMap* map) {
   if (arguments.block_count == 0) return Status::success();
-  TensorBox box;
-  box.dtype = arguments.cache_dtype;
-  box.data = pool;
-  box.extents = {arguments.head_dim, kMixedBlockTokens, arguments.block_count};
-  box.strides = {arguments.token_stride, arguments.block_stride};
-  box.box = {64, kMixedBlockTokens, 1};
-  return encode_tensor_map(box, map);
+  return describe_pool(arguments, pool, kMixedBlockTokens, map);
 }
 
 template <typename Shape>
@@ -266,24 +240,11 @@ Status launch(const MixedAttentionArguments& arguments, void* workspace, cudaStr
   Parameters parameters;
   parameters.arguments = arguments;
   parameters.tiles_taken = static_cast<unsigned*>(workspace);
-  Status status = describe_pool(arguments, arguments.keys, &parameters.dense_keys);
-  if (status.ok()) status = describe_pool(arguments, arguments.values, &parameters.dense_values);
+  Status status = describe_dense_blocks(arguments, arguments.keys, &parameters.dense_keys);
+  if (status.ok()) status = describe_dense_blocks(arguments, arguments.values, &parameters.dense_values);
   if (!status.ok()) return status;
-
-  int device = 0;
-  int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  const auto kernel = mixed_prefill_attention_kernel<Shape>;
-  constexpr int kSharedBytes = sizeof(SharedStorage<Shape>);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  }
-  if (error == cudaSuccess) error = cudaMemsetAsync(workspace, 0, sizeof(unsigned), stream);
-  if (error != cudaSuccess) return cuda_status(error);
-  kernel<<<multiprocessors, Shape::kThreads, kSharedBytes, stream>>>(parameters);
-  return launch_status();
+  return launch_persistent(mixed_prefill_attention_kernel<Shape>, parameters, Shape::Roles::kThreads,
+                           sizeof(SharedStorage<Shape>), parameters.tiles_taken, stream);
 }
 
 template <typename Element>

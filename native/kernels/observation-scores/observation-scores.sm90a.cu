@@ -11,23 +11,16 @@
 #include "kernels/observation-scores/observation-scores-sums.h"
 #include "kernels/stage-ring.h"
 #include "ptx/named-barrier.h"
-#include "ptx/register-shares.h"
-#include "ptx/tensor-copy.h"
-#include "ptx/wgmma.h"
 #include "runtime/cuda-check.h"
-#include "runtime/tensor-map.h"
+#include "shared/attention/hopper/pool-map.cuda.h"
+#include "shared/attention/hopper/tiles.cuda.h"
+#include "shared/attention/hopper/warp-roles.cuda.h"
 
 namespace kv::sm90a {
 namespace {
 
-constexpr int kWarpgroupThreads = 128;
-constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kPanelColumns = 64;   // columns of 16-bit elements in a swizzled row
-constexpr int kPanelBytes = 128;    // of such a row
-constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
-constexpr int kThreads = kConsumerThreads + kWarpgroupThreads;  // the last warpgroup is the producer's
-constexpr int kConsumerRegisters = 240;  // two tiles of scores
-constexpr int kProducerRegisters = 24;
+using Roles = WarpRoles<2>;  // a consumer's thread has two tiles of scores
+constexpr int kConsumerThreads = 2 * kWarpgroupThreads;  // the first ones; the last warpgroup is the producer's
 constexpr int kConsumersMeet = 1;  // a named barrier
 constexpr int kRows = 128;
 constexpr int kKeyTile = 128;
@@ -43,7 +36,7 @@ struct Shape {
 
 template <typename Shape>
 struct alignas(1024) SharedStorage {
-  using Tile = typename Shape::Element[Shape::kPanels][kKeyTile][kPanelColumns];
+  using Tile = PanelTile<typename Shape::Element, kKeyTile, Shape::kHeadDim>;
   Tile query;
   Tile keys[Shape::kStages];
   alignas(8) float log_sums[kRows];
@@ -132,10 +125,8 @@ class Producer {
     }
     __syncwarp();
     if (present) {
-      for (int panel = 0; panel < Shape::kPanels; ++panel) {
-        ptx::tensor_copy(shared_.keys[at_.stage][panel][lane_ % boxes_ * parameters_.box_tokens], &parameters_.keys,
-                         panel * kPanelColumns, box.token, box.block, full);
-      }
+      copy_box(shared_.keys[at_.stage], lane_ % boxes_ * parameters_.box_tokens, &parameters_.keys, box.token,
+               box.block, full);
     }
     at_.advance();
   }
@@ -307,22 +298,13 @@ class Consumer {
   // with all queries.
   template <Pass kPass>
   __device__ void start_products(float (&scores)[kTileScores]) {
+    const auto& query = shared_.query;
     const auto& keys = shared_.keys[next_.stage];
-    const auto& left = kPass == Pass::statistics ? shared_.query : keys;
-    const uint64_t a = ptx::wgmma_operand(left[0][warpgroup_ * kWarpgroupRows]);
-    const uint64_t b = ptx::wgmma_operand(kPass == Pass::statistics ? keys : shared_.query);
+    const ScoreProducts products(kPass == Pass::statistics ? query : keys, warpgroup_ * kWarpgroupRows,
+                                 kPass == Pass::statistics ? keys : query);
     shared_.ring.wait_full(next_);
     ptx::wgmma_fence();
-#pragma unroll
-    for (int panel = 0; panel < Shape::kPanels; ++panel) {
-#pragma unroll
-      for (int bytes = 0; bytes < kPanelBytes; bytes += 32) {
-        const int offset = panel * kKeyTile * kPanelBytes + bytes;
-        ptx::WgmmaShared<Element, kKeyTile>::issue(scores, ptx::wgmma_advance(a, offset), ptx::wgmma_advance(b, offset),
-                                                   panel + bytes > 0);
-      }
-    }
-    ptx::wgmma_commit();
+    products.issue(scores);
     next_.advance();
   }
 
@@ -440,25 +422,25 @@ __device__ int tiles_of(int keys) { return (keys + kKeyTile - 1) / kKeyTile; }
 template <typename Shape>
 __device__ void produce(const Parameters& parameters, SharedStorage<Shape>& shared, const ObservedHead& head, Pass pass,
                         PartOf tiles) {
-  ptx::shrink_registers<kProducerRegisters>();
+  ptx::shrink_registers<Roles::kProducerRegisters>();
   if (threadIdx.x < kConsumerThreads + 32) Producer<Shape>(parameters, shared, head, pass, tiles).run();
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(kThreads, 1) statistics_kernel(const __grid_constant__ Parameters parameters) {
+__global__ void __launch_bounds__(Roles::kThreads, 1) statistics_kernel(const __grid_constant__ Parameters parameters) {
   auto& shared = shared_storage<Shape>();
   const ObservedHead head(parameters.arguments, static_cast<int>(blockIdx.y));
   const PartOf tiles(tiles_of(head.seen_keys), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
   if (threadIdx.x >= kConsumerThreads) {
     produce(parameters, shared, head, Pass::statistics, tiles);
   } else {
-    ptx::grow_registers<kConsumerRegisters>();
+    ptx::grow_registers<Roles::kConsumerRegisters>();
     Consumer<Shape>(parameters, shared, head).gather_statistics(tiles);
   }
 }
 
 template <typename Shape, bool kMaximum>
-__global__ void __launch_bounds__(kThreads, 1) weights_kernel(const __grid_constant__ Parameters parameters) {
+__global__ void __launch_bounds__(Roles::kThreads, 1) weights_kernel(const __grid_constant__ Parameters parameters) {
   auto& shared = shared_storage<Shape>();
   const ObservedHead head(parameters.arguments, static_cast<int>(blockIdx.y));
   const PartOf tiles(tiles_of(head.prefix), static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
@@ -466,19 +448,12 @@ __global__ void __launch_bounds__(kThreads, 1) weights_kernel(const __grid_const
   if (threadIdx.x >= kConsumerThreads) {
     produce(parameters, shared, head, Pass::weights, tiles);
   } else {
-    ptx::grow_registers<kConsumerRegisters>();
+    ptx::grow_registers<Roles::kConsumerRegisters>();
     Consumer<Shape>(parameters, shared, head).template add_up_weights<kMaximum>(tiles);
   }
 }
 
 // ---- Launch ----
-
-// The largest power of two that divides both.
-int common_box(int block_tokens, int key_tile) {
-  int box = key_tile;
-  while (block_tokens % box != 0) box /= 2;
-  return box;
-}
 
 template <typename Shape>
 Status launch(void (*kernel)(Parameters), const ObservationScoresArguments& a, const ObservationScoresLaunch& how) {
@@ -486,19 +461,13 @@ Status launch(void (*kernel)(Parameters), const ObservationScoresArguments& a, c
   parameters.arguments = a;
   parameters.launch = how;
   parameters.box_tokens = common_box(a.block_tokens, kKeyTile);
-  TensorBox pool;
-  pool.dtype = a.cache_dtype;
-  pool.data = a.keys;
-  pool.extents = {a.head_dim, a.block_tokens, a.block_count};
-  pool.strides = {a.token_stride, a.block_stride};
-  pool.box = {kPanelColumns, parameters.box_tokens, 1};
-  const Status status = encode_tensor_map(pool, &parameters.keys);
+  const Status status = describe_pool(a, a.keys, parameters.box_tokens, &parameters.keys);
   if (!status.ok()) return status;
   constexpr int kSharedBytes = sizeof(SharedStorage<Shape>);
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return cuda_status(error);
   const dim3 blocks(static_cast<unsigned>(how.parts), static_cast<unsigned>(a.batch * a.kv_heads));
-  kernel<<<blocks, kThreads, kSharedBytes, how.stream>>>(parameters);
+  kernel<<<blocks, Roles::kThreads, kSharedBytes, how.stream>>>(parameters);
   return launch_status();
 }
 

@@ -4,7 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/attention-tensor-cores.h"
-#include "kernels/prefill-attention/prefill-attention-work.h"
+#include "shared/attention/work-tile.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 #include "kernels/warp-attention.h"
 #include "ptx/async-copy.h"

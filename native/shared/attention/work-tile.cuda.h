@@ -26,6 +26,8 @@ struct PrefillTile {
 template <int kQueryTile, int kKeyTile>
 class PrefillWork {
  public:
+  using Tile = PrefillTile;
+
   __device__ explicit PrefillWork(const PagedAttentionArguments& arguments) : arguments_(arguments) {}
 
   // False when `number` is past the last tile.

@@ -1,0 +1,189 @@
+// The main loop of Hopper attention: a consumer warpgroup computes the outputs of 64 queries. S = Q K^T of one key tile
+// runs while the tensor cores still add the previous tile's P V, and one warpgroup's softmax runs under the other's
+// products. Device code.
+//
+// It waits for work_posted and tile_ring.full, and signals work_taken and tile_ring.empty.
+#pragma once
+
+#include "kernels/online-softmax.h"
+#include "ptx/wgmma.h"
+#include "shared/attention/hopper/epilogue.cuda.h"
+#include "shared/attention/hopper/storage.cuda.h"
+
+namespace kv::sm90a {
+
+template <class Shape, class KeyTiles>
+class AttentionConsumer {
+ public:
+  using Element = typename Shape::Element;
+  using Parameters = AttentionParameters<KeyTiles>;
+  using Storage = AttentionStorage<Shape, KeyTiles>;
+
+  __device__ AttentionConsumer(const Parameters& parameters, Storage& shared)
+      : arguments_(parameters.arguments),
+        shared_(shared),
+        warpgroup_(threadIdx.x / kWarpgroupThreads - 1),
+        warp_(threadIdx.x / 32 - 4),
+        lane_(threadIdx.x % 32) {}
+
+  __device__ void run() {
+    for (uint32_t parity = 0;; parity ^= 1) {
+      ptx::mbarrier_wait(&shared_.work_posted, parity);
+      const WorkTile work = shared_.work;
+      if (work.key_tiles < 0) break;
+      attend(work);
+    }
+  }
+
+ private:
+  using WorkTile = typename KeyTiles::Work::Tile;
+  using Walk = typename KeyTiles::Walk;
+  using Tile = typename KeyTiles::Tile;
+  using Position = RingPosition<Shape::kStages>;
+  static constexpr int kScores = Shape::kKeyTile / 2;  // of a thread
+  static constexpr int kRunScores = kScores / KeyTiles::kRuns;
+  static constexpr int kOutputs = Shape::kHeadDim / 2;
+
+  // Rows of scores that a thread holds: `row` and row + 8 of the work tile.
+  __device__ int row() const { return warp_ * 16 + lane_ / 4; }
+
+  // By each thread for itself: compute-sanitizer does not see that one lane's arrival covers its warp's reads.
+  __device__ void release_work() { ptx::mbarrier_arrive(&shared_.work_taken); }
+
+  __device__ Position next_tile() {
+    const Position at = tile_at_;
+    tile_at_.advance();
+    return at;
+  }
+
+  __device__ void attend(const WorkTile& work) {
+    OnlineSoftmax softmax(arguments_.scale);
+    float output[kOutputs];
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) output[i] = 0.0f;
+
+    if (work.key_tiles > 0) {
+      uint32_t weights[kScores / 2];
+      Walk walk(arguments_, work);
+      first_step(work, walk.tile(), softmax, weights);
+      for (walk.advance(); walk.hides(); walk.advance()) step<true>(work, walk.tile(), softmax, output, weights);
+      for (; walk.more(); walk.advance()) step<false>(work, walk.tile(), softmax, output, weights);
+      release_work();
+      last_step(output, weights);
+    } else {
+      release_work();
+    }
+    softmax.finish();
+    store_outputs(arguments_, work, warp_, softmax, output, shared_.output[warp_]);
+  }
+
+  // Scores and weights of the first key tile.
+  __device__ void first_step(const WorkTile& work, Tile tile, OnlineSoftmax& softmax,
+                             uint32_t (&weights)[kScores / 2]) {
+    float scores[kScores];
+    float correction[2];
+    const Position keys = next_tile();
+    shared_.tile_ring.wait_full(keys);
+    ptx::wgmma_fence();
+    score_keys(keys, scores);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(scores);
+    shared_.tile_ring.release(keys);
+    if (tile.hides()) mask(work, tile, scores);
+    softmax.observe(scores, correction);
+    softmax.weigh<0, kScores>(scores);
+    pack_weights(scores, weights);
+    if (!tile.last()) shared_.tile_ring.wait_full(tile_at_);
+  }
+
+  // Scores and weights of this key tile, whose keys have landed, while the previous tile's weights meet their
+  // values.
+  template <bool kHides>
+  __device__ void step(const WorkTile& work, Tile tile, OnlineSoftmax& softmax, float (&output)[kOutputs],
+                       uint32_t (&weights)[kScores / 2]) {
+    float scores[kScores];
+    float correction[2];
+    const Position keys = next_tile();
+    const Position values = next_tile();
+    ptx::pin_registers(output);
+    ptx::wgmma_fence();
+    score_keys(keys, scores);
+    shared_.tile_ring.wait_full(values);
+    ptx::wgmma_fence();
+    add_values(values, weights, output);
+    ptx::wgmma_wait<1>();
+    ptx::pin_registers(scores);
+    shared_.tile_ring.release(keys);
+    if (kHides && tile.hides()) mask(work, tile, scores);
+    const bool corrects = softmax.observe(scores, correction);
+    // These run under the products of the previous weights. What follows must not move up before they are
+    // done: the wait for the next keys, a loop, keeps the compiler from that.
+    softmax.weigh<0, Shape::kEarlyScores>(scores);
+    if (!tile.last()) shared_.tile_ring.wait_full(tile_at_);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(output);
+    shared_.tile_ring.release(values);
+    if (corrects) {
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) output[i] *= correction[(i >> 1) & 1];
+    }
+    softmax.weigh<Shape::kEarlyScores, kScores>(scores);
+    pack_weights(scores, weights);
+  }
+
+  __device__ void pack_weights(const float (&scores)[kScores], uint32_t (&weights)[kScores / 2]) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) weights[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
+  }
+
+  // The last key tile's weights meet their values.
+  __device__ void last_step(float (&output)[kOutputs], uint32_t (&weights)[kScores / 2]) {
+    const Position values = next_tile();
+    shared_.tile_ring.wait_full(values);
+    ptx::pin_registers(output);
+    ptx::wgmma_fence();
+    add_values(values, weights, output);
+    ptx::wgmma_wait<0>();
+    ptx::pin_registers(output);
+    shared_.tile_ring.release(values);
+  }
+
+  __device__ void score_keys(Position at, float (&scores)[kScores]) {
+    ScoreProducts(shared_.query[warpgroup_], 0, shared_.tiles[at.stage]).issue(scores);
+  }
+
+  __device__ void add_values(Position at, uint32_t (&weights)[kScores / 2], float (&output)[kOutputs]) {
+    const uint64_t values = ptx::wgmma_operand(shared_.tiles[at.stage], Shape::kKeyTile * kPanelBytes);
+#pragma unroll
+    for (int key = 0; key < Shape::kKeyTile; key += 16) {
+      ptx::WgmmaRegisters<Element, Shape::kHeadDim>::issue(output, &weights[key / 4],
+                                                           ptx::wgmma_advance(values, key * kPanelBytes));
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Scores become minus infinity where the key is absent or comes after the query.
+  __device__ void mask(const WorkTile& work, Tile tile, float (&scores)[kScores]) {
+    const int advance = arguments_.causal ? 1 : 0;
+#pragma unroll
+    for (int run = 0; run < KeyTiles::kRuns; ++run) {
+      const int first_key = tile.first_key(run) + 2 * (lane_ % 4);
+      const int seen[2] = {min(work.visible_keys + advance * row(), work.key_count) - first_key,
+                           min(work.visible_keys + advance * (row() + 8), work.key_count) - first_key};
+#pragma unroll
+      for (int i = 0; i < kRunScores; ++i) {
+        const int key = 8 * (i / 4) + i % 2;
+        if (key >= seen[(i >> 1) & 1]) scores[run * kRunScores + i] = -INFINITY;
+      }
+    }
+  }
+
+  const typename KeyTiles::Arguments& arguments_;
+  Storage& shared_;
+  const int warpgroup_;
+  const int warp_;  // among all consumers
+  const int lane_;
+  Position tile_at_;
+};
+
+}  // namespace kv::sm90a

@@ -1,0 +1,28 @@
+// The tensor map through which TMA reads a paged pool. Host code.
+#pragma once
+
+#include "kernels/paged-attention.h"
+#include "runtime/tensor-map.h"
+#include "shared/attention/hopper/tiles.cuda.h"
+
+namespace kv::sm90a {
+
+// Tokens of one box: the largest power of two that divides both; `tile` is one itself.
+inline int common_box(int block_tokens, int tile) {
+  int box = tile;
+  while (block_tokens % box != 0) box /= 2;
+  return box;
+}
+
+// The map of `pool`, [block, block_token, dim], in boxes of `box_tokens` tokens and one panel's columns.
+inline Status describe_pool(const PagedBatch& batch, const void* pool, int box_tokens, CUtensorMap* map) {
+  TensorBox tensor;
+  tensor.dtype = batch.cache_dtype;
+  tensor.data = pool;
+  tensor.extents = {batch.head_dim, batch.block_tokens, batch.block_count};
+  tensor.strides = {batch.token_stride, batch.block_stride};
+  tensor.box = {kPanelColumns, box_tokens, 1};
+  return encode_tensor_map(tensor, map);
+}
+
+}  // namespace kv::sm90a

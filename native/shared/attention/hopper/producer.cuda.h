@@ -1,0 +1,126 @@
+// The producer of the Hopper attention loop: one warp that takes work tiles and streams their queries, keys and values
+// to shared memory by TMA. Each lane looks up one box of a key tile and starts its copy. Device code.
+//
+// It waits for tile_ring.empty, work_taken and tail_landed, and signals tile_ring.full and work_posted.
+#pragma once
+
+#include "shared/attention/hopper/persistent-blocks.cuda.h"
+#include "shared/attention/hopper/storage.cuda.h"
+
+namespace kv::sm90a {
+
+template <class Shape, class KeyTiles>
+class AttentionProducer {
+ public:
+  using Parameters = AttentionParameters<KeyTiles>;
+  using Storage = AttentionStorage<Shape, KeyTiles>;
+
+  __device__ AttentionProducer(const Parameters& parameters, Storage& shared)
+      : parameters_(parameters), shared_(shared), lane_(threadIdx.x % 32) {}
+
+  __device__ void run() {
+    Work numbering(parameters_.arguments);
+    WorkNumber number(parameters_.tiles_taken);
+    WorkTile work;
+    for (; numbering.find(number.current(), &work); number.advance()) {
+      number.ask();
+      publish(work);
+      if (work.key_tiles > 0) load_keys_and_values(work);
+    }
+    work.key_tiles = -1;
+    publish(work);
+  }
+
+ private:
+  using Work = typename KeyTiles::Work;
+  using WorkTile = typename Work::Tile;
+  using Tile = typename KeyTiles::Tile;
+  using Box = typename KeyTiles::Box;
+  static constexpr int kPanels = Shape::kHeadDim / kPanelColumns;
+  static constexpr int kRunKeys = Shape::kKeyTile / KeyTiles::kRuns;
+
+  // Waits until the consumers have read the previous work tile and its queries, then hands them the next.
+  __device__ void publish(const WorkTile& work) {
+    // A fresh barrier's previous phase counts as complete.
+    ptx::mbarrier_wait(&shared_.work_taken, taken_parity_ ^= 1);
+    if (lane_ == 0) {
+      shared_.work = work;
+      ptx::mbarrier_arrive_expect_bytes(&shared_.work_posted, work.key_tiles > 0 ? sizeof(shared_.query) : 0);
+    }
+    if (work.key_tiles > 0 && lane_ < Shape::Roles::kConsumerWarpgroups * kPanels) {
+      const int warpgroup = lane_ / kPanels;
+      const int panel = lane_ % kPanels;
+      ptx::tensor_copy(shared_.query[warpgroup][panel], &parameters_.query, panel * kPanelColumns,
+                       work.query_head, work.first_row + work.first_query + warpgroup * kWarpgroupRows,
+                       &shared_.work_posted);
+    }
+  }
+
+  // In the order of use: values are wanted one step later than keys.
+  __device__ void load_keys_and_values(const WorkTile& work) {
+    const typename KeyTiles::Boxes boxes(parameters_.arguments, parameters_.box_tokens, work);
+    typename KeyTiles::Walk walk(parameters_.arguments, work);
+    Tile tile = walk.tile();
+    Box box = boxes.first(tile);
+    load_keys(box);
+    while (!tile.last()) {
+      walk.advance();
+      const Box next = boxes.after(box, walk.tile());
+      load_keys(next);
+      load_values(work, tile, box);
+      tile = walk.tile();
+      box = next;
+    }
+    load_values(work, tile, box);
+  }
+
+  __device__ void load_keys(const Box& box) {
+    shared_.tile_ring.wait_empty(tile_at_);
+    copy(&parameters_.keys, box, box.key_block, &shared_.tile_ring.full[tile_at_.stage]);
+    tile_at_.advance();
+  }
+
+  __device__ void load_values(const WorkTile& work, Tile tile, const Box& box) {
+    shared_.tile_ring.wait_empty(tile_at_);
+    uint64_t* full = &shared_.tile_ring.full[tile_at_.stage];
+    bool whole = true;
+#pragma unroll
+    for (int run = 0; run < KeyTiles::kRuns; ++run) whole = whole && work.key_count - tile.first_key(run) >= kRunKeys;
+    if (whole) {
+      copy(&parameters_.values, box, box.value_block, full);
+    } else {
+      // Weights of absent keys are 0, but 0 times whatever lies there may be NaN: clear those rows first.
+      copy(&parameters_.values, box, box.value_block, &shared_.tail_landed);
+      ptx::mbarrier_wait(&shared_.tail_landed, tail_parity_);
+      tail_parity_ ^= 1;
+#pragma unroll
+      for (int run = 0; run < KeyTiles::kRuns; ++run) {
+        const int keys = max(work.key_count - tile.first_key(run), 0);
+        clear_rows(shared_.tiles[tile_at_.stage], run * kRunKeys + keys, (run + 1) * kRunKeys);
+      }
+      ptx::fence_async_proxy();
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(full);
+    }
+    tile_at_.advance();
+  }
+
+  // Copies every lane's box, from its block, to the current stage; the bytes count on `barrier`.
+  __device__ void copy(const CUtensorMap* pool, const Box& box, int block, uint64_t* barrier) {
+    const unsigned present = __ballot_sync(0xffffffffu, block >= 0);
+    if (lane_ == 0) {
+      ptx::mbarrier_arrive_expect_bytes(barrier, __popc(present) * parameters_.box_tokens * kPanels * kPanelBytes);
+    }
+    if (block < 0) return;
+    copy_box(shared_.tiles[tile_at_.stage], lane_ * parameters_.box_tokens, pool, box.token, block, barrier);
+  }
+
+  const Parameters& parameters_;
+  Storage& shared_;
+  const int lane_;
+  RingPosition<Shape::kStages> tile_at_;
+  uint32_t taken_parity_ = 0;
+  uint32_t tail_parity_ = 0;
+};
+
+}  // namespace kv::sm90a

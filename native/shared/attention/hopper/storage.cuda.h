@@ -1,0 +1,65 @@
+// What a block of the Hopper attention loop holds in shared memory, and what the kernel is launched with.
+//
+// Each mbarrier has one side that signals and one that waits:
+//   tile_ring.full   TMA, when the keys or values of a stage have landed   the consumers
+//   tile_ring.empty  the consumers, when they have read a stage            the producer
+//   work_posted      the producer, and TMA, when the queries have landed   the consumers
+//   work_taken       the consumers, when they have read the queries        the producer
+//   tail_landed      TMA, when values of a tile that is not full landed    the producer, which clears the other rows
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/stage-ring.h"
+#include "shared/attention/hopper/tiles.cuda.h"
+#include "shared/attention/hopper/warp-roles.cuda.h"
+
+namespace kv::sm90a {
+
+template <typename ElementType, int kDim>
+struct AttentionShape {
+  using Element = ElementType;
+  // A consumer's thread has 64 scores, 32 packed weights and kDim / 2 outputs.
+  using Roles = WarpRoles<kDim == 128 ? 2 : 3>;
+  static constexpr int kHeadDim = kDim;
+  static constexpr int kQueryTile = kWarpgroupRows * Roles::kConsumerWarpgroups;
+  static constexpr int kKeyTile = 128;
+  static constexpr int kStages = 5;        // tiles of keys or values in shared memory
+  static constexpr int kEarlyScores = 32;  // of a thread's 64
+};
+
+template <class Shape, class KeyTiles>
+struct alignas(1024) AttentionStorage {
+  using Element = typename Shape::Element;
+  PanelTile<Element, kWarpgroupRows, Shape::kHeadDim> query[Shape::Roles::kConsumerWarpgroups];
+  PanelTile<Element, Shape::kKeyTile, Shape::kHeadDim> tiles[Shape::kStages];
+  Element output[Shape::Roles::kConsumerWarps][16][Shape::kHeadDim];
+  StageRing<Shape::kStages> tile_ring;
+  uint64_t work_posted;
+  uint64_t work_taken;
+  uint64_t tail_landed;
+  typename KeyTiles::Work::Tile work;  // key_tiles < 0: no more work
+
+  // By one thread, before any other uses them.
+  __device__ void init_barriers() {
+    tile_ring.init(Shape::Roles::kConsumerWarps);
+    ptx::mbarrier_init(&work_posted, 1);
+    ptx::mbarrier_init(&work_taken, 32 * Shape::Roles::kConsumerWarps);
+    ptx::mbarrier_init(&tail_landed, 1);
+    ptx::fence_mbarrier_init();
+  }
+};
+
+template <class KeyTiles>
+struct AttentionParameters {
+  typename KeyTiles::Arguments arguments;
+  int box_tokens;         // of one copy: divides both block_tokens and the keys of a run
+  unsigned* tiles_taken;  // beyond each block's first; 0 at launch
+  CUtensorMap query;      // [token, query_head, dim]
+  CUtensorMap keys;       // [block, block_token, dim]
+  CUtensorMap values;
+};
+
+}  // namespace kv::sm90a

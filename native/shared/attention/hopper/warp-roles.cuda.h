@@ -1,0 +1,34 @@
+// How a block's warpgroups divide the work: consumers compute, and the first warp of the producer's warpgroup brings
+// them what they read. The producer gives registers to the consumers. Device code.
+#pragma once
+
+#include "ptx/register-shares.h"
+
+namespace kv::sm90a {
+
+constexpr int kWarpgroupThreads = 128;
+
+// The register counts use up what a multiprocessor has.
+template <int kConsumers>
+struct WarpRoles {
+  static_assert(kConsumers == 2 || kConsumers == 3);
+  static constexpr int kConsumerWarpgroups = kConsumers;
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
+};
+
+// The producer is in the first warpgroup: one warp of it runs Producer, all consumers' threads run Consumer.
+template <class Roles, class Producer, class Consumer, class Parameters, class Storage>
+__device__ void run_roles(const Parameters& parameters, Storage& shared) {
+  if (threadIdx.x < kWarpgroupThreads) {
+    ptx::shrink_registers<Roles::kProducerRegisters>();
+    if (threadIdx.x < 32) Producer(parameters, shared).run();
+  } else {
+    ptx::grow_registers<Roles::kConsumerRegisters>();
+    Consumer(parameters, shared).run();
+  }
+}
+
+}  // namespace kv::sm90a
