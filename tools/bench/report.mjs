@@ -1,5 +1,5 @@
 // Makes docs/benchmarks.md, one chart a file, and tables of the README and of methods' pages, from the rows in
-// docs/benchmarks/*.json.
+// docs/benchmarks/*.json, and what `kv compare` shows of the small model's right answers.
 //
 //   node tools/bench/report.mjs            writes them
 //   node tools/bench/report.mjs --check    fails when what is committed is not what the rows say
@@ -8,6 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { ratioChart } from './chart.mjs';
 import { withHeadlines } from './headlines.mjs';
 import { RESULTS_FOLDER } from './results.mjs';
+import { RIGHT_ANSWERS, rightAnswers } from './right-answers.mjs';
 import { withWholeModel } from './whole-model.mjs';
 
 const PAGE = fileURLToPath(new URL('../../docs/benchmarks.md', import.meta.url));
@@ -99,6 +100,7 @@ function outputs() {
     [PAGE, [INTRODUCTION, ...files.map(section)].join('\n')],
     [README, withHeadlines(readFileSync(README, 'utf8'), files)],
     [HIERASPARSE, withWholeModel(readFileSync(HIERASPARSE, 'utf8'), files)],
+    [RIGHT_ANSWERS, rightAnswers(files)],
   ]);
   for (const { name, title, rows } of files) {
     const bars = rows.filter(inChart).map((row) => ({

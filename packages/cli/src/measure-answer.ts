@@ -1,14 +1,12 @@
 import { generate } from '@kv/model';
 import type { GenerateOptions, Runner, Tokenizer } from '@kv/model';
 
-import type { EncodedPrompt } from './encode-prompt.js';
-
 /** An answer and what it took. */
 export interface MeasuredAnswer {
   readonly text: string;
   readonly promptTokens: number;
   readonly answerTokens: number;
-  /** To the first token of the answer, tokenising included. */
+  /** To the first token of the answer; tokenising is not included. */
   readonly firstTokenSeconds: number;
   readonly prefillTokensPerSecond: number;
   /** Undefined for an answer of one token, which is all prefill. */
@@ -29,7 +27,7 @@ export interface MeasureOptions extends GenerateOptions {
 export async function measureAnswer(
   runner: Runner,
   tokenizer: Tokenizer,
-  prompt: EncodedPrompt,
+  prompt: Int32Array,
   { onText, ...options }: MeasureOptions,
 ): Promise<MeasuredAnswer> {
   let text = '';
@@ -37,7 +35,7 @@ export async function measureAnswer(
   let prefillSeconds = 0;
   let decodeSeconds = 0;
   let kvBytes = 0;
-  for await (const token of generate(runner, tokenizer, prompt.ids, options)) {
+  for await (const token of generate(runner, tokenizer, prompt, options)) {
     if (answerTokens === 0) prefillSeconds = token.milliseconds / 1000;
     else decodeSeconds += token.milliseconds / 1000;
     answerTokens += 1;
@@ -49,10 +47,10 @@ export async function measureAnswer(
   }
   return {
     text,
-    promptTokens: prompt.ids.length,
+    promptTokens: prompt.length,
     answerTokens,
-    firstTokenSeconds: prompt.seconds + prefillSeconds,
-    prefillTokensPerSecond: prompt.ids.length / prefillSeconds,
+    firstTokenSeconds: prefillSeconds,
+    prefillTokensPerSecond: prompt.length / prefillSeconds,
     decodeTokensPerSecond: answerTokens > 1 ? (answerTokens - 1) / decodeSeconds : undefined,
     kvBytes,
   };

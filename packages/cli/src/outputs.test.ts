@@ -2,9 +2,11 @@ import { once } from 'node:events';
 import { rename } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { PassThrough, Writable } from 'node:stream';
+import { WriteStream } from 'node:tty';
 
-import { describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
+import { styled } from './format.js';
 import { runCli } from './run-cli.js';
 import { passKeyFile, passKeyQuestion } from './testing/pass-key-document.js';
 import { needleModel, runKv, temporaryFile } from './testing/run-kv.js';
@@ -104,6 +106,36 @@ describe('escape sequences', () => {
       new TextOutput(stream).writeResult(`${clear}\tand\r\n`);
       expect(String((await data)[0])).toBe(wanted);
     }
+  });
+});
+
+describe('styles', () => {
+  const text = `${styled('green', '✓')} right`;
+
+  async function written(terminal: object): Promise<string> {
+    const stream = Object.assign(new PassThrough(), terminal);
+    const data = once(stream, 'data');
+    new TextOutput(stream).writeStyled(text);
+    return String((await data)[0]);
+  }
+
+  const terminal = { isTTY: true, hasColors: () => WriteStream.prototype.hasColors() };
+
+  beforeEach(() => {
+    vi.stubEnv('TERM', 'xterm-256color');
+    for (const name of ['NO_COLOR', 'FORCE_COLOR', 'NODE_DISABLE_COLORS']) vi.stubEnv(name, undefined);
+  });
+  afterEach(() => vi.unstubAllEnvs());
+
+  it('are shown by a terminal, and by nothing else', async () => {
+    expect(await written(terminal)).toBe('\x1b[32m✓\x1b[39m right');
+    expect(await written({})).toBe('✓ right');
+    expect(await written({ isTTY: true, hasColors: () => false })).toBe('✓ right');
+  });
+
+  it('are left out where NO_COLOR is set', async () => {
+    vi.stubEnv('NO_COLOR', '1');
+    expect(await written(terminal)).toBe('✓ right');
   });
 });
 

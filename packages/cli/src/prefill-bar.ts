@@ -41,7 +41,7 @@ class TerminalBar {
       formatValue: (value, _options, type) => (type === 'value' || type === 'total' ? formatCount(value) : String(value)),
       barCompleteChar: '█',
       barIncompleteChar: '░',
-      barsize: 30,
+      barsize: 12,
     });
   }
 

@@ -61,11 +61,12 @@ function addGenerate(program: Command, context: CommandContext): void {
 function addCompare(program: Command, context: CommandContext): void {
   const command = program
     .command('compare')
-    .description('ask questions about a document under every policy: one row of figures each')
+    .description('ask questions about a document under every policy: what each holds and still answers')
     .argument('<model>', modelArgument)
     .requiredOption('--document <file>', 'the text that the questions are about')
     .addOption(new Option('--question <text>', 'a question, answered in one line').conflicts('questions'))
     .option('--questions <file>', 'a JSON list of { question, answer }')
+    .option('--all', 'every setting of every method, chosen with the question in sight and without', false)
     .option('--max-new-tokens <count>', 'tokens of the longest answer', wholeNumber(1), 64);
   for (const option of deviceOptions()) command.addOption(option);
   command.action((model: string, options: CompareOptions) => compare(model, options, context));

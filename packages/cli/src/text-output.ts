@@ -1,4 +1,5 @@
 import type { WriteStream } from 'node:tty';
+import { stripVTControlCharacters } from 'node:util';
 
 /** Writes text to a stream. Files and answers may hold anything; what would steer a terminal is made visible. */
 export class TextOutput {
@@ -18,9 +19,19 @@ export class TextOutput {
     this.stream.write(visible(text));
   }
 
+  /** Writes text of the command's own, styled with `styled`: in colour where the output shows colours. */
+  writeStyled(text: string): void {
+    this.stream.write(this.#hasColours ? text : stripVTControlCharacters(text));
+  }
+
   /** Writes what was asked for, which programs read too: as it is, unless a terminal shows it. */
   writeResult(text: string): void {
     this.stream.write(this.isTerminal ? visible(text) : text);
+  }
+
+  /** Not where the user has set NO_COLOR. */
+  get #hasColours(): boolean {
+    return this.isTerminal && (this.stream as Partial<WriteStream>).hasColors?.() === true;
   }
 
   /** Waits until all that was written is out, or is known to be lost. */

@@ -48,7 +48,7 @@ export async function generateText(
     contextTokens: prompt.ids.length + maxNewTokens,
   });
   using bar = new PrefillBar(stderr, options.policy);
-  const answer = await measureAnswer(runner, model.tokenizer, prompt, {
+  const answer = await measureAnswer(runner, model.tokenizer, prompt.ids, {
     maxTokens: maxNewTokens,
     stop: options.stop ?? [],
     sampling: readSampling(options),
@@ -60,7 +60,7 @@ export async function generateText(
     onText: (piece) => stdout.writeResult(piece),
   });
   stdout.write('\n');
-  stderr.write(describe(answer));
+  stderr.write(describe(answer, prompt.seconds));
 }
 
 async function readPromptText({ prompt, promptFile }: GenerateTextOptions, signal: AbortSignal): Promise<string> {
@@ -96,13 +96,13 @@ function readSampling({
   return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined));
 }
 
-function describe(answer: MeasuredAnswer): string {
+function describe(answer: MeasuredAnswer, encodingSeconds: number): string {
   const { decodeTokensPerSecond: rate } = answer;
   const decode = rate === undefined ? '' : ` at ${formatRate(rate)}/s`;
   return (
     `\nprompt: ${formatCount(answer.promptTokens)} tokens at ` +
     `${formatRate(answer.prefillTokensPerSecond)}/s, ` +
-    `first token after ${formatSeconds(answer.firstTokenSeconds)}\n` +
+    `first token after ${formatSeconds(encodingSeconds + answer.firstTokenSeconds)}\n` +
     `answer: ${formatCount(answer.answerTokens)} tokens${decode}; KV cache ${formatBytes(answer.kvBytes)}\n`
   );
 }

@@ -1,51 +1,73 @@
 import Table from 'cli-table3';
 
-import { formatBytes, formatRate, formatSeconds } from '../format.js';
-import type { MeasuredAnswer } from '../measure-answer.js';
+import { formatBytes, styled } from '../format.js';
+import type { HeldOut } from './held-out.js';
+import { median } from './median.js';
 import { isRight } from './questions.js';
 import type { Question } from './questions.js';
-import type { PolicyRun } from './run-reading.js';
+import type { HeldAnswer, PolicyRun } from './run-reading.js';
+
+/** With more questions than this their marks are a count. */
+const mostMarks = 8;
+
+/** Nothing but two spaces between columns. */
+const sides = ['top', 'bottom', 'left', 'right', 'mid'];
+const spacesOnly = {
+  ...Object.fromEntries(sides.flatMap((side) => ['', '-mid', '-left', '-right'].map((corner) => [side + corner, '']))),
+  middle: '  ',
+};
+
+interface Column {
+  readonly name: string;
+  readonly alignment: 'left' | 'right';
+  readonly cell: (run: PolicyRun) => string;
+}
 
 /**
- * One row a policy and moment of selection: which answers are right, and medians over the questions.
+ * One row a policy and moment of selection: which answers are right, and medians over the questions. Styled.
  * @param runs the first is the reference of the last two columns
+ * @param advised its row is marked
  */
-export function renderCompareTable(questions: readonly Question[], runs: readonly PolicyRun[]): string {
-  const [reference] = runs;
+export function renderCompareTable(
+  questions: readonly Question[],
+  runs: readonly PolicyRun[],
+  heldOut: HeldOut | undefined,
+  advised: PolicyRun | undefined,
+): string {
+  const columns = columnsOf(questions, runs, heldOut);
   const table = new Table({
-    head: [
-      'policy',
-      'selection',
-      'answers',
-      'right',
-      'first token',
-      'prefill',
-      'decode',
-      'KV cache',
-      `of ${reference?.policy ?? ''}`,
-      'reserved',
-    ],
-    colAligns: ['left', 'left', 'left', 'right', 'right', 'right', 'right', 'right', 'right', 'right'],
-    style: { head: [], border: [], compact: true },
+    head: ['', ...columns.map(({ name }) => styled('dim', name))],
+    colAligns: ['left', ...columns.map(({ alignment }) => alignment)],
+    chars: spacesOnly,
+    style: { head: [], border: [], compact: true, 'padding-left': 0, 'padding-right': 0 },
   });
-  const referenceBytes = median(reference?.answers.map(({ kvBytes }) => kvBytes) ?? []);
-  for (const { policy, moment, answers, reservedBytes } of runs) {
-    const kvBytes = median(answers.map((answer) => answer.kvBytes));
-    const decode = answers.flatMap(({ decodeTokensPerSecond }) => decodeTokensPerSecond ?? []);
-    table.push([
-      policy,
-      moment ?? '–',
-      answers.map((answer, index) => mark(answer, questions[index])).join(' '),
-      countRight(questions, answers),
-      formatSeconds(median(answers.map(({ firstTokenSeconds }) => firstTokenSeconds))),
-      `${formatRate(median(answers.map(({ prefillTokensPerSecond }) => prefillTokensPerSecond)))} tok/s`,
-      decode.length === 0 ? '–' : `${formatRate(median(decode))} tok/s`,
-      formatBytes(kvBytes),
-      `${(kvBytes / referenceBytes).toFixed(2)}×`,
-      `${(reservedBytes / (reference?.reservedBytes ?? NaN)).toFixed(2)}×`,
-    ]);
+  for (const run of runs) {
+    const isAdvised = run === advised;
+    const cells = columns.map(({ cell }, index) => (isAdvised && index === 0 ? styled('bold', cell(run)) : cell(run)));
+    table.push([isAdvised ? styled('green', '→') : '', ...cells]);
   }
   return table.toString();
+}
+
+function columnsOf(questions: readonly Question[], runs: readonly PolicyRun[], heldOut: HeldOut | undefined): Column[] {
+  const bytesOf = ({ answers }: PolicyRun): number => median(answers.map(({ kvBytes }) => kvBytes));
+  const shareOf = (run: PolicyRun): string => {
+    const share = heldOut?.shares.find(({ policy, moment }) => policy === run.policy && moment === run.moment);
+    return share === undefined ? '–' : `${share.right.toFixed(1)} %`;
+  };
+  const timesFirst = (figure: (run: PolicyRun) => number) => (run: PolicyRun) =>
+    `${(figure(run) / (runs[0] === undefined ? NaN : figure(runs[0]))).toFixed(2)}×`;
+  const left = (name: string, cell: Column['cell']): Column => ({ name, alignment: 'left', cell });
+  const right = (name: string, cell: Column['cell']): Column => ({ name, alignment: 'right', cell });
+  return [
+    left('policy', ({ policy }) => policy),
+    ...(runs.some(wasUnseen) ? [left('question', questionWas)] : []),
+    left('answers', ({ answers }) => marks(questions, answers)),
+    ...(heldOut === undefined ? [] : [right('held-out', shareOf)]),
+    right('KV cache', (run) => formatBytes(bytesOf(run))),
+    right(`of ${runs[0]?.policy ?? ''}`, timesFirst(bytesOf)),
+    right('reserved', timesFirst(({ reservedBytes }) => reservedBytes)),
+  ];
 }
 
 /** For each question whose answer nobody knows, what was answered, by whom. */
@@ -53,9 +75,9 @@ export function renderUnknownAnswers(questions: readonly Question[], runs: reado
   const unknown = [...questions.entries()].filter(([, { answer }]) => answer === undefined);
   return unknown
     .map(([index, { question }]) => {
-      const answered = runs.map(({ policy, moment, answers }) => {
-        const name = moment === undefined ? policy : `${policy}, ${moment}`;
-        return [name, (answers[index]?.text ?? '').trim()] as const;
+      const answered = runs.map((run) => {
+        const name = wasUnseen(run) ? `${run.policy}, question unseen` : run.policy;
+        return [name, (run.answers[index]?.text ?? '').trim()] as const;
       });
       const width = Math.max(...answered.map(([name]) => name.length));
       const lines = answered.map(([name, text]) => `  ${name.padEnd(width)}  ${text}\n`);
@@ -64,22 +86,27 @@ export function renderUnknownAnswers(questions: readonly Question[], runs: reado
     .join('');
 }
 
-function mark({ text }: MeasuredAnswer, question: Question | undefined): string {
-  const wanted = question?.answer;
-  if (wanted === undefined) return '·';
-  return isRight(text, wanted) ? '✓' : '✗';
+function wasUnseen({ moment }: PolicyRun): boolean {
+  return moment === 'question-agnostic';
 }
 
-function countRight(questions: readonly Question[], answers: readonly MeasuredAnswer[]): string {
-  const known = questions.flatMap(({ answer }, index) => (answer === undefined ? [] : [{ answer, index }]));
-  if (known.length === 0) return '–';
-  const right = known.filter(({ answer, index }) => isRight(answers[index]?.text ?? '', answer)).length;
-  return `${right} of ${known.length}`;
+function questionWas(run: PolicyRun): string {
+  if (run.moment === undefined) return '–';
+  return wasUnseen(run) ? 'unseen' : 'seen';
 }
 
-/** The middle value, or the mean of the two in the middle. */
-function median(values: readonly number[]): number {
-  const sorted = [...values].sort((a, b) => a - b);
-  const middle = sorted.length / 2;
-  return ((sorted[Math.ceil(middle) - 1] ?? NaN) + (sorted[Math.floor(middle)] ?? NaN)) / 2;
+function marks(questions: readonly Question[], answers: readonly HeldAnswer[]): string {
+  const verdicts = questions.map(({ answer }, index) =>
+    answer === undefined ? undefined : isRight(answers[index]?.text ?? '', answer),
+  );
+  if (questions.length > mostMarks) {
+    const known = verdicts.filter((verdict) => verdict !== undefined);
+    return `${known.filter(Boolean).length} of ${known.length}`;
+  }
+  return verdicts.map(mark).join('');
+}
+
+function mark(verdict: boolean | undefined): string {
+  if (verdict === undefined) return styled('dim', '·');
+  return verdict ? styled('green', '✓') : styled('red', '✗');
 }

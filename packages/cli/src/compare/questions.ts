@@ -1,6 +1,7 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import { z } from 'zod';
 
+import { parseJson } from '../parse-json.js';
 import { readTextFile } from '../read-text-file.js';
 
 const questionSchema = z.object({ question: z.string().min(1), answer: z.string().optional() });
@@ -29,19 +30,12 @@ export async function readQuestions(file: string, signal: AbortSignal): Promise<
   );
 }
 
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
-}
-
 /** Whether an answer is the wanted one, but for spaces around it and a full stop behind it. */
 export function isRight(given: string, wanted: string): boolean {
   return bare(given) === bare(wanted);
 }
 
-function bare(answer: string): string {
+/** An answer without spaces around it and a full stop behind it. */
+export function bare(answer: string): string {
   return answer.trim().replace(/\.$/, '');
 }

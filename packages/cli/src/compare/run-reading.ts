@@ -6,7 +6,6 @@ import { kvPolicy } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
-import type { EncodedPrompt } from '../encode-prompt.js';
 import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer, MeasureOptions } from '../measure-answer.js';
 import type { NamedPolicy, Reading } from '@kv/policies';
@@ -18,16 +17,17 @@ export interface EncodedQuestions {
   readonly document: Int32Array;
   /** What each prompt has behind the document. */
   readonly questions: readonly Int32Array[];
-  /** What tokenising the document took. */
-  readonly seconds: number;
 }
+
+/** An answer, and what the cache held at its end, on device and host. */
+export type HeldAnswer = Pick<MeasuredAnswer, 'text' | 'kvBytes'>;
 
 /** What one policy made of all the questions, in their order. */
 export interface PolicyRun {
   readonly policy: string;
   /** When it selected; undefined when it keeps everything. */
   readonly moment: Moment | undefined;
-  readonly answers: readonly MeasuredAnswer[];
+  readonly answers: readonly HeldAnswer[];
   /** What the cache took from device and host for the document and a fork of it. */
   readonly reservedBytes: number;
 }
@@ -35,12 +35,14 @@ export interface PolicyRun {
 /**
  * Reads a document once and asks every question under every policy, each in a fork of the document.
  * @param policies of this reading
+ * @param moments when those that drop tokens do so
  * @throws what `prefill` and `generate` throw
  */
 export async function runReading(
   model: Model,
   reading: Reading,
   policies: readonly NamedPolicy[],
+  moments: readonly Moment[],
   text: EncodedQuestions,
   maxNewTokens: number,
   { stderr, signal }: CommandContext,
@@ -54,14 +56,7 @@ export async function runReading(
   });
   const selections = policies.map(({ name, select }) => ({ name, select: select?.() }));
   const window = Math.max(...selections.map(({ select }) => select?.observationWindow ?? 0));
-  {
-    // What a device does once, such as loading kernels, is no policy's time.
-    using trial = runner.openSequence({ select: observing(0) });
-    const beginning = document.subarray(0, runner.maxBatchRows);
-    (await prefill(runner, trial, beginning, { endsPrompt: false, signal })).dispose();
-  }
   using whole = runner.openSequence({ select: observing(window) });
-  const started = performance.now();
   {
     using bar = new PrefillBar(stderr, reading.name);
     const onProgress = ({ tokens, total }: PrefillProgress): void => bar.update(tokens, total);
@@ -69,32 +64,25 @@ export async function runReading(
     // All but the last token: a policy selects when its prompt ends, so each fork reads that one itself.
     (await prefill(runner, whole, document.subarray(0, -1), options)).dispose();
   }
-  const seconds = text.seconds + secondsSince(started);
   const unread = document.subarray(-1);
 
-  const ask = async (question: Int32Array, select: KvSelector | undefined, moment: Moment | undefined): Promise<MeasuredAnswer> => {
+  const ask = async (question: Int32Array, select: KvSelector | undefined, moment: Moment | undefined): Promise<HeldAnswer> => {
     const around = runner.kvBytes;
     using sequence = runner.fork(whole, { select: select ?? observing(0) });
-    // A question that is asked alone needs no copy of the document.
-    await runner.stream.synchronize();
     const options = { sequence, maxTokens: maxNewTokens, stop: ['\n'], signal };
-    const answer =
+    const { text: answer, kvBytes } =
       moment === 'question-agnostic'
-        ? await askAfterSelection(model, runner, unread, { ids: question, seconds }, options)
-        : await measureAnswer(runner, model.tokenizer, { ids: join(unread, question), seconds }, options);
-    const promptTokens = document.length + question.length;
-    const prefillTokensPerSecond = promptTokens / (answer.firstTokenSeconds - text.seconds);
-    const kvBytes = answer.kvBytes - around.device - around.host;
-    return { ...answer, promptTokens, prefillTokensPerSecond, kvBytes };
+        ? await askAfterSelection(model, runner, unread, question, options)
+        : await measureAnswer(runner, model.tokenizer, join(unread, question), options);
+    return { text: answer, kvBytes: kvBytes - around.device - around.host };
   };
 
   const { device, host } = runner.kvReserved;
   const reservedBytes = device + host;
   const runs: PolicyRun[] = [];
   for (const { name, select } of selections) {
-    const moments = select === undefined ? [undefined] : (['question-aware', 'question-agnostic'] as const);
-    for (const moment of moments) {
-      const answers: MeasuredAnswer[] = [];
+    for (const moment of select === undefined ? [undefined] : moments) {
+      const answers: HeldAnswer[] = [];
       for (const question of questions) answers.push(await ask(question, select, moment));
       runs.push({ policy: name, moment, answers, reservedBytes });
     }
@@ -107,19 +95,13 @@ async function askAfterSelection(
   model: Model,
   runner: Runner,
   unread: Int32Array,
-  { ids, seconds }: EncodedPrompt,
+  question: Int32Array,
   options: MeasureOptions & { readonly sequence: Sequence },
 ): Promise<MeasuredAnswer> {
-  const started = performance.now();
   (await prefill(runner, options.sequence, unread, options)).dispose();
-  const question = { ids, seconds: seconds + secondsSince(started) };
   return await measureAnswer(runner, model.tokenizer, question, { ...options, endsPrompt: false });
 }
 
 function join(one: Int32Array, other: Int32Array): Int32Array {
   return Int32Array.from([...one, ...other]);
-}
-
-function secondsSince(started: number): number {
-  return (performance.now() - started) / 1000;
 }

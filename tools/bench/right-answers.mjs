@@ -1,0 +1,42 @@
+// What `kv compare` shows beside its own questions: the share of right answers over held-out examples, for each named
+// policy that was measured, from the rows of retrieval/. All of them over the same lengths.
+import { fileURLToPath } from 'node:url';
+
+export const RIGHT_ANSWERS = fileURLToPath(new URL('../../models/needle-8m/eval/right-answers.json', import.meta.url));
+
+const selections = { hbw: 'HBW', snapkv: 'SnapKV', halo: 'halo' };
+const keptShares = [4, 8, 16];
+const lengths = { '4K': 4096, '8K': 8192 };
+const stores = {
+  dense: 'dense',
+  'hierasparse-v1': 'prompts S_V = 1, then S_V = 1',
+  'hierasparse-k0.5-v0.5': 'prompts S_K = 0.5, S_V = 0.5, then S_K = 0.5, S_V = 0.5',
+  'hierasparse-k1-v1': 'prompts S_K = 1, S_V = 1, then S_K = 1, S_V = 1',
+};
+
+/** The text of the file; `files` are those of docs/benchmarks. */
+export function rightAnswers(files) {
+  const resultOf = (name, measure) => {
+    const row = files.find((file) => file.name === name)?.rows.find((each) => each.measure === measure);
+    if (row === undefined) throw new Error(`${name}.json has no row '${measure}', which ${RIGHT_ANSWERS} is made from`);
+    return row.result;
+  };
+  const ofStores = Object.entries(stores).map(([policy, name]) => {
+    const { median, samples } = resultOf('hierasparse-quality', `right answers, ${name}`);
+    return { policy, right: median, examples: samples };
+  });
+  const ofSelections = Object.entries(selections).flatMap(([method, name]) =>
+    keptShares.map((share) => {
+      const moment = 'question-aware';
+      // Tasks count the same at each length, and lengths the same, as they do in the rows of stores.
+      const results = Object.keys(lengths).map((length) =>
+        resultOf('retrieval', `${name}, 1/${share} of the prompt, ${moment}, ${length}`),
+      );
+      const right = results.reduce((sum, { median }) => sum + median, 0) / results.length;
+      const examples = results.reduce((sum, { samples }) => sum + samples, 0);
+      return { policy: `${method}-1/${share}`, moment, right: Number(right.toFixed(1)), examples };
+    }),
+  );
+  const shares = [...ofStores, ...ofSelections];
+  return `${JSON.stringify({ tokens: Object.values(lengths), shares }, null, 2)}\n`;
+}
