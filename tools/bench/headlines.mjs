@@ -1,5 +1,9 @@
 // The few rows that the README shows: a file of docs/benchmarks, a measure in it, and what it says to a stranger.
 const HEADLINES = [
+  ['install', 'npm install, packages', '`npm install @kv/model`: packages'],
+  ['install', 'npm install, space on disk', 'the same: space on disk'],
+  ['install', 'npm install, time', 'the same: time, nothing in the cache'],
+  ['install', 'a new process to its first token, needle-8m, 2 threads', 'CPU: a new process to its first token, the small model'],
   ['foundation-cpu', 'prefill, 512 tokens of prompt, f16, 2 threads', 'CPU: reading a prompt of 512 tokens, 2 threads'],
   ['foundation-cpu', 'prefill, 4096 tokens of prompt, f16, 2 threads', 'CPU: reading 4,096 tokens, 2 threads'],
   ['foundation-cpu', 'prefill, 16384 tokens of prompt, f16, 2 threads', 'CPU: reading 16,384 tokens, 2 threads'],

@@ -6,14 +6,15 @@ import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { cacheFolder } from '../cache.mjs';
 
-const VERSION = '3.22.1';
+export const NAME = 'node-llama-cpp';
+export const VERSION = '3.22.1';
 
 /** Installs node-llama-cpp and its CPU binary for linux-x64 (85 MB, no install script) once; gives its entry point. */
 export function installLlamaCpp() {
-  const folder = cacheFolder(`node-llama-cpp-${VERSION}`);
+  const folder = cacheFolder(`${NAME}-${VERSION}`);
   const entry = join(folder, 'node_modules', 'node-llama-cpp', 'dist', 'index.js');
   if (!existsSync(entry)) {
-    const packages = [`node-llama-cpp@${VERSION}`, `@node-llama-cpp/linux-x64@${VERSION}`];
+    const packages = [`${NAME}@${VERSION}`, `@${NAME}/linux-x64@${VERSION}`];
     const flags = ['--ignore-scripts', '--omit=optional', '--no-audit', '--no-fund', '--prefix', folder];
     execFileSync('npm', ['install', ...flags, ...packages], { stdio: 'inherit' });
   }
