@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { PassThrough, Writable } from 'node:stream';
 import { WriteStream } from 'node:tty';
 
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { describe, expect, it } from 'vitest';
 
 import { styled } from './format.js';
 import { runCli } from './run-cli.js';
@@ -119,23 +119,20 @@ describe('styles', () => {
     return String((await data)[0]);
   }
 
-  const terminal = { isTTY: true, hasColors: () => WriteStream.prototype.hasColors() };
-
-  beforeEach(() => {
-    vi.stubEnv('TERM', 'xterm-256color');
-    for (const name of ['NO_COLOR', 'FORCE_COLOR', 'NODE_DISABLE_COLORS']) vi.stubEnv(name, undefined);
+  /** A terminal that decides as Node's own do, in this environment. */
+  const terminal = (environment: object) => ({
+    isTTY: true,
+    hasColors: () => WriteStream.prototype.hasColors({ TERM: 'xterm-256color', ...environment }),
   });
-  afterEach(() => vi.unstubAllEnvs());
 
   it('are shown by a terminal, and by nothing else', async () => {
-    expect(await written(terminal)).toBe('\x1b[32m✓\x1b[39m right');
+    expect(await written(terminal({}))).toBe('\x1b[32m✓\x1b[39m right');
     expect(await written({})).toBe('✓ right');
-    expect(await written({ isTTY: true, hasColors: () => false })).toBe('✓ right');
+    expect(await written(terminal({ TERM: 'dumb' }))).toBe('✓ right');
   });
 
   it('are left out where NO_COLOR is set', async () => {
-    vi.stubEnv('NO_COLOR', '1');
-    expect(await written(terminal)).toBe('✓ right');
+    expect(await written(terminal({ NO_COLOR: '1' }))).toBe('✓ right');
   });
 });
 
