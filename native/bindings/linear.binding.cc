@@ -6,13 +6,14 @@
 
 namespace kv {
 
-// linear(stream, input [token, in], accumulate,
+// linear(stream, input [token, in], rows [1] or undefined, accumulate,
 //        and for each layer weight [out, in], bias [out] or undefined, output [token, out])
 Napi::Value linear(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument input = call.tensor(1);
+  const TensorArgument rows = call.optional_tensor(2);
   std::vector<LinearArguments> layers;
-  for (size_t argument = 3; argument + 2 < info.Length(); argument += 3) {
+  for (size_t argument = 4; argument + 2 < info.Length(); argument += 3) {
     const TensorArgument weight = call.tensor(argument);
     const TensorArgument bias = call.optional_tensor(argument + 1);
     const OutputArgument output = call.output(argument + 2);
@@ -30,9 +31,10 @@ Napi::Value linear(const Napi::CallbackInfo& info) {
       layer.bias_dtype = bias.dtype();
     }
     layer.tokens = input.extent(0);
+    if (rows) layer.rows = static_cast<const int32_t*>(rows.data);
     layer.in_features = input.extent(1);
     layer.out_features = weight.extent(0);
-    layer.accumulate = call.flag(2);
+    layer.accumulate = call.flag(3);
     layers.push_back(layer);
   }
   return call.enqueue("linear", [layers](ExecutionContext& context) { return linear(layers, context); });

@@ -72,6 +72,7 @@ Status validate_tables(const MixedAttentionArguments& a) {
   Status status = validate_rows(a);
   if (!status.ok()) return status;
   for (int32_t entry = 0; entry < a.batch; ++entry) {
+    if (a.query_start[entry + 1] == a.query_start[entry]) continue;
     for (int32_t head = 0; head < a.kv_heads; ++head) {
       const int64_t row = int64_t{a.slots[entry]} * a.kv_heads + head;
       const int64_t count = a.key_counts[row];

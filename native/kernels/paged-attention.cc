@@ -75,6 +75,7 @@ Status validate_tables(const PagedBatch& b, bool appending) {
   if (!status.ok()) return status;
   for (int32_t entry = 0; entry < b.batch; ++entry) {
     const int32_t rows = b.query_start[entry + 1] - b.query_start[entry];
+    if (rows == 0) continue;
     for (int32_t head = 0; head < b.kv_heads; ++head) {
       const int64_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
       status = appending ? validate_head(b, entry, head, count, count + rows) : validate_head(b, entry, head, 0, count);

@@ -70,6 +70,7 @@ Status validate_sizes(const PagedAttentionArguments& arguments);
 Status validate_rows(const PagedBatch& batch);
 
 // Whether starts, slots, counts and blocks stay inside their tensors, so that no index of the tables leads outside.
+// Of the slot of an entry without rows nothing is read.
 // With `appending`, the blocks are those of the batch's rows behind the counted keys; else those of the counted keys.
 Status validate_tables(const PagedBatch& batch, bool appending);
 

@@ -11,7 +11,8 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kBlockRows = 16;
 
-// This thread's share of looking whether the batch is sound and the rows of one entry have room; says why not.
+// This thread's share of looking whether the batch is sound and the rows of one entry have room; says why not. Not of
+// an entry without rows, which has nothing to write.
 __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache_head, FaultSink faults) {
   for (int i = static_cast<int>(threadIdx.x); i < a.batch; i += kThreads) {
     if (!rows_ascend(a, i)) {
@@ -24,6 +25,7 @@ __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache
     }
   }
   if (!rows_ascend(a, entry) || !slot_exists(a, entry)) return false;
+  if (a.query_start[entry + 1] == a.query_start[entry]) return false;
   const int32_t count = a.key_counts[cache_head];
   const int64_t end = int64_t{count} + a.query_start[entry + 1] - a.query_start[entry];
   if (count < 0 || end > int64_t{a.table_width} * a.block_tokens) {

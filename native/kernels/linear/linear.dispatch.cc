@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cpu-dispatch.h"
 #include "kernels/cuda-dispatch.h"
 #include "kernels/linear/linear.h"
@@ -9,7 +11,10 @@ KV_CUDA_KERNEL(linear, std::vector<LinearArguments>)
 
 Status linear(const std::vector<LinearArguments>& layers, ExecutionContext& context) {
   if (context.device == DeviceKind::cuda) return linear_cuda(layers, context);
-  for (const LinearArguments& layer : layers) linear_cpu(layer, context);
+  for (LinearArguments layer : layers) {
+    if (layer.rows != nullptr) layer.tokens = std::clamp<int64_t>(*layer.rows, 0, layer.tokens);
+    linear_cpu(layer, context);
+  }
   return Status::success();
 }
 

@@ -25,6 +25,7 @@ struct LinearArguments {
   const void* bias = nullptr;  // [out], or null
   DType bias_dtype = DType::f32;
   int64_t tokens = 0;
+  const int32_t* rows = nullptr;  // [1], or null: how many of the first tokens are wanted; the others' output is anything
   int64_t in_features = 0;
   int64_t out_features = 0;
   bool accumulate = false;

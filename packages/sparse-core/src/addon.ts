@@ -206,6 +206,7 @@ export interface Addon {
   linear(
     stream: NativeStream,
     input: NativeTensor,
+    rows: NativeTensor | undefined,
     accumulate: boolean,
     /** weight, bias and output of each layer */
     ...layers: readonly (NativeTensor | undefined)[]

@@ -1,5 +1,5 @@
 import { CapabilityError, embedding } from '@kv/sparse-core';
-import type { FloatDType, Recording, RowBatch, TensorHandle } from '@kv/sparse-core';
+import type { Recording, RowBatch, TensorHandle } from '@kv/sparse-core';
 import { madeTogether } from '@kv/sparse-core/native';
 
 import { enqueueHead } from './head.js';
@@ -10,84 +10,63 @@ import { prepareLayers } from './prepare-layers.js';
 import type { Runner } from './runner.js';
 import type { LayerScratch, Scratch } from './scratch.js';
 
-/** The most sequences of a recorded step: each number of them is a recording, and on CUDA a graph, of its own. */
-const mostSequences = 16;
-
-/** Tensors of all recorded steps; a step of fewer sequences uses a part of each. */
-class StepTensors implements Disposable {
-  /** The tokens, slots and positions of a step's rows, one behind the other. */
-  readonly input: TensorHandle<'i32', readonly ['value']>;
-  /** 0, 1, 2, …: where the rows of each entry begin, and the rows that go through the head. */
-  readonly ascending: TensorHandle<'i32', readonly ['boundary']>;
-  readonly hidden: TensorHandle<FloatDType, readonly ['token', 'hidden']>;
-  readonly normed: TensorHandle<'f32', readonly ['row', 'hidden']>;
-  readonly logits: Logits;
-
-  readonly #owned: Disposable[] = [];
-
-  constructor({ activations, model: { device, config } }: Runner, sequences: number) {
-    const own = <Kind extends Disposable>(tensor: Kind): Kind => {
-      this.#owned.push(tensor);
-      return tensor;
-    };
-    const ascending = Int32Array.from({ length: sequences + 1 }, (_, index) => index);
-    try {
-      this.input = own(device.tensor('i32', ['value'], [3 * sequences]));
-      this.ascending = own(device.tensor('i32', ['boundary'], [sequences + 1], ascending));
-      this.hidden = own(device.tensor(activations, ['token', 'hidden'], [sequences, config.hiddenSize]));
-      this.normed = own(device.tensor('f32', ['row', 'hidden'], [sequences, config.hiddenSize]));
-      this.logits = own(device.tensor('f32', ['row', 'vocabulary'], [sequences, config.vocabularySize]));
-    } catch (error) {
-      this[Symbol.dispose]();
-      throw error;
-    }
-  }
-
-  [Symbol.dispose](): void {
-    for (const tensor of this.#owned) tensor[Symbol.dispose]();
-  }
-}
-
-/** One token more of a number of sequences, from their ids to their logits, recorded. */
+/** One token more of up to `size` sequences, from their ids to their logits, recorded. */
 class DecodeStep implements Disposable {
   readonly #runner: Runner;
   readonly #layers: readonly LayerRunner[];
-  readonly #input: StepTensors['input'];
+  readonly #size: number;
+  /** The tokens, slots and positions of a step's rows, and where those of each entry begin, one behind the other. */
+  readonly #input: TensorHandle<'i32', readonly ['value']>;
   /** Of each entry. */
   readonly #ids: readonly DeviceIds[];
   readonly #rows: RowBatch;
   readonly #logits: Logits;
   readonly #recording: Recording;
+  readonly #owned: Disposable[] = [];
 
-  /** @throws CapabilityError when the store does what cannot be recorded */
-  constructor(runner: Runner, layers: readonly LayerRunner[], scratch: LayerScratch, tensors: StepTensors, count: number) {
+  /** @throws CapabilityError when the store does what cannot be recorded; OutOfMemoryError */
+  constructor(runner: Runner, layers: readonly LayerRunner[], scratch: LayerScratch, size: number) {
     this.#runner = runner;
     this.#layers = layers;
-    this.#input = tensors.input.slice('value', 0, 3 * count);
-    const part = <Axis extends string>(index: number, axis: Axis): TensorHandle<'i32', readonly [Axis]> =>
-      tensors.input.slice('value', index * count, (index + 1) * count).view([axis], [count]);
-    const ids = part(0, 'token');
-    this.#ids = Array.from({ length: count }, (_, index) => ids.slice('token', index, index + 1));
-    this.#rows = {
-      entries: [],
-      rows: count,
-      slots: part(1, 'batch'),
-      queryStart: tensors.ascending.slice('boundary', 0, count + 1),
-      positions: part(2, 'token'),
-      dispose: () => undefined,
-      [Symbol.dispose]: () => undefined,
+    this.#size = size;
+    const { stream, activations, model } = runner;
+    const { device, config } = model;
+    const own = <Kind extends Disposable>(owned: Kind): Kind => {
+      this.#owned.push(owned);
+      return owned;
     };
-    this.#logits = tensors.logits.slice('row', 0, count);
-    const hidden = tensors.hidden.slice('token', 0, count);
-    const chosen = tensors.ascending.slice('boundary', 0, count).view(['row'], [count]);
-    const normed = tensors.normed.slice('row', 0, count);
-    const { stream, model } = runner;
-    this.#recording = stream.record(() => {
-      const rows: HiddenRows = { rows: this.#rows, hidden };
-      embedding(stream, { ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
-      for (const layer of layers) layer.enqueueDecode(rows, scratch);
-      enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits });
-    });
+    try {
+      this.#input = own(device.tensor('i32', ['value'], [4 * size + 1]));
+      const part = <Axis extends string>(start: number, axis: Axis, count = size): TensorHandle<'i32', readonly [Axis]> =>
+        this.#input.slice('value', start, start + count).view([axis], [count]);
+      const ids = part(0, 'token');
+      this.#ids = Array.from({ length: size }, (_, index) => ids.slice('token', index, index + 1));
+      this.#rows = {
+        entries: [],
+        rows: size,
+        slots: part(size, 'batch'),
+        positions: part(2 * size, 'token'),
+        queryStart: part(3 * size, 'boundary', size + 1),
+        dispose: () => undefined,
+        [Symbol.dispose]: () => undefined,
+      };
+      const count = part(4 * size, 'row', 1);
+      const each = Int32Array.from({ length: size }, (_, index) => index);
+      const chosen = own(device.tensor('i32', ['row'], [size], each));
+      const hidden = own(device.tensor(activations, ['token', 'hidden'], [size, config.hiddenSize]));
+      const normed = own(device.tensor('f32', ['row', 'hidden'], [size, config.hiddenSize]));
+      this.#logits = own(device.tensor('f32', ['row', 'vocabulary'], [size, config.vocabularySize]));
+      const enqueue = (): void => {
+        const rows: HiddenRows = { rows: this.#rows, hidden, count };
+        embedding(stream, { ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
+        for (const layer of layers) layer.enqueueDecode(rows, scratch);
+        enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits, count });
+      };
+      this.#recording = own(stream.record(enqueue));
+    } catch (error) {
+      this[Symbol.dispose]();
+      throw error;
+    }
   }
 
   /**
@@ -102,46 +81,60 @@ class DecodeStep implements Disposable {
       entries: entries.map(({ sequence }) => ({ slot: sequence.slot, position: sequence.length, rows: 1 })),
     };
     prepareLayers(stream, this.#layers, rows);
-    const input = new Int32Array(3 * count);
-    entries.forEach(({ sequence, ids }, index) => {
-      if (!('dtype' in ids)) input[index] = ids[0] ?? 0;
-      input[count + index] = sequence.slot;
-      input[2 * count + index] = sequence.length;
-    });
     return madeTogether((own) => {
-      const logits = own(model.device.tensor('f32', ['row', 'vocabulary'], this.#logits.shape));
-      stream.write(this.#input, input);
-      this.#ids.forEach((target, index) => {
-        const ids = entries[index]?.ids;
-        if (ids !== undefined && 'dtype' in ids) stream.copy(ids, target);
+      const logits = own(model.device.tensor('f32', ['row', 'vocabulary'], [count, model.config.vocabularySize]));
+      stream.write(this.#input, this.#inputOf(entries));
+      entries.forEach(({ ids }, index) => {
+        const target = this.#ids[index];
+        if (target !== undefined && 'dtype' in ids) stream.copy(ids, target);
       });
       stream.replay(this.#recording);
       for (const { store } of this.#layers) store.advance(rows);
-      stream.copy(this.#logits, logits);
+      stream.copy(this.#logits.slice('row', 0, count), logits);
       return logits;
     });
   }
 
+  /** Entries behind those given have no rows. Kernels want a slot of each, and none twice: they name the unused ones. */
+  #inputOf(entries: readonly BatchEntry[]): Int32Array {
+    const size = this.#size;
+    const input = new Int32Array(4 * size + 1);
+    entries.forEach(({ sequence, ids }, index) => {
+      if (!('dtype' in ids)) input[index] = ids[0] ?? 0;
+      input[size + index] = sequence.slot;
+      input[2 * size + index] = sequence.length;
+      input[3 * size + index] = index;
+    });
+    input.fill(entries.length, 3 * size + entries.length);
+    const used = new Set(entries.map(({ sequence }) => sequence.slot));
+    for (let index = entries.length, slot = 0; index < size; slot += 1) {
+      if (!used.has(slot)) input[size + index++] = slot;
+    }
+    return input;
+  }
+
   [Symbol.dispose](): void {
-    this.#recording.dispose();
+    for (const owned of this.#owned) owned[Symbol.dispose]();
   }
 }
 
-/** The recorded steps of a runner, made when the first of their size is asked for. */
+/**
+ * The recorded steps of a runner, of 1, 2, 4, 8, … sequences up to all of them, each made when it is first asked for. A
+ * step of another number is the next larger one, with entries that have no rows.
+ */
 export class DecodeSteps implements Disposable {
   readonly #runner: Runner;
   readonly #layers: readonly LayerRunner[];
   readonly #scratch: Scratch;
   readonly #most: number;
   readonly #steps = new Map<number, DecodeStep>();
-  #tensors: StepTensors | undefined;
   #recordable = true;
 
   constructor(runner: Runner, layers: readonly LayerRunner[], scratch: Scratch, sequences: number) {
     this.#runner = runner;
     this.#layers = layers;
     this.#scratch = scratch;
-    this.#most = Math.min(sequences, mostSequences, runner.maxBatchRows);
+    this.#most = Math.min(sequences, runner.maxBatchRows);
   }
 
   /** The recorded step for these entries; undefined when they are no step of answers alone, or cannot be recorded. */
@@ -150,23 +143,22 @@ export class DecodeSteps implements Disposable {
     const distinct = new Set(entries.map(({ sequence }) => sequence)).size === count;
     if (!this.#recordable || count < 1 || count > this.#most || !distinct) return undefined;
     if (entries.some(({ phase }) => phase !== 'decode')) return undefined;
-    let step = this.#steps.get(count);
+    const size = Math.min(2 ** Math.ceil(Math.log2(count)), this.#most);
+    let step = this.#steps.get(size);
     if (step === undefined) {
-      step = this.#record(count);
-      if (step !== undefined) this.#steps.set(count, step);
+      step = this.#record(size);
+      if (step !== undefined) this.#steps.set(size, step);
     }
     return step;
   }
 
   [Symbol.dispose](): void {
     for (const step of this.#steps.values()) step[Symbol.dispose]();
-    this.#tensors?.[Symbol.dispose]();
   }
 
-  #record(count: number): DecodeStep | undefined {
-    this.#tensors ??= new StepTensors(this.#runner, this.#most);
+  #record(size: number): DecodeStep | undefined {
     try {
-      return new DecodeStep(this.#runner, this.#layers, this.#scratch.forRows(count), this.#tensors, count);
+      return new DecodeStep(this.#runner, this.#layers, this.#scratch.forRows(size), size);
     } catch (error) {
       if (!(error instanceof CapabilityError)) throw error;
       this.#recordable = false;

@@ -14,13 +14,15 @@ export interface HeadRows {
   /** Working memory, f32 `[row, hidden]`. */
   readonly normed: TensorHandle<'f32', readonly ['row', 'hidden']>;
   readonly logits: Logits;
+  /** i32 `[row]`: how many of the first chosen rows are wanted. Default: all. */
+  readonly count?: TensorHandle<'i32', readonly ['row']> | undefined;
 }
 
 /** Enqueues `logits = head(norm(hidden[chosen]))`. */
-export function enqueueHead(stream: Stream, model: RunnerModel, { hidden, chosen, normed, logits }: HeadRows): void {
+export function enqueueHead(stream: Stream, model: RunnerModel, { hidden, chosen, normed, logits, count }: HeadRows): void {
   const { finalNorm, head } = model.weights;
   const epsilon = model.config.rmsNormEpsilon;
   embedding(stream, { table: hidden, ids: chosen, output: normed });
   rmsNorm(stream, { input: normed, weight: finalNorm, output: normed, epsilon });
-  linear(stream, { input: normed, weight: head, output: logits });
+  linear(stream, { input: normed, rows: count, weight: head, output: logits });
 }

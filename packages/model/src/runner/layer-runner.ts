@@ -35,6 +35,8 @@ export interface HiddenRows {
   readonly rows: RowBatch;
   /** `[token, hidden]` */
   readonly hidden: TensorHandle<FloatDType, readonly ['token', 'hidden']>;
+  /** i32 `[row]`: how many of them an entry has, where others only fill up a recorded step. Default: all. */
+  readonly count?: TensorHandle<'i32', readonly ['row']> | undefined;
 }
 
 /**
@@ -59,7 +61,7 @@ export class LayerRunner implements Disposable {
     this.#append(batch, scratch);
     this.store.advance(batch.rows);
     await this.#attend(batch, scratch);
-    this.#feedForward(batch.hidden, scratch);
+    this.#feedForward(batch, scratch);
   }
 
   /** The same for one row of an answer of each sequence, but the store does not count it: this may be recorded. */
@@ -68,7 +70,7 @@ export class LayerRunner implements Disposable {
     this.#append(rows, scratch);
     const { query, attended: output } = scratch;
     this.store.startDecode(stream, { batch: rows.rows, query, output, scale: this.#scale })();
-    this.#feedForward(rows.hidden, scratch);
+    this.#feedForward(rows, scratch);
   }
 
   /**
@@ -104,7 +106,7 @@ export class LayerRunner implements Disposable {
   }
 
   /** `qkv(norm(h))`, with the rotated keys and the values behind those of their sequences. */
-  #append({ rows, hidden }: HiddenRows, scratch: LayerScratch): void {
+  #append({ rows, hidden, count }: HiddenRows, scratch: LayerScratch): void {
     const { stream, config, weights, inverseFrequencies } = this.#parts;
     const { convention, attentionScale } = this.#parts.rope;
     const { normed, turning, query, key } = scratch;
@@ -112,6 +114,7 @@ export class LayerRunner implements Disposable {
     rmsNorm(stream, { input: hidden, weight: weights.inputNorm, output: normed, epsilon });
     linear(stream, {
       input: normed,
+      rows: count,
       layers: [
         { ...weights.query, output: scratch.queryRows },
         { ...weights.key, output: scratch.keyRows },
@@ -126,19 +129,19 @@ export class LayerRunner implements Disposable {
     this.store.append(stream, { batch: rows, keys: key, values: scratch.value });
   }
 
-  #feedForward(hidden: HiddenRows['hidden'], scratch: LayerScratch): void {
+  #feedForward({ hidden, count: rows }: Omit<HiddenRows, 'rows'>, scratch: LayerScratch): void {
     const { stream, config, weights } = this.#parts;
     const { normed, gate, up } = scratch;
-    linear(stream, { input: scratch.attendedRows, ...weights.output, output: hidden, accumulate: true });
+    linear(stream, { input: scratch.attendedRows, rows, ...weights.output, output: hidden, accumulate: true });
     const epsilon = config.rmsNormEpsilon;
     rmsNorm(stream, { input: hidden, weight: weights.postAttentionNorm, output: normed, epsilon });
     const layers = [
       { ...weights.gate, output: gate },
       { ...weights.up, output: up },
     ];
-    linear(stream, { input: normed, layers });
+    linear(stream, { input: normed, rows, layers });
     swiglu(stream, { gate, up, output: gate });
-    linear(stream, { input: gate, ...weights.down, output: hidden, accumulate: true });
+    linear(stream, { input: gate, rows, ...weights.down, output: hidden, accumulate: true });
   }
 
   async #attend(batch: ModelBatch, { query, key, value, attended }: LayerScratch): Promise<void> {

@@ -18,13 +18,17 @@ export interface RowBatchEntry {
 /**
  * The rows of one step, packed: entry `b` owns rows `queryStart[b] .. queryStart[b + 1] - 1` of every
  * `[token, …]` tensor. Made once for a step and shared by all layers.
+ *
+ * The tensors of a recorded step may name more slots than there are `entries`, and have more rows than these own. The
+ * other slots then have no rows, `queryStart` is level there, and what an operation reads or writes for them is nothing.
  */
 export interface RowBatch extends Disposable {
   readonly entries: readonly RowBatchEntry[];
+  /** Of every `[token, …]` tensor. */
   readonly rows: number;
-  /** i32 `[batch]` */
+  /** i32 `[batch]`, none twice. */
   readonly slots: TensorHandle<'i32', readonly ['batch']>;
-  /** i32 `[batch + 1]`, ascending from 0 to `rows`. */
+  /** i32 `[batch + 1]`, ascending from 0 to the number of rows that entries own. */
   readonly queryStart: TensorHandle<'i32', readonly ['boundary']>;
   /** i32 `[token]`: the position of each row in its own sequence. */
   readonly positions: TensorHandle<'i32', readonly ['token']>;

@@ -77,6 +77,28 @@ describeOnDevices('appendKv', ({ open }) => {
     }
   });
 
+  it('neither reads nor writes the slot of an entry without rows', async () => {
+    const [kvHeads, dim] = [2, 8];
+    const { blocks, row } = emptyCache(new Random(3), 'f32', 3, kvHeads, dim);
+    // Slots 0 and 2 are of no use.
+    stream.write(blocks.blockTable.slice('slot', 0, 1), new Int32Array(24).fill(-1));
+    stream.write(blocks.blockTable.slice('slot', 2, 3), new Int32Array(24).fill(2 ** 30));
+    const counts = Int32Array.of(2 ** 30, -5, 4, 3, -1, 7);
+    stream.write(blocks.keyCounts, counts);
+    using rows = device.tensor('f32', ['token', 'kvHead', 'dim'], [4, kvHeads, dim], new Float32Array(4 * 16).fill(1));
+    using slots = device.tensor('i32', ['batch'], [3], Int32Array.of(0, 1, 2));
+    using queryStart = device.tensor('i32', ['boundary'], [4], Int32Array.of(0, 0, 1, 1));
+    const before = await blocks.keys.read(stream);
+    appendKv(stream, { keys: rows, values: rows, blocks, slots, queryStart });
+    for (const [head, count] of [4, 3].entries()) {
+      before.fill(1, row(1, head, count) * dim, (row(1, head, count) + 1) * dim);
+    }
+    expect(await blocks.keys.read(stream)).toEqual(before);
+    expect(await blocks.values.read(stream)).toEqual(before);
+    expect(await blocks.keyCounts.read(stream)).toEqual(counts.map((count, at) => count + (at === 2 || at === 3 ? 1 : 0)));
+    for (const tensor of Object.values(blocks)) tensor.dispose();
+  });
+
   it('refuses bad input with a typed error, and rows that do not fit before it writes', async () => {
     const { blocks, capacity } = emptyCache(new Random(2), 'f16', 1, 2, 8);
     const axes = ['token', 'kvHead', 'dim'] as const;

@@ -1,6 +1,7 @@
 import { expect, it } from 'vitest';
 import {
   checkAgainstOracle,
+  checkEntriesWithoutRows,
   checkParts,
   checkRefusals,
   checkRowsWithoutKeys,
@@ -30,6 +31,11 @@ describeOnDevices('decodeAttention', ({ open }) => {
       const sizes = tensorCoreSizes(random, [1, 1, 1, 1, 0, 2], [-1, 0, 1, 254, 256, 600]);
       await checkAgainstOracle(decodeAttention, device, device.createStream(), random, sizes);
     }
+  });
+
+  it('reads nothing for an entry without rows', async () => {
+    const device = open();
+    await checkEntriesWithoutRows(decodeAttention, device, device.createStream(), new Random(13));
   });
 
   it('gives the same bits on one thread and on three', async () => {

@@ -128,6 +128,33 @@ describeOnDevices('linear', ({ open }) => {
     }
   });
 
+  it('gives the rows that are wanted what they have without the others', async () => {
+    const random = new Random(7);
+    const [tokens, inputs, outputs] = [20, 1024, 70];
+    // More rows are another kernel on CUDA, whose sums have another order: small integers have none.
+    const integers = (count: number) => Float64Array.from({ length: count }, () => random.integer(-4, 4));
+    const elements = (count: number) =>
+      device.kind === 'cpu' ? random.elements('f32', count) : encode('f32', integers(count));
+    using input = device.tensor('f32', ['token', 'in'], [tokens, inputs], elements(tokens * inputs));
+    using weight = device.tensor('f32', ['out', 'in'], [outputs, inputs], elements(outputs * inputs));
+    using rows = device.tensor('i32', ['count'], [1]);
+    for (const wanted of [0, 1, 3, 9, 17, 20, 30]) {
+      stream.write(rows, Int32Array.of(wanted));
+      using output = device.tensor('f32', ['token', 'out'], [tokens, outputs]);
+      linear(stream, { input, weight, output, rows });
+      const there = Math.min(wanted, tokens);
+      if (there === 0) continue;
+      using alone = device.tensor('f32', ['token', 'out'], [there, outputs]);
+      linear(stream, { input: input.slice('token', 0, there), weight, output: alone });
+      expect((await output.read()).subarray(0, there * outputs)).toEqual(await alone.read());
+    }
+    using two = device.tensor('i32', ['count'], [2]);
+    using output = device.tensor('f32', ['token', 'out'], [tokens, outputs]);
+    expect(() => linear(stream, { input, weight, output, rows: two })).toThrow(ShapeError);
+    expect(() => linear(stream, { input, weight, output, rows: output as never })).toThrow(DTypeError);
+    await stream.synchronize();
+  });
+
   it('gives several layers of one input the results of one call each', async () => {
     const random = new Random(5);
     const inputs = 320;

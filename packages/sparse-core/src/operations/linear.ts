@@ -18,6 +18,11 @@ export interface LinearLayer<D extends FloatDType, Token extends string> {
 interface LinearInput<D extends FloatDType, Token extends string> {
   /** `[token, in]` */
   readonly input: TensorHandle<D, readonly [Token, string]>;
+  /**
+   * i32 `[1]`: how many of the first rows are wanted, known when the layer runs. The CPU computes these as if there were no
+   * others; CUDA, where a few rows cost what one does, computes all. What the others' outputs then hold is undefined.
+   */
+  readonly rows?: TensorHandle<'i32', readonly [string]> | undefined;
   /** Adds to what `output` holds, as a residual connection does. False unless given. */
   readonly accumulate?: boolean | undefined;
 }
@@ -40,7 +45,8 @@ function layerRules(layer?: number) {
 function linearOf(layers: readonly ReturnType<typeof layerRules>[]) {
   const input = { name: 'input', dtype: floats, shape: ['token', 'in'], layout: 'rows' } as const;
   const outputs = layers.map(([, , output]) => output.name);
-  return operation('linear', [input, ...layers.flat()], outputs);
+  const rows = { name: 'rows', dtype: ['i32'], shape: [1], layout: 'rows', optional: true } as const;
+  return operation('linear', [input, rows, ...layers.flat()], outputs);
 }
 
 const mostLayers = 64;
@@ -61,10 +67,10 @@ export function linear<D extends FloatDType, Token extends string>(
   stream: Stream,
   args: LinearArguments<D, Token>,
 ): void {
-  enqueueOf(args)(stream, args, ([input, ...layers]) => {
+  enqueueOf(args)(stream, args, ([input, rows, ...layers]) => {
     const { accumulate = false } = args;
     expectBoolean('linear', 'accumulate', accumulate);
-    loadAddon().linear(stream.native, input, accumulate, ...layers);
+    loadAddon().linear(stream.native, input, rows, accumulate, ...layers);
   });
 }
 

@@ -1,6 +1,7 @@
 import { expect, it } from 'vitest';
 import {
   checkAgainstOracle,
+  checkEntriesWithoutRows,
   checkParts,
   checkRefusals,
   checkRowsWithoutKeys,
@@ -23,6 +24,11 @@ describeOnDevices('prefillAttention', ({ open }) => {
       const sizes = randomSizes(random, [0, 1, 2, 17, 50], [-3, 0, 0, 1, 63, 90]);
       await checkAgainstOracle(prefillAttention, device, stream, random, sizes);
     }
+  });
+
+  it('reads nothing for an entry without rows', async () => {
+    const device = open();
+    await checkEntriesWithoutRows(prefillAttention, device, device.createStream(), new Random(13));
   });
 
   it('matches it over the sizes that tensor cores take', async () => {

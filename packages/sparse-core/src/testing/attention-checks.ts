@@ -281,3 +281,27 @@ async function checkTablesOutside(
   }
   cache.dispose();
 }
+
+/** An entry without rows changes no bit of the others, and its slot's blocks may be anywhere. */
+export async function checkEntriesWithoutRows(attention: Attention, device: Device, stream: Stream, random: Random) {
+  for (const [dtype, dim, blockTokens] of [['f32', 8, 4], ['f16', 64, 16]] as const) {
+    const sizes = { rows: [1, 0, 1], keyCounts: [[70], [90], [33]], kvHeads: 1, group: 2, dim, blockTokens, cacheDType: dtype };
+    const cache = randomCache(device, random, sizes);
+    const { blockTable } = cache.blocks;
+    const [unused = NaN, ...used] = [cache.slots[1], cache.slots[0], cache.slots[2]];
+    stream.write(blockTable.slice('slot', unused, unused + 1), new Int32Array(blockTable.shape[2]).fill(-1));
+    const shape = [2, 2, dim] as const;
+    const axes = ['token', 'queryHead', 'dim'] as const;
+    using query = device.tensor(dtype, axes, shape, random.elements(dtype, 4 * dim));
+    const results = [];
+    for (const [named, starts] of [[cache.slots, [0, 1, 1, 2]], [used, [0, 1, 2]]] as const) {
+      using slots = device.tensor('i32', ['batch'], [named.length], Int32Array.from(named, (slot) => slot ?? NaN));
+      using queryStart = device.tensor('i32', ['boundary'], [starts.length], Int32Array.from(starts));
+      using output = device.tensor(dtype, axes, shape, poison(dtype, shape));
+      attention(stream, { query, output, blocks: cache.blocks, slots, queryStart, scale: 0.125 });
+      results.push(await output.read());
+    }
+    expect(results[0]).toEqual(results[1]);
+    cache.dispose();
+  }
+}
