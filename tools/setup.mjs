@@ -100,8 +100,12 @@ function steps() {
           ['packages', 'package-lock.json', 'tsconfig.base.json', 'tsup.shared.ts', 'nx.json'],
           (file) => !/\.test\.ts$|\.md$|\.node$/.test(file),
         ),
-      outputs: () => packagesToBuild().map((name) => `packages/${name}/dist/index.js`),
-      work: () => run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']),
+      outputs: () => ['node_modules/.bin/kv', ...packagesToBuild().map((name) => `packages/${name}/dist/index.js`)],
+      work: () => {
+        run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']);
+        // npm links only commands whose file is there, and it was not when the dependencies came.
+        run('npm', ['rebuild', '--ignore-scripts', '@kv/cli']);
+      },
     },
   ];
 }
