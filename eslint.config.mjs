@@ -14,6 +14,14 @@ const floors = {
   cli: ['sparse-core', 'method', 'policies', 'model', 'scheduler', 'application'],
 };
 
+/** esbuild lets the error that `using` remembers outlive a round of a loop, and the next round throws it again. */
+const usingInLoop = {
+  selector:
+    ':matches(ForStatement, ForOfStatement, ForInStatement, WhileStatement, DoWhileStatement) TryStatement ' +
+    '> BlockStatement > VariableDeclaration[kind=/using$/]',
+  message: "Once compiled this throws an earlier round's error again; give the body of the loop a function.",
+};
+
 export default defineConfig(
   globalIgnores(['**/dist', '**/out-tsc', '**/build', '**/coverage', '**/.nx']),
   js.configs.recommended,
@@ -45,6 +53,10 @@ export default defineConfig(
   },
   {
     files: ['packages/*/src/**/*.ts'],
+    rules: { 'no-restricted-syntax': ['error', usingInLoop] },
+  },
+  {
+    files: ['packages/*/src/**/*.ts'],
     ignores: ['**/*.test.ts'],
     rules: {
       // Under `exactOptionalPropertyTypes` an option that lacks it cannot be handed on by who was not given one.
@@ -57,6 +69,7 @@ export default defineConfig(
             ':not(TSUnionType:has(> TSUndefinedKeyword), TSUndefinedKeyword, TSUnknownKeyword)',
           message: "An optional property takes undefined too: 'name?: Type | undefined'.",
         },
+        usingInLoop,
       ],
     },
   },
