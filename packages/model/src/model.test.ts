@@ -36,9 +36,11 @@ describe('a model', () => {
 
   it('opens when its weights are larger than the memory', async () => {
     // All holes: the file takes no space, and pages of it are read only when they are used.
-    const vocabulary = Math.ceil((1.5 * totalmem()) / (4 * json.hidden_size));
-    const large = { ...json, vocab_size: vocabulary, tie_word_embeddings: true };
-    const { config } = randomModel({ ...large, vocab_size: 1 });
+    // Rows so wide that the numbers of all of them are ids.
+    const wide = { ...json, hidden_size: 1024, vocab_size: 1, tie_word_embeddings: true };
+    const vocabulary = Math.ceil((1.5 * totalmem()) / (4 * wide.hidden_size));
+    const large = { ...wide, vocab_size: vocabulary };
+    const { config } = randomModel(wide);
     let offset = 0;
     const shapes = { ...outerShapes({ ...config, vocabularySize: vocabulary }), ...layerShapes(config, 0) };
     const entries = Object.entries(shapes).map(([name, shape]) => {
@@ -64,7 +66,7 @@ describe('a model', () => {
           { sequence: runner.openSequence(), ids: [0, vocabulary - 1], phase: 'prefill' },
         ]);
         await runBatch(runner, batch);
-        expect(await batch.hidden.read()).toEqual(new Float32Array(2 * json.hidden_size));
+        expect(await batch.hidden.read()).toEqual(new Float32Array(2 * wide.hidden_size));
       },
     );
   });

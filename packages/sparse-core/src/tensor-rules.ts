@@ -30,6 +30,8 @@ export interface TensorRule {
   readonly shape: readonly AxisRule[];
   /** `rows`: the elements of the last axis lie next to each other. `contiguous`: all do, in row-major order. */
   readonly layout: 'rows' | 'contiguous';
+  /** The kernels count its rows with 64 bits: the first axis may have more than 2^31 - 1. */
+  readonly longRows?: true | undefined;
   /** A tensor that is laid out alike. */
   readonly stridesOf?: string | undefined;
   readonly optional?: true | undefined;
@@ -68,9 +70,10 @@ interface Rule {
 interface Axis {
   readonly place: number;
   readonly plus: number;
+  readonly most: number;
 }
 
-/** An extent past this does not fit the counters of the kernels. */
+/** An extent past this does not fit the counters of most kernels. */
 const mostExtent = 2 ** 31 - 1;
 
 /** The rules of an operation's tensors, and which of these it writes to. */
@@ -85,9 +88,10 @@ export class TensorRules {
     const positionOf = (name?: string) => rules.findIndex((rule) => rule.name === name);
     const extents = [''];
     const placeOf = (name: string) => (extents.includes(name) ? extents.indexOf(name) : extents.push(name) - 1);
-    const axisOf = (axis: AxisRule): Axis => {
-      if (typeof axis === 'number') return { place: 0, plus: axis };
-      return typeof axis === 'string' ? { place: placeOf(axis), plus: 0 } : { place: placeOf(axis.of), plus: axis.plus };
+    const axisOf = (axis: AxisRule, most: number): Axis => {
+      if (typeof axis === 'number') return { place: 0, plus: axis, most };
+      if (typeof axis === 'string') return { place: placeOf(axis), plus: 0, most };
+      return { place: placeOf(axis.of), plus: axis.plus, most };
     };
     this.#subject = operation;
     // The same fields in the same order: reading them is most of a check's time otherwise.
@@ -104,7 +108,9 @@ export class TensorRules {
       inPlaceOf: rule.inPlaceOf ?? [],
       poolWith: positionOf(rule.poolWith),
       written: outputs.includes(rule.name),
-      axes: rule.shape.filter((axis) => axis !== '...').map(axisOf),
+      axes: rule.shape
+        .filter((axis) => axis !== '...')
+        .map((axis, index) => axisOf(axis, rule.longRows && index === 0 ? Number.MAX_SAFE_INTEGER : mostExtent)),
       open: rule.shape.includes('...'),
     }));
     this.#extents = extents.map(() => 0);
@@ -153,10 +159,10 @@ export class TensorRules {
     const shape: readonly number[] = tensor.shape;
     let fits = open ? shape.length >= axes.length : shape.length === axes.length;
     let axis = 0;
-    for (const { place, plus } of axes) {
+    for (const { place, plus, most } of axes) {
       const extent = shape[axis++] ?? -1;
       if (extents[place] === -1) extents[place] = extent - plus;
-      fits = fits && extent <= mostExtent && extent === (extents[place] ?? 0) + plus;
+      fits = fits && extent <= most && extent === (extents[place] ?? 0) + plus;
     }
     if (!fits) this.#refuseShape(rule, tensor);
     if (layout === 'rows') expectContiguousRows(this.#subject, name, tensor);
@@ -166,8 +172,16 @@ export class TensorRules {
   }
 
   #refuseShape({ name, axes, shape }: Rule, tensor: Tensor): never {
+    const long = axes.findIndex(({ most }, axis) => (tensor.shape[axis] ?? 0) > most);
+    if (long !== -1) {
+      throw new ShapeError(
+        `${this.#subject}: ${name} is ${describe(tensor)}; the kernels count ${tensor.axes[long] ?? ''} up to ${mostExtent}. ` +
+          'Give slices of it.',
+        { subject: name, given: tensor.shape, wanted: mostExtent },
+      );
+    }
     const wanted = shape.map((axis, position) => {
-      const { place, plus } = axes[position] ?? { place: 0, plus: 0 };
+      const { place = 0, plus = 0 } = axes[position] ?? {};
       const known = this.#extents[place] ?? 0;
       if (axis === '...' || known === -1) return typeof axis === 'object' ? axis.of : axis;
       return known + plus;

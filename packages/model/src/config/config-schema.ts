@@ -1,6 +1,8 @@
 import { z } from 'zod';
 
 const count = z.int().positive();
+/** Token ids are i32. */
+const vocabulary = count.max(2 ** 31 - 1);
 const optionalCount = count.nullish();
 const flag = z.boolean().nullish();
 const tokenId = z.int().nonnegative();
@@ -22,7 +24,7 @@ const ropeSchema = z.looseObject({
 export const configSchema = z.object({
   model_type: z.string(),
   hidden_act: z.string().nullish(),
-  vocab_size: count,
+  vocab_size: vocabulary,
   hidden_size: count,
   intermediate_size: count,
   num_hidden_layers: count,

@@ -147,6 +147,7 @@ describe('a config is refused', () => {
     ['without hidden_size', { hidden_size: undefined }, /hidden_size/],
     ['with no layers', { num_hidden_layers: 0 }, /num_hidden_layers: given 0/],
     ['with a negative vocabulary', { vocab_size: -1 }, /vocab_size: given -1/],
+    ['with more tokens than an i32 numbers', { vocab_size: 2 ** 31 }, /vocab_size: given 2147483648/],
     ['with a fractional hidden_size', { hidden_size: 40.5 }, /hidden_size/],
     ['with a text for a number', { num_attention_heads: '32' }, /num_attention_heads: given "32"/],
     [

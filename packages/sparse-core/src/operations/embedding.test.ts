@@ -1,9 +1,15 @@
-import { expect, it } from 'vitest';
+import { open as openFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { createDevice } from '../device.js';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import type { FloatDType } from '../dtype.js';
+import type { Tensor } from '../tensor.js';
 import { decode, Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { embedding } from './embedding.js';
+import { linear } from './linear.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 
@@ -84,5 +90,50 @@ describeOnDevices('embedding', ({ open }) => {
     expect(() => embedding(stream, { ...good, ids: bytes as never })).toThrow(DTypeError);
     expect(() => embedding(stream, { ...good, table: integers as never })).toThrow(DTypeError);
     expect(() => embedding(stream, { ...good, ids: foreign })).toThrow(DeviceError);
+  });
+});
+
+describe('a table of more rows than an i32 counts', () => {
+  const rows = 2 ** 31 + 4;
+  const device = createDevice({ threads: 1 });
+  const stream = device.createStream();
+
+  /** All holes but its last row, so that it takes no space. */
+  async function withTable(use: (table: Tensor<'f16', readonly ['row', 'feature']>) => Promise<void>): Promise<void> {
+    const path = join(tmpdir(), `kv-rows-${process.pid}`);
+    const file = await openFile(path, 'w');
+    try {
+      await file.write(Uint16Array.of(0x3c00), 0, 2, 2 * (rows - 1));
+      await file.close();
+      using mapped = await device.mapFile(path);
+      await use(mapped.tensor('f16', ['row', 'feature'], [rows, 1], 0));
+    } finally {
+      await rm(path);
+    }
+  }
+
+  it('gives every row that an id names', async () => {
+    await withTable(async (table) => {
+      using ids = device.tensor('u32', ['token'], [3], Uint32Array.of(rows - 1, 0, rows - 2));
+      using output = device.tensor('f32', ['token', 'feature'], [3, 1]);
+      embedding(stream, { table, ids, output });
+      expect(await output.read()).toEqual(Float32Array.of(1, 0, 0));
+      using outside = device.tensor('u32', ['token'], [3], Uint32Array.of(rows, 0, 0));
+      embedding(stream, { table, ids: outside, output, outside: 'nan' });
+      expect(await output.read()).toEqual(Float32Array.of(NaN, 0, 0));
+    });
+  });
+
+  it('is refused, with its axis, by operations that count with an i32', async () => {
+    await withTable((table) => {
+      using input = device.tensor('f32', ['token', 'feature'], [1, 1]);
+      using output = device.tensor('f32', ['token', 'row'], [1, 1]);
+      const refused = (): void => {
+        linear(stream, { input, weight: table, output });
+      };
+      expect(refused).toThrow(ShapeError);
+      expect(refused).toThrow(`weight is f16 [row=${rows}, feature=1]; the kernels count row up to 2147483647.`);
+      return Promise.resolve();
+    });
   });
 });

@@ -23,7 +23,7 @@ export interface EmbeddingArguments<D extends FloatDType, Token extends string, 
 const enqueue = operation(
   'embedding',
   [
-    { name: 'table', dtype: floats, shape: ['row', 'feature'], layout: 'rows' },
+    { name: 'table', dtype: floats, shape: ['row', 'feature'], layout: 'rows', longRows: true },
     { name: 'ids', dtype: ['i32', 'u32'], shape: ['token'], layout: 'rows' },
     { name: 'output', dtype: ['f32'], dtypeOf: 'table', shape: ['token', 'feature'], layout: 'rows' },
   ],
