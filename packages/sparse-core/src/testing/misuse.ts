@@ -22,7 +22,7 @@ export interface MisusedFunction {
   readonly outputs?: readonly string[] | undefined;
   /**
    * What is right though it differs, and why: every try whose `path: wrong value` the expression matches may also be
-   * accepted, and one at least is.
+   * accepted, and one at least is, unless it is seldom tried.
    */
   readonly legal?: readonly LegalValue[] | undefined;
 }
@@ -148,19 +148,22 @@ export class MisuseSuite {
       ...wrongValues(value, sources, subject.outputs?.includes(path)).map((wrong): Try => ({ path, wrong })),
     ]);
     const shared = overlapping(places, subject.outputs ?? [], device);
-    for (const one of tries) await run.attempt([one]);
-    for (const both of shared.tries) await run.attempt(both);
-    const random = new Random(17);
-    for (let pair = 0; pair < pairs && tries.length > 1; pair++) {
-      const [one, other] = [random.pick(tries), random.pick(tries)];
-      if (areIndependent(one, other)) await run.attempt([one, other]);
+    const made = [...tries.flatMap(({ wrong }) => wrong.owned ?? []), ...shared.owned, sources.stream, sources.file];
+    try {
+      for (const one of tries) await run.attempt([one]);
+      for (const both of shared.tries) await run.attempt(both);
+      const random = new Random(17);
+      for (let pair = 0; pair < pairs && tries.length > 1; pair++) {
+        const [one, other] = [random.pick(tries), random.pick(tries)];
+        if (areIndependent(one, other)) await run.attempt([one, other]);
+      }
+      run.expectOnlyLegal();
+      await run.expectUnchanged();
+    } finally {
+      // Whatever failed, the next function finds the device as this one did.
+      disposeAll({ made });
+      run.dispose();
     }
-    run.expectOnlyLegal();
-    for (const { wrong } of tries) for (const each of wrong.owned ?? []) each[Symbol.dispose]();
-    for (const memory of shared.owned) memory.dispose();
-    await run.end();
-    sources.stream.dispose();
-    sources.file.dispose();
     expect(await this.#rightCall(subject), `${subject.name} after all that was wrong`).toEqual(wanted);
     await device.defaultStream.synchronize();
     expect(device.memory().live - before, `bytes that ${subject.name} left`).toBe(0);
@@ -215,7 +218,9 @@ class MisuseRun {
       if (called) this.#renew();
       return;
     }
-    const legal = what.map((each) => this.#subject.legal?.find((rule) => rule.what.test(each)));
+    const ruleOf = (tried: string) => this.#subject.legal?.find((rule) => rule.what.test(tried));
+    const together = ruleOf(what.join(', '));
+    const legal = together === undefined ? what.map(ruleOf) : [together];
     if (legal.includes(undefined)) this.#wrong.push(what.join(', '));
     for (const rule of legal) if (rule !== undefined) this.#seen.add(rule.what);
     this.#counts.legal += 1;
@@ -224,16 +229,19 @@ class MisuseRun {
 
   /** A rule that nothing needs hides what it would allow one day. */
   expectOnlyLegal(): void {
-    expect(this.#wrong, `what ${this.#subject.name} took for right`).toEqual([]);
-    const unseen = (this.#subject.legal ?? []).filter(({ what }) => !this.#seen.has(what));
+    expect(this.#wrong, `what ${this.#subject.name} took for right: ${this.#wrong.join('; ')}`).toEqual([]);
+    const unseen = (this.#subject.legal ?? []).filter(({ what, seldom }) => !seldom && !this.#seen.has(what));
     expect(unseen, `${this.#subject.name}: legal, and never accepted`).toEqual([]);
   }
 
   /** What only refused calls were given is as it was. */
-  async end(): Promise<void> {
+  async expectUnchanged(): Promise<void> {
     const held = await contentsOf(this.args, this.#stream);
     this.#renew();
     expect(held, `what refused calls of ${this.#subject.name} were given`).toEqual(await contentsOf(this.args, this.#stream));
+  }
+
+  dispose(): void {
     disposeAll({ args: this.args, stream: this.#stream });
   }
 

@@ -1,5 +1,5 @@
 import * as core from '../index.js';
-import { legalAt, optional } from './legal-values.js';
+import { legalAcross, legalAt, legalTogether, optional } from './legal-values.js';
 import type { MisusedFunction } from './misuse.js';
 
 const withoutFields = (paths: string) => legalAt(paths, 'an empty array|an object without prototype', 'no option is given');
@@ -103,7 +103,7 @@ export const misusedFunctions: readonly MisusedFunction[] = [
     name: 'Tensor.read',
     args: (device, stream) => ({ self: matrix(device), stream }),
     call: ({ self, stream }: { self: Matrix; stream: core.Stream }) => self.read(stream),
-    legal: [optional('stream')],
+    legal: [optional('stream'), legalAcross('stream', 'a stream', 'cpu → cuda', 'a GPU copies to a tensor of the CPU, which is read behind that')],
   },
   {
     name: 'Stream.write',
@@ -121,6 +121,9 @@ export const misusedFunctions: readonly MisusedFunction[] = [
     legal: [
       legalAt('source|destination', 'one axis more', 'as many elements'),
       legalAt('source', 'gaps (between|within) rows', 'it may have gaps'),
+      legalAcross('source|destination', 'a tensor', 'cuda → cpu', 'a GPU copies from and to the CPU'),
+      legalTogether('source|destination', 'one axis fewer|row = 1', 'three elements each'),
+      legalTogether('source|destination', '(row|value) = 0', 'no elements'),
     ],
   },
   {

@@ -92,7 +92,7 @@ function wrongStreams({ device, others }: WrongSources): WrongValue[] {
   const tensor = device.tensor('f32', ['value'], [1], Float32Array.of(0));
   return [
     { name: 'a disposed stream', value: closed },
-    ...foreign.map((stream, index) => ({ name: `a stream of another device (${others[index]?.kind ?? ''})`, value: stream, owned: [stream] })),
+    ...foreign.map((stream, index) => ({ name: `a stream of another device (${device.kind} → ${others[index]?.kind ?? ''})`, value: stream, owned: [stream] })),
     { name: 'a tensor', value: tensor, owned: [tensor] },
     { name: 'a device', value: device },
   ];
@@ -119,7 +119,7 @@ function wrongTensors({ dtype, axes, shape }: Tensor, { device, stream, others, 
   const view = disposed.slice(axes[0] ?? '', 0, shape[0] ?? 0);
   disposed.dispose();
   wrong.push({ name: 'a disposed tensor', value: disposed }, { name: 'a view of a disposed tensor', value: view });
-  for (const other of others) wrong.push(fresh(`a tensor of another device (${other.kind})`, zeros(other, dtype, axes, shape)));
+  for (const other of others) wrong.push(fresh(`a tensor of another device (${device.kind} → ${other.kind})`, zeros(other, dtype, axes, shape)));
   if (rank > 1) {
     const wide = zeros(device, dtype, axes, shape.with(rank - 1, last + 4));
     wrong.push({ name: 'gaps between rows', value: wide.slice(axes[rank - 1] ?? '', 0, last), owned: [wide] });
