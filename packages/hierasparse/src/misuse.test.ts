@@ -1,8 +1,9 @@
-import type { Device } from '@kv/sparse-core';
+import type { Device, DeviceKind } from '@kv/sparse-core';
 import {
   anyFinite,
   anyFloat,
   describeOnDevices,
+  encode,
   freeAxis,
   legalAt,
   type MisusedFunction,
@@ -33,9 +34,11 @@ function pools(device: Device) {
   return { dense: blocks, sparse: { ...sparse }, table };
 }
 
+/** On CUDA the rows of queries and outputs are of the cache's dtype, f16. */
 function attention(device: Device) {
-  const rows = (axes: readonly ['token', 'queryHead', 'dim']) =>
-    device.tensor('f32', axes, [3, 2, headDim], Float32Array.from({ length: 6 * headDim }, (_, index) => Math.sin(index)));
+  const dtype = device.kind === 'cuda' ? 'f16' : 'f32';
+  const numbers = Array.from({ length: 6 * headDim }, (_, index) => Math.sin(index));
+  const rows = (axes: readonly ['token', 'queryHead', 'dim']) => device.tensor(dtype, axes, [3, 2, headDim], encode(dtype, numbers));
   return {
     query: rows(['token', 'queryHead', 'dim']),
     output: rows(['token', 'queryHead', 'dim']),
@@ -52,17 +55,17 @@ function attention(device: Device) {
   };
 }
 
-const attentionRules = {
+const attentionRules = (kind: DeviceKind) => ({
   outputs: ['output', 'logSumExp'],
   legal: [
     optional('logSumExp|causal|sparseKeys|sparseValues'),
-    anyFloat('query|output'),
-    rowsApart('query|output'),
     anyFinite('scale'),
+    // CUDA takes one dtype, and rows at multiples of 16 bytes.
+    ...(kind === 'cpu' ? [anyFloat('query|output'), rowsApart('query|output')] : []),
   ],
-};
+});
 
-const operations: readonly MisusedFunction[] = [
+const operationsOn = (kind: DeviceKind): readonly MisusedFunction[] => [
   misusedOperation(
     compress24,
     (device) => ({
@@ -99,8 +102,8 @@ const operations: readonly MisusedFunction[] = [
     },
     { outputs: ['table'], legal: [freeAxis('table', 'slot|kvHead|block')] },
   ),
-  misusedOperation(mixedPrefillAttention, attention, attentionRules),
-  misusedOperation(mixedDecodeAttention, attention, attentionRules),
+  misusedOperation(mixedPrefillAttention, attention, attentionRules(kind)),
+  misusedOperation(mixedDecodeAttention, attention, attentionRules(kind)),
 ];
 
 const shares = [
@@ -138,14 +141,15 @@ const harmless = {
 };
 
 it('covers every export', () => {
-  const tried = [...operations, ...functions].map(({ name }) => name);
+  const tried = [...operationsOn('cpu'), ...functions].map(({ name }) => name);
   expect(Object.keys(hierasparse).sort()).toEqual([...tried, ...Object.keys(harmless)].sort());
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
-  const suite = new MisuseSuite(open());
+  const device = open();
+  const suite = new MisuseSuite(device);
 
-  it.each([...operations, ...functions])('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operationsOn(device.kind), ...functions])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 
