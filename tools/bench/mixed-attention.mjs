@@ -118,7 +118,7 @@ async function prefillRows({ heads }, tokens, dtype) {
   const works = policies.map((policy) => {
     const { stores, fill } = filled(policy, heads, 1, tokens, rows);
     const [store] = stores;
-    const call = { store, batch, query, keys: rows, values: rows, output, scale: headDim ** -0.5 };
+    const call = { store, batch, endsPrompt: [false], query, keys: rows, values: rows, output, scale: headDim ** -0.5 };
     return { stores, prepare: () => fill(store), work: () => policy.prefill.attend(stream, call) };
   });
   const times = await inTurn(works);

@@ -1,6 +1,6 @@
-import { CapabilityError, type PrefillAttention, type PrefillCall, type PrefillReport, type Stream } from '@kv/sparse-core';
+import type { PrefillAttention } from '@kv/sparse-core';
 import { type BlockSparsity, nameOf, sharesOf } from './block-sparsity.js';
-import { MixedBlockStore } from './store/mixed-block-store.js';
+import { promptSparsity, sparsePrompts } from './sparse-prompts.js';
 
 /**
  * Attention of prompts over mixed blocks (HieraSparse, algorithm 1): before it, full blocks of the prompt so far, the
@@ -10,28 +10,14 @@ import { MixedBlockStore } from './store/mixed-block-store.js';
  */
 export function hieraSparsePrefill(sparsity: BlockSparsity = {}): PrefillAttention {
   sharesOf(sparsity, 0);
-  return new HieraSparsePrefill(sparsity);
-}
-
-export class HieraSparsePrefill implements PrefillAttention {
-  readonly name: string;
-  readonly sparsity: BlockSparsity;
-
-  constructor(sparsity: BlockSparsity) {
-    this.name = nameOf(sparsity);
-    this.sparsity = sparsity;
-  }
-
-  attend(stream: Stream, call: PrefillCall): PrefillReport {
-    const { store } = call;
-    if (!(store instanceof MixedBlockStore)) {
-      throw new CapabilityError(
-        `The prefill attention '${this.name}' makes blocks of its store sparse, which the store '${store.name}' cannot. ` +
-          'Give kvPolicy() a hieraSparseStore() with it.',
-        { subject: 'prefill', given: store.name, wanted: 'hieraSparseStore' },
-      );
-    }
-    store.attend(stream, call, sharesOf(this.sparsity, store.layer.index));
-    return { density: 1 };
-  }
+  const name = nameOf(sparsity);
+  return {
+    name,
+    capability: (asked) => (asked === promptSparsity.name ? sparsity : undefined),
+    attend(stream, call) {
+      const { store } = call;
+      sparsePrompts.expect(store, name).attend(stream, call, sharesOf(sparsity, store.layer.index));
+      return { report: { density: 1 } };
+    },
+  };
 }

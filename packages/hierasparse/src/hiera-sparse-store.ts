@@ -10,9 +10,9 @@ import {
 import { expectCapacity, expectContiguous, expectDType, expectShape, expectThat, nativeOf, show } from '@kv/sparse-core/native';
 import { allDense, type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
-import { HieraSparsePrefill } from './hiera-sparse-prefill.js';
 import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './mixed-blocks.js';
 import { expectHeadDim } from './operations/block-arguments.js';
+import { promptSparsity } from './sparse-prompts.js';
 import { MixedBlockStore } from './store/mixed-block-store.js';
 import { MixedBlockPools } from './store/mixed-block-pools.js';
 import { poolSizes } from './store/pool-sizes.js';
@@ -76,9 +76,9 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
       expectCapacity(layers, capacity);
       expectHeadDim('hieraSparseStore', first.headDim);
       const { device, rowDType, prefill } = capacity;
-      const promptSparsity = prefill instanceof HieraSparsePrefill ? prefill.sparsity : {};
+      const sparsity = (prefill && promptSparsity.of(prefill)) ?? {};
       const rules = layers.map(({ index, kvHeads }) => {
-        const [prompt, after] = [sharesOf(promptSparsity, index), sharesOf(options, index)];
+        const [prompt, after] = [sharesOf(sparsity, index), sharesOf(options, index)];
         expectMoreAfter(index, prompt, after);
         return { kvHeads, prompt, after };
       });

@@ -13,7 +13,8 @@ export { ModelBatch } from './runner/model-batch.js';
 export type { BatchEntry, DeviceIds, Phase } from './runner/model-batch.js';
 export { Runner } from './runner/runner.js';
 export type { Logits } from './runner/head.js';
-export type { RunnerModel, RunnerOptions, SequenceOptions } from './runner/runner.js';
+export type { RunnerModel } from './runner/runner-model.js';
+export type { RunnerOptions, SequenceOptions } from './runner/runner.js';
 export { Sequence } from './runner/sequence.js';
 export { readStoredTensors } from './safetensors/weight-files.js';
 export type { StoredDType, StoredTensor } from './safetensors/header.js';
@@ -65,6 +66,7 @@ export type {
   KvStoreFactory,
   MemoryReport,
   PrefillAttention,
+  PrefillReport,
   RopeDescription,
   RopeOptions,
   RopeScaling,

@@ -4,21 +4,29 @@ expectNode();
 
 export { type CudaReport, type DeviceKind, type InstructionSet, type MemoryReport } from './addon.js';
 export { createDevice, cudaReport, Device, type DeviceOptions, devices } from './device.js';
+export { type Capable } from './contracts/capability.js';
 export { kvPolicy, type KvPolicy, type KvPolicyParts } from './contracts/kv-policy.js';
-export { type KvSelector, type SelectCall, type TokenSelection } from './contracts/kv-selector.js';
+export { type KvSelector, type SelectCall } from './contracts/kv-selector.js';
 export {
   type AppendCall,
-  type DecodeCall,
+  type AttentionCall,
   type FinishDecode,
   type KvBytes,
   type KvCapacity,
+  type KvDemand,
   type KvLayer,
   type KvStore,
   type KvStoreFactory,
-  type SelectionOutcomes,
 } from './contracts/kv-store.js';
-export { type PrefillAttention, type PrefillCall, type PrefillReport } from './contracts/prefill-attention.js';
+export {
+  type Attended,
+  type PrefillAttention,
+  type PrefillCall,
+  type PrefillReport,
+  type PrefillState,
+} from './contracts/prefill-attention.js';
 export { createRowBatch, type RowBatch, type RowBatchEntry } from './contracts/row-batch.js';
+export { type SelectionOutcomes, type TokenSelection } from './contracts/token-selection.js';
 export { byteSize, type DType, type ElementArray, type FloatDType } from './dtype.js';
 export {
   CapabilityError,

@@ -114,12 +114,13 @@ const operations: readonly MisusedFunction[] = [
     core.linear,
     (device) => ({
       input: filled(device, 'f32', ['token', 'in'], [3, 8]),
+      rows: device.tensor('i32', ['count'], [1], Int32Array.of(2)),
       accumulate: false,
       weight: filled(device, 'f32', ['out', 'in'], [5, 8]),
       bias: filled(device, 'f32', ['out'], [5]),
       output: filled(device, 'f32', ['token', 'out'], [3, 5]),
     }),
-    { outputs: ['output'], legal: [rowsApart('input|weight|output'), anyFloat('weight|bias'), optional('accumulate|bias')] },
+    { outputs: ['output'], legal: [rowsApart('input|weight|output'), anyFloat('weight|bias'), optional('accumulate|bias|rows'), legalAt('rows', 'gaps within rows', 'one number has no gaps')] },
   ),
   misusedOperation(
     core.linear,

@@ -4,6 +4,7 @@ expectNode();
 
 /** What packages that bring operations of their own build their wrappers with. */
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
+export { Capability } from './contracts/capability.js';
 export { loadAddon } from './load-addon.js';
 export { madeTogether } from './made-together.js';
 export { operation } from './operation.js';

@@ -1,10 +1,10 @@
 import {
   appendKv,
   type AppendCall,
+  type AttentionCall,
   CapabilityError,
   copyBlocks,
   decodeAttention,
-  type DecodeCall,
   DisposedError,
   type FinishDecode,
   gatherKv,
@@ -15,7 +15,6 @@ import {
   type KvStore,
   type PagedBlocks,
   prefillAttention,
-  type PrefillCall,
   type RowBatch,
   type SelectionOutcomes,
   type Stream,
@@ -31,6 +30,7 @@ import { copyIndexMap } from '../operations/copy-index-map.js';
 import { mixedDecodeAttention } from '../operations/mixed-decode-attention.js';
 import { mixedPrefillAttention } from '../operations/mixed-prefill-attention.js';
 import { enqueueDense } from './enqueue-dense.js';
+import { type SparsePrompts, sparsePrompts } from '../sparse-prompts.js';
 import { type CopiesOfPools, HeadBlocks } from './head-blocks.js';
 import { type MixedBlockPools, sumOfNeeds } from './mixed-block-pools.js';
 
@@ -78,7 +78,7 @@ export interface StoreParts {
 }
 
 /** Keys and values of one layer in dense and 2:4 sparse blocks. */
-export class MixedBlockStore implements KvStore {
+export class MixedBlockStore implements KvStore, SparsePrompts {
   readonly name: string;
   readonly layer: KvLayer;
   readonly #parts: StoreParts;
@@ -148,7 +148,7 @@ export class MixedBlockStore implements KvStore {
    * Attention of the rows of prompts over all that their slots hold, of which this share is made sparse first.
    * @throws CapabilityError unless the store was made for prompts of this sparsity
    */
-  attend(stream: Stream, { batch, query, output, scale }: PrefillCall, sparsity: Shares = allDense): void {
+  attend(stream: Stream, { batch, query, output, scale }: AttentionCall, sparsity: Shares = allDense): void {
     this.#expectPrompts(sparsity);
     this.#expectPrunable(stream);
     const { slots, queryStart } = batch;
@@ -160,7 +160,11 @@ export class MixedBlockStore implements KvStore {
     else prefillAttention(stream, { ...rows, blocks });
   }
 
-  startDecode(stream: Stream, { batch, query, output, scale }: DecodeCall): FinishDecode {
+  capability(name: string): SparsePrompts | undefined {
+    return name === sparsePrompts.name ? this : undefined;
+  }
+
+  startDecode(stream: Stream, { batch, query, output, scale }: AttentionCall): FinishDecode {
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale };
     if (this.#alwaysDense) decodeAttention(stream, { ...rows, blocks: this.#asDense() });

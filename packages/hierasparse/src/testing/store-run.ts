@@ -144,7 +144,16 @@ export class StoreRun {
     store.advance(batch);
     if (phase === 'prefill') {
       const rope = ropeDescription({ headDim, theta: 10_000 });
-      await this.#prefill.attend(stream, { ...call, store, query, output, scale, rope });
+      this.#prefill.attend(stream, {
+        ...call,
+        store,
+        state: undefined,
+        endsPrompt: entries.map(() => false),
+        query,
+        output,
+        scale,
+        rope,
+      });
     } else store.startDecode(stream, { batch, query, output, scale })();
     const bits = Float32Array.from(decode(output.dtype, await output.read(stream)));
     for (const tensor of [batch, call.keys, call.values, query, output]) tensor.dispose();

@@ -1,8 +1,11 @@
+import type { PrefillReport } from '@kv/sparse-core';
+
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { Logits } from '../runner/head.js';
-import type { BatchEntry } from '../runner/model-batch.js';
+import type { BatchEntry, ModelBatch } from '../runner/model-batch.js';
 import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
+import { meanReport } from './mean-report.js';
 
 /** How far the reading of a prompt is. */
 export interface PrefillProgress {
@@ -21,6 +24,11 @@ export interface PrefillOptions {
   readonly signal?: AbortSignal | undefined;
   /** Called after each chunk. */
   readonly onProgress?: ((progress: PrefillProgress) => void) | undefined;
+  /**
+   * Called with what the prefill attention did, the mean over layers and chunks, as soon as all of them have reported. That
+   * may be after the logits are there: reading never waits for a report. Not called when it is cut off, or a report fails.
+   */
+  readonly onReport?: ((report: PrefillReport) => void) | undefined;
 }
 
 /**
@@ -34,18 +42,26 @@ export async function prefill(
   runner: Runner,
   sequence: Sequence,
   prompt: ArrayLike<number>,
-  { chunkTokens = runner.maxBatchRows, endsPrompt = true, signal, onProgress }: PrefillOptions = {},
+  { chunkTokens = runner.maxBatchRows, endsPrompt = true, signal, onProgress, onReport }: PrefillOptions = {},
 ): Promise<Logits> {
   expectWholeNumber('chunkTokens', chunkTokens, 1, runner.maxBatchRows);
   const ids = runner.checkTokens(sequence, prompt);
   const total = ids.length;
+  const reports: ModelBatch['reports'] = [];
   let earlier: Promise<void> | undefined;
+  const step = async (entry: BatchEntry, isLast: boolean): Promise<Logits | undefined> => {
+    using batch = runner.createBatch([entry]);
+    runner.embed(batch);
+    await runner.runLayers(batch, 0, runner.model.config.layers);
+    reports.push(...batch.reports);
+    return isLast ? runner.head(batch) : undefined;
+  };
   for (let start = 0; ; start += chunkTokens) {
     signal?.throwIfAborted();
     const end = Math.min(start + chunkTokens, total);
     const isLast = end === total;
     const phase = isLast && endsPrompt ? 'prefill-end' : 'prefill';
-    const logits = await step(runner, { sequence, ids: ids.subarray(start, end), phase }, isLast);
+    const logits = await step({ sequence, ids: ids.subarray(start, end), phase }, isLast);
     try {
       // One chunk is enqueued behind the one that computes, so that the device never waits for this thread.
       const computed = runner.stream.synchronize();
@@ -58,18 +74,11 @@ export async function prefill(
       await computed;
       if (sequence.failure) throw sequence.failure;
       onProgress?.({ tokens: total, total });
+      if (onReport) void Promise.all(reports.map((report) => Promise.resolve(report))).then(meanReport).then(onReport, () => undefined);
       return logits;
     } catch (error) {
       logits?.dispose();
       throw error;
     }
   }
-}
-
-async function step(runner: Runner, entry: BatchEntry, isLast: boolean): Promise<Logits | undefined> {
-  if (isLast) return await runner.step([entry]);
-  using batch = runner.createBatch([entry]);
-  runner.embed(batch);
-  await runner.runLayers(batch, 0, runner.model.config.layers);
-  return undefined;
 }

@@ -1,5 +1,5 @@
 import { CapabilityError, embedding } from '@kv/sparse-core';
-import type { Recording, RowBatch, TensorHandle } from '@kv/sparse-core';
+import type { FloatDType, Recording, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
 import { madeTogether } from '@kv/sparse-core/native';
 
 import { enqueueHead } from './head.js';
@@ -7,12 +7,20 @@ import type { Logits } from './head.js';
 import type { HiddenRows, LayerRunner } from './layer-runner.js';
 import type { BatchEntry, DeviceIds } from './model-batch.js';
 import { prepareLayers } from './prepare-layers.js';
-import type { Runner } from './runner.js';
+import type { RunnerModel } from './runner-model.js';
 import type { LayerScratch, Scratch } from './scratch.js';
+
+/** The runner whose steps are recorded. */
+interface StepRunner {
+  readonly stream: Stream;
+  readonly model: RunnerModel;
+  readonly activations: FloatDType;
+  readonly maxBatchRows: number;
+}
 
 /** One token more of up to `size` sequences, from their ids to their logits, recorded. */
 class DecodeStep implements Disposable {
-  readonly #runner: Runner;
+  readonly #runner: StepRunner;
   readonly #layers: readonly LayerRunner[];
   readonly #size: number;
   /** The tokens, slots and positions of a step's rows, and where those of each entry begin, one behind the other. */
@@ -25,7 +33,7 @@ class DecodeStep implements Disposable {
   readonly #owned: Disposable[] = [];
 
   /** @throws CapabilityError when the store does what cannot be recorded; OutOfMemoryError */
-  constructor(runner: Runner, layers: readonly LayerRunner[], scratch: LayerScratch, size: number) {
+  constructor(runner: StepRunner, layers: readonly LayerRunner[], scratch: LayerScratch, size: number) {
     this.#runner = runner;
     this.#layers = layers;
     this.#size = size;
@@ -123,14 +131,14 @@ class DecodeStep implements Disposable {
  * step of another number is the next larger one, with entries that have no rows.
  */
 export class DecodeSteps implements Disposable {
-  readonly #runner: Runner;
+  readonly #runner: StepRunner;
   readonly #layers: readonly LayerRunner[];
   readonly #scratch: Scratch;
   readonly #most: number;
   readonly #steps = new Map<number, DecodeStep>();
   #recordable = true;
 
-  constructor(runner: Runner, layers: readonly LayerRunner[], scratch: Scratch, sequences: number) {
+  constructor(runner: StepRunner, layers: readonly LayerRunner[], scratch: Scratch, sequences: number) {
     this.#runner = runner;
     this.#layers = layers;
     this.#scratch = scratch;

@@ -1,7 +1,7 @@
 import { embedding, linear, rmsNorm } from '@kv/sparse-core';
 import type { FloatDType, Stream, TensorHandle } from '@kv/sparse-core';
 
-import type { RunnerModel } from './runner.js';
+import type { RunnerModel } from './runner-model.js';
 
 /** Logits of some rows. f32 `[row, vocabulary]`. */
 export type Logits = TensorHandle<'f32', readonly ['row', 'vocabulary']>;

@@ -1,9 +1,12 @@
 import { CapabilityError, InvalidValueError, linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
 import type {
   FloatDType,
+  KvBytes,
+  KvCapacity,
   KvPolicy,
   KvSelector,
   KvStore,
+  PrefillState,
   RopeDescription,
   RowBatch,
   Stream,
@@ -49,11 +52,24 @@ export class LayerRunner implements Disposable {
   readonly #scale: number;
   /** By slot; only while a policy that selects tokens is reading a prompt. */
   readonly #recentQueries = new Map<number, RecentQueries>();
+  /** What the policy's prefill attention keeps between chunks. */
+  #prefillState: PrefillState | undefined;
 
   constructor(parts: LayerParts) {
     this.store = parts.store;
     this.#parts = parts;
     this.#scale = 1 / Math.sqrt(parts.config.headDim);
+  }
+
+  /** @throws what the policy's prefill attention throws when it has no room for what it keeps */
+  open(capacity: KvCapacity): void {
+    this.#prefillState = this.#parts.policy.prefill.open?.(this.store.layer, capacity);
+  }
+
+  /** Bytes of the store, and of what the prefill attention keeps. */
+  bytes(): KvBytes[] {
+    const { store } = this;
+    return this.#prefillState ? [store.bytes(), this.#prefillState.bytes()] : [store.bytes()];
   }
 
   /** Enqueues the layer for all rows of a batch. Its store has made room for them. */
@@ -87,6 +103,7 @@ export class LayerRunner implements Disposable {
       );
     }
     store.copy(stream, from.slot, to.slot);
+    this.#prefillState?.copy(stream, from.slot, to.slot);
     const recent = this.#recentQueries.get(from.slot);
     if (to.select === undefined || recent === undefined) return;
     const { queries, position } = recent;
@@ -95,13 +112,16 @@ export class LayerRunner implements Disposable {
 
   /** Forgets a sequence and returns its memory. */
   release(slot: number): void {
-    this.store.release(this.#parts.stream, slot);
+    const { stream } = this.#parts;
+    this.store.release(stream, slot);
+    this.#prefillState?.release(stream, slot);
     this.#recentQueries.get(slot)?.dispose();
     this.#recentQueries.delete(slot);
   }
 
   [Symbol.dispose](): void {
     for (const queries of this.#recentQueries.values()) queries.dispose();
+    this.#prefillState?.dispose();
     this.store.dispose();
   }
 
@@ -158,9 +178,11 @@ export class LayerRunner implements Disposable {
         scale,
       });
     if (prefill) {
-      const report = await policy.prefill.attend(stream, {
+      const { report } = policy.prefill.attend(stream, {
         store,
+        state: this.#prefillState,
         batch: prefill.rows,
+        endsPrompt: prefill.entries.map(({ phase }) => phase === 'prefill-end'),
         query: rowsOf(prefill, query),
         keys: rowsOf(prefill, key),
         values: rowsOf(prefill, value),
@@ -168,6 +190,8 @@ export class LayerRunner implements Disposable {
         output: rowsOf(prefill, attended),
         scale,
       });
+      // Nobody has to wait for it, so nobody may see that it failed.
+      Promise.resolve(report).catch(() => undefined);
       batch.reports.push(report);
       await this.#finishPrompts(prefill, query);
     }

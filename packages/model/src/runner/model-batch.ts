@@ -48,8 +48,8 @@ export class ModelBatch implements Disposable {
   readonly hidden: TensorHandle<FloatDType, readonly ['token', 'hidden']>;
   /** The layer that runs next; -1 before `embed`. */
   nextLayer = -1;
-  /** What the prefill attention of each layer did. */
-  readonly reports: PrefillReport[] = [];
+  /** What the prefill attention of each layer did. Nobody has to wait for those that are yet to arrive. */
+  readonly reports: (PrefillReport | Promise<PrefillReport>)[] = [];
   readonly #given: readonly BatchEntry[];
 
   constructor(

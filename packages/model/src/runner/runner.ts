@@ -8,7 +8,6 @@ import {
   ropeDescription,
 } from '@kv/sparse-core';
 import type {
-  Device,
   FloatDType,
   KvBytes,
   KvCapacity,
@@ -19,9 +18,7 @@ import type {
 } from '@kv/sparse-core';
 import { madeTogether } from '@kv/sparse-core/native';
 
-import type { ModelConfig } from '../config/model-config.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
-import type { ModelWeights } from '../weights/model-weights.js';
 import { DecodeSteps } from './decode-steps.js';
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
@@ -29,6 +26,7 @@ import { LayerRunner } from './layer-runner.js';
 import { countTokens, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
 import { prepareLayers } from './prepare-layers.js';
+import type { RunnerModel } from './runner-model.js';
 import { Scratch } from './scratch.js';
 import { Sequence } from './sequence.js';
 import { copyIds, countIds, isOnDevice } from './given-ids.js';
@@ -56,13 +54,6 @@ export interface RunnerOptions {
 export interface SequenceOptions {
   /** Chooses what the cache keeps when the prompt ends. Default: the runner's policy, or that of a forked sequence. */
   readonly select?: KvSelector | undefined;
-}
-
-/** What a runner needs of its model. */
-export interface RunnerModel {
-  readonly device: Device;
-  readonly config: ModelConfig;
-  readonly weights: ModelWeights;
 }
 
 const defaultContextTokens = 16_384;
@@ -142,9 +133,9 @@ export class Runner implements Disposable {
     this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
   }
 
-  /** Bytes that the cache holds now. */
+  /** Bytes that the cache holds now, with what the prefill attention keeps of prompts that go on. */
   get kvBytes(): KvBytes {
-    return sumOfBytes(this.#layers.map(({ store }) => store.bytes()));
+    return sumOfBytes(this.#layers.flatMap((layer) => layer.bytes()));
   }
 
   /** Bytes that the cache took when the runner was made, in use or not. */
@@ -306,7 +297,7 @@ export class Runner implements Disposable {
     );
     const stores = this.policy.store.create(shapes, capacity);
     const parts = { stream: this.stream, config, policy: this.policy, rope, inverseFrequencies };
-    return weights.layers.map((layerWeights, index) => {
+    const layers = weights.layers.map((layerWeights, index) => {
       const store = stores[index];
       if (store === undefined) {
         throw new CapabilityError(
@@ -317,6 +308,8 @@ export class Runner implements Disposable {
       }
       return this.#own(new LayerRunner({ ...parts, weights: layerWeights, store }));
     });
+    for (const layer of layers) layer.open(capacity);
+    return layers;
   }
 
   #own<Kind extends Disposable>(owned: Kind): Kind {

@@ -2,13 +2,7 @@ import type { FloatDType } from '../dtype.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
 import type { KvStore } from './kv-store.js';
-
-/** The tokens that a layer keeps of one sequence, as indices into what its store holds. */
-export interface TokenSelection {
-  /** i32 `[kvHead, kept]`: each row ascending and without repeats; the first `counts[kvHead]` are valid. */
-  readonly indices: TensorHandle<'i32', readonly ['kvHead', 'kept']>;
-  readonly counts: readonly number[];
-}
+import type { TokenSelection } from './token-selection.js';
 
 export interface SelectCall {
   readonly store: KvStore;

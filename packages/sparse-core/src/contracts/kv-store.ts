@@ -3,9 +3,9 @@ import type { FloatDType } from '../dtype.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import type { TensorHandle } from '../tensor.js';
-import type { PrefillAttention, PrefillCall } from './prefill-attention.js';
+import type { Capable } from './capability.js';
 import type { RowBatch } from './row-batch.js';
-import type { TokenSelection } from './kv-selector.js';
+import type { SelectionOutcomes, TokenSelection } from './token-selection.js';
 
 /** What a store needs to know of the layer whose keys and values it holds. */
 export interface KvLayer {
@@ -30,7 +30,7 @@ export interface KvCapacity {
   /** Rows of the largest step. Default: `tokens`. */
   readonly batchRows?: number | undefined;
   /** How prompts will be computed, for a store that sizes itself by it. Default: dense attention. */
-  readonly prefill?: PrefillAttention | undefined;
+  readonly prefill?: Capable | undefined;
 }
 
 /** Bytes on the device and in host memory. */
@@ -47,8 +47,8 @@ export interface AppendCall {
   readonly values: TensorHandle<FloatDType, readonly ['token', 'kvHead', 'dim']>;
 }
 
-export interface DecodeCall {
-  /** One row for each entry. */
+/** Rows that attend to what their slots hold, their own keys included. */
+export interface AttentionCall {
   readonly batch: RowBatch;
   /** `[token, queryHead, dim]`, after RoPE. */
   readonly query: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
@@ -58,8 +58,16 @@ export interface DecodeCall {
   readonly scale: number;
 }
 
-/** i32 `[kvHead]`: 1 where a selection's indices do not ascend or lie outside the slot, else 0. */
-export type SelectionOutcomes = TensorHandle<'i32', readonly ['kvHead']>;
+/** How often the decode steps of a slot found what they read at hand, for a scheduler. */
+export interface KvDemand {
+  /** The slot's decode steps that are counted here. */
+  readonly step: number;
+  /** Blocks that the newest steps read, each once: how many, of which steps, the store says. */
+  readonly workingSet: number;
+  /** Blocks that were in device memory when a step read them, and those that had to come from the host. */
+  readonly hits: number;
+  readonly misses: number;
+}
 
 /** Enqueues what remains of a decode step; `output` is valid after it, in stream order. */
 export type FinishDecode = () => void;
@@ -68,8 +76,7 @@ export type FinishDecode = () => void;
  * Holds one layer's keys and values for many sequences. Slots are numbered by the caller; a fresh or
  * released slot is empty. All calls on one store use the same stream, in whose order they take effect.
  */
-export interface KvStore {
-  readonly name: string;
+export interface KvStore extends Capable {
   readonly layer: KvLayer;
   /**
    * Makes room for the rows of a step, before any of its work is enqueued. Whatever depends on how many tokens
@@ -90,13 +97,13 @@ export interface KvStore {
    * Exact causal attention of the rows of prompts over all that their slots hold, by a store that holds them otherwise
    * than in dense blocks. One that always has `denseBlocks` needs none.
    */
-  attend?(stream: Stream, call: PrefillCall): void;
+  attend?(stream: Stream, call: AttentionCall): void;
   /**
    * Attention of one new row per sequence over all that its slot holds. A store that computes part of it
    * elsewhere (values on the host) starts that here; the caller may enqueue other work before it finishes.
    * `append` and this enqueue the same operations for a batch of the same size, whatever its slots and lengths.
    */
-  startDecode(stream: Stream, call: DecodeCall): FinishDecode;
+  startDecode(stream: Stream, call: AttentionCall): FinishDecode;
   /**
    * Told that tokens of a slot are about to be selected. A store that holds some otherwise than in dense blocks reads
    * what it needs, and returns the function that enqueues making them dense, so that `denseBlocks` and `keep` serve.
@@ -118,8 +125,13 @@ export interface KvStore {
   truncate(stream: Stream, slot: number, tokens: number): void;
   /** Told that a sequence's prompt is complete: a store that compresses more after prefill does it here. */
   finishPrefill?(stream: Stream, slot: number): void;
-  /** The blocks that the last decode of a slot read, for a scheduler's working set. */
-  blocksRead?(slot: number): readonly number[];
+  /** The newest counts of a slot that have arrived from the device; never waits. Undefined before the first. */
+  demand?(slot: number): KvDemand | undefined;
+  /**
+   * Gives back the device memory of a slot whose tokens are in host memory too. They come back when they are read: what a
+   * sequence answers is the same.
+   */
+  evict?(stream: Stream, slot: number): void;
   /**
    * Makes an empty slot hold what another holds, in memory of its own. A store without it cannot be forked.
    * @throws OutOfMemoryError when there is no room for a second one; nothing is changed

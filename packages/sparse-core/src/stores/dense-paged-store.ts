@@ -1,16 +1,15 @@
 import type {
   AppendCall,
-  DecodeCall,
+  AttentionCall,
   FinishDecode,
   KvBytes,
   KvCapacity,
   KvLayer,
   KvStore,
   KvStoreFactory,
-  SelectionOutcomes,
 } from '../contracts/kv-store.js';
-import type { TokenSelection } from '../contracts/kv-selector.js';
 import type { RowBatch } from '../contracts/row-batch.js';
+import type { SelectionOutcomes, TokenSelection } from '../contracts/token-selection.js';
 import type { FloatDType } from '../dtype.js';
 import { InvalidValueError } from '../errors.js';
 import { appendKv } from '../operations/append-kv.js';
@@ -150,7 +149,7 @@ class DensePagedStore implements KvStore {
     }
   }
 
-  startDecode(stream: Stream, { batch, query, output, scale }: DecodeCall): FinishDecode {
+  startDecode(stream: Stream, { batch, query, output, scale }: AttentionCall): FinishDecode {
     const { slots, queryStart } = batch;
     decodeAttention(stream, { query, output, blocks: this.denseBlocks(), slots, queryStart, scale });
     return () => undefined;

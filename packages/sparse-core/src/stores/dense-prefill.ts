@@ -11,7 +11,7 @@ export function densePrefill(): PrefillAttention {
       const blocks = store.denseBlocks(batch.entries.map(({ slot }) => slot));
       if (blocks === undefined && store.attend) {
         store.attend(stream, call);
-        return { density: 1 };
+        return { report: { density: 1 } };
       }
       if (blocks === undefined) {
         throw new CapabilityError(
@@ -22,7 +22,7 @@ export function densePrefill(): PrefillAttention {
       }
       const { slots, queryStart } = batch;
       prefillAttention(stream, { query, output, blocks, slots, queryStart, scale, causal: true });
-      return { density: 1 };
+      return { report: { density: 1 } };
     },
   };
 }

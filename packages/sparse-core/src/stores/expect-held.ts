@@ -1,4 +1,4 @@
-import type { TokenSelection } from '../contracts/kv-selector.js';
+import type { TokenSelection } from '../contracts/token-selection.js';
 import { InvalidValueError } from '../errors.js';
 
 /**
