@@ -120,7 +120,7 @@ const operations: readonly MisusedFunction[] = [
       bias: filled(device, 'f32', ['out'], [5]),
       output: filled(device, 'f32', ['token', 'out'], [3, 5]),
     }),
-    { outputs: ['output'], legal: [rowsApart('input|weight|output'), anyFloat('weight|bias'), optional('accumulate|bias|rows'), legalAt('rows', 'gaps within rows', 'one number has no gaps')] },
+    { outputs: ['output'], legal: [rowsApart('input|weight|output'), anyFloat('weight|bias'), optional('accumulate|bias|rows'), legalAt('rows', 'gaps within rows', 'one number has no gaps'), legalAt('output', 'over args\\.rows, shifted', 'the number ends where it begins')] },
   ),
   misusedOperation(
     core.linear,
