@@ -9,8 +9,10 @@
 
 #ifdef __CUDACC__
 #define KV_HOST_DEVICE __host__ __device__
+#define KV_ROLLED _Pragma("unroll 1")  // a loop that few inputs come to leaves the registers to others
 #else
 #define KV_HOST_DEVICE
+#define KV_ROLLED
 #endif
 
 namespace kv {
@@ -74,11 +76,13 @@ struct WideScore {
 template <class Score>
 KV_HOST_DEVICE static inline float small_mean(Score score, int32_t count, int32_t divisor, double sum) {
   float largest = 0;
+  KV_ROLLED
   for (int32_t i = 0; i < count; ++i) largest = score(i) > largest ? score(i) : largest;
   // Only numbers that are no sums of probabilities can cancel out.
   if (!is_small(largest)) return static_cast<float>(sum / divisor);
   const int32_t unit = WideScore(largest).exponent;
   double wide = 0;
+  KV_ROLLED
   for (int32_t i = 0; i < count; ++i) wide += WideScore(score(i)).over(unit);
   return score_of(static_cast<float>(wide / divisor), unit);
 }

@@ -7,6 +7,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <utility>
+
 #include "kernels/observation-scores/observation-scores-head.h"
 #include "kernels/observation-scores/observation-scores-sums.h"
 #include "kernels/stage-ring.h"
@@ -193,21 +195,19 @@ class Consumer {
       load_queries(chunk);
       load_log_sums(chunk);
       for_each_tile<Pass::weights>(tiles.end - tiles.begin, [&](int i, float(&scores)[kTileScores]) {
+        const int first_key = (tiles.end - 1 - i) * kKeyTile + row_in_tile(0);
+        const Weighing by = {shared_.log_sums, a_.scale * kLog2E, rows_.head_rows};
         float weights[2];
-        reduce_weights<kMaximum>(scores, weights);
-        weights[0] *= share;
-        weights[1] *= share;
+        reduce_weights<kMaximum>(by, scores, weights);
+        for (float& weight : weights) weight *= share;
         const bool small = weights[0] < kSmallScore || weights[1] < kSmallScore;
-        if (__any_sync(0xffffffffu, small)) reduce_small_weights<kMaximum>(scores, share, weights);
-        for (int half = 0; half < 2; ++half) {
-          const int key = (tiles.end - 1 - i) * kKeyTile + row_in_tile(half);
-          if (threadIdx.x % 4 != 0 || key >= min(head_.prefix, a_.score_tokens)) continue;
-          float score = weights[half];
-          if (chunk > 0) {
-            const float before = head_.scores[key];
-            score = kMaximum ? fmaxf(before, score) : sum_of(before, score);
-          }
-          head_.scores[key] = score;
+        if (!__any_sync(0xffffffffu, small)) {
+          write_scores<kMaximum, false>(chunk, first_key, weights);
+        } else {
+          const float2 others = small_weights<kMaximum>(by, share, scores, std::make_index_sequence<kTileScores>());
+          if (weights[0] < kSmallScore) weights[0] = others.x;
+          if (weights[1] < kSmallScore) weights[1] = others.y;
+          write_scores<kMaximum, true>(chunk, first_key, weights);
         }
       });
     }
@@ -325,27 +325,33 @@ class Consumer {
     }
   }
 
+  // What makes weights of scores against the rows of a chunk.
+  struct Weighing {
+    const float* log_sums;
+    float scale_log2;
+    int head_rows;
+  };
+
   // Of the two keys whose scores against all rows of the chunk the quad's threads hold; over 2^exponents if kScaled.
   template <bool kMaximum, bool kScaled = false>
-  __device__ void reduce_weights(const float (&scores)[kTileScores], float (&result)[2],
-                                 const float (&exponents)[2] = {}) const {
-    const float scale = a_.scale * kLog2E;
+  static __device__ void reduce_weights(const Weighing& by, const float (&scores)[kTileScores], float (&result)[2],
+                                        const float (&exponents)[2] = {}) {
     float sums[2][2] = {};  // two chains, so that no addition waits for the previous one
     float best[2] = {};
-    int columns_left = rows_.head_rows;
+    int columns_left = by.head_rows;
 #pragma unroll
     for (int i = 0; i < kTileScores; i += 4) {
-      const auto log_sums = *reinterpret_cast<const float2*>(&shared_.log_sums[2 * i + 2 * (threadIdx.x % 4)]);
+      const auto log_sums = *reinterpret_cast<const float2*>(&by.log_sums[2 * i + 2 * (threadIdx.x % 4)]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float offset = kScaled ? exponents[half] : 0.0f;
-        sums[half][0] += ptx::exp2_approximate(fmaf(scores[i + 2 * half], scale, -log_sums.x) - offset);
-        sums[half][1] += ptx::exp2_approximate(fmaf(scores[i + 2 * half + 1], scale, -log_sums.y) - offset);
+        sums[half][0] += ptx::exp2_approximate(fmaf(scores[i + 2 * half], by.scale_log2, -log_sums.x) - offset);
+        sums[half][1] += ptx::exp2_approximate(fmaf(scores[i + 2 * half + 1], by.scale_log2, -log_sums.y) - offset);
       }
       if constexpr (kMaximum) {
         columns_left -= 8;
         if (columns_left > 0) continue;
-        columns_left = rows_.head_rows;
+        columns_left = by.head_rows;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           best[half] = fmaxf(best[half], quad_sum(sums[half][0] + sums[half][1]));
@@ -359,30 +365,54 @@ class Consumer {
     }
   }
 
-  // The same of those that are small, from the logarithms of weights.
-  template <bool kMaximum>
-  __device__ void reduce_small_weights(const float (&scores)[kTileScores], float share, float (&weights)[2]) const {
+  // The scores of the same two keys if they are small, from the logarithms of weights. Few tiles have such keys, and
+  // the loop over tiles is faster without this code. Numbers one by one are passed in registers, an array is not.
+  template <bool kMaximum, size_t... kIndex>
+  static __device__ float2 small_weights(const Weighing& by, float share, const float (&scores)[kTileScores],
+                                         std::index_sequence<kIndex...>) {
+    return small_weights_of<kMaximum>(by.log_sums, by.scale_log2, by.head_rows, share, scores[kIndex]...);
+  }
+
+  template <bool kMaximum, class... Score>
+  static __device__ __noinline__ float2 small_weights_of(const float* log_sums, float scale_log2, int head_rows,
+                                                         float share, Score... score) {
+    const Weighing by = {log_sums, scale_log2, head_rows};
+    const float scores[kTileScores] = {score...};
     float exponents[2] = {-2e9f, -2e9f};
-    const float scale = a_.scale * kLog2E;
 #pragma unroll
     for (int i = 0; i < kTileScores; ++i) {
-      const float log_sum = shared_.log_sums[2 * (i / 4 * 4) + 2 * (threadIdx.x % 4) + i % 2];
-      exponents[i / 2 % 2] = fmaxf(exponents[i / 2 % 2], fmaf(scores[i], scale, -log_sum));
+      const float log_sum = by.log_sums[2 * (i / 4 * 4) + 2 * (threadIdx.x % 4) + i % 2];
+      exponents[i / 2 % 2] = fmaxf(exponents[i / 2 % 2], fmaf(scores[i], by.scale_log2, -log_sum));
     }
-    float sums[2];
 #pragma unroll
     for (float& exponent : exponents) {
       exponent = fmaxf(exponent, __shfl_xor_sync(0xffffffffu, exponent, 1));
       exponent = floorf(fmaxf(exponent, __shfl_xor_sync(0xffffffffu, exponent, 2)));
     }
-    reduce_weights<kMaximum, true>(scores, sums, exponents);
+    float sums[2];
+    reduce_weights<kMaximum, true>(by, scores, sums, exponents);
+    return make_float2(score_of(sums[0] * share, static_cast<int>(exponents[0])),
+                       score_of(sums[1] * share, static_cast<int>(exponents[1])));
+  }
+
+  // Of both keys, with those of the chunks before; some are small if kSmall.
+  template <bool kMaximum, bool kSmall>
+  __device__ void write_scores(int chunk, int first_key, const float (&weights)[2]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (weights[half] < kSmallScore) weights[half] = score_of(sums[half] * share, static_cast<int>(exponents[half]));
+      const int key = first_key + 8 * half;
+      if (threadIdx.x % 4 != 0 || key >= min(head_.prefix, a_.score_tokens)) continue;
+      float score = weights[half];
+      if (chunk > 0) {
+        const float before = head_.scores[key];
+        score = kMaximum ? fmaxf(before, score) : kSmall ? sum_of(before, score) : before + score;
+      }
+      head_.scores[key] = score;
     }
   }
 
-  static __device__ float sum_of(float a, float b) {
+  // The sum of two scores, some of which are small.
+  static __device__ __noinline__ float sum_of(float a, float b) {
     const float sum = a + b;
     return is_small(sum) ? small_mean([&](int i) { return i == 0 ? a : b; }, 2, 1, sum) : sum;
   }

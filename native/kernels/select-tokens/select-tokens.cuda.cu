@@ -15,6 +15,7 @@ namespace kv {
 namespace {
 
 constexpr int kScoreThreads = 256;
+constexpr int kScoreBlocks = 5;  // of a multiprocessor: what few inputs come to must not take registers from the others
 constexpr int kTokensOfScoreBlock = 2048;
 constexpr int kTokensOfLane = 4;
 constexpr int kTeam = 8;       // blocks
@@ -66,6 +67,7 @@ __device__ float small_block_score(const SelectTokensArguments& a, const float* 
     return a.pooling == ScorePooling::none ? scores[first + i] : small_pooled_score(a, scores, prefix, first + i);
   };
   double sum = 0;
+  KV_ROLLED
   for (int i = 0; i < count; ++i) sum += static_cast<double>(score(i));
   return is_small(sum) ? small_mean(score, count, count, sum) : static_cast<float>(sum / count);
 }
@@ -131,7 +133,24 @@ __device__ bool is_set(const uint32_t* bits, int index) {
   return (read_word(bits, index / 32) >> index % 32 & 1) != 0;
 }
 
+constexpr uint32_t kOrderOfFirst = 0x80000001u;  // of the first number above 0
+
 // ---- The scores of candidates ----
+
+// Where f32 may not hold sums: the tokens that order_tokens has given an order to, once more, by the same warps.
+__device__ __noinline__ void order_small_tokens(Row row, int warp, int warps) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int word = warp; word * kWarp < row.tokens; word += warps) {
+    const int token = word * kWarp + lane;
+    uint32_t order = token < row.tokens ? row.memory.orders[token] : 0;
+    if (order != 0) {
+      order = order_of(small_pooled_score(row.arguments, row.scores, row.prefix, token + row.sinks));
+      row.memory.orders[token] = order;
+    }
+    const uint32_t best = __reduce_max_sync(0xffffffffu, order);
+    if (lane == 0) row.memory.word_best[word] = best;
+  }
+}
 
 // Single tokens, 0 for those that is_free denies. `warps` warps share them.
 template <class IsFree>
@@ -141,7 +160,7 @@ __device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free
   const bool maximum = row.arguments.pooling == ScorePooling::maximum;
   const int reach = row.arguments.pooling == ScorePooling::none ? 0 : row.arguments.pool_tokens / 2;
   const float outside = maximum ? -INFINITY : 0.0f;
-  bool small = false;
+  uint32_t lowest = UINT32_MAX;  // of numbers above 0, counted from the first
   for (int first = warp; first * kWarp < row.tokens; first += warps * kBatch) {
     float pooled[kBatch];
 #pragma unroll
@@ -163,19 +182,26 @@ __device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free
       if (token < row.tokens) row.memory.orders[token] = order;
       const uint32_t best = __reduce_max_sync(0xffffffffu, order);
       if (lane == 0) row.memory.word_best[word] = best;
-      small |= is_small(pooled[j]);
+      lowest = min(lowest, order - kOrderOfFirst);
     }
   }
+  const bool small = lowest < order_of(kSmallScore) - kOrderOfFirst;
   if (reach == 0 || maximum || !__any_sync(0xffffffffu, small)) return;
-  for (int word = warp; word * kWarp < row.tokens; word += warps) {
-    const int token = word * kWarp + lane;
-    const bool is_candidate = token < row.tokens && is_free(token);
-    const int here = min(token, row.tokens - 1) + row.sinks;
-    const float score = small_pooled_score(row.arguments, row.scores, row.prefix, here);
-    const uint32_t order = is_candidate ? order_of(score) : 0;
-    if (token < row.tokens) row.memory.orders[token] = order;
-    const uint32_t best = __reduce_max_sync(0xffffffffu, order);
-    if (lane == 0) row.memory.word_best[word] = best;
+  order_small_tokens(row, warp, warps);
+}
+
+// Where f32 or f64 may not hold sums: the blocks that order_blocks gives to every `lanes` lanes, once more. The warp
+// shares them out. `small` has the bits of those lanes whose blocks need it.
+__device__ __noinline__ void order_small_blocks(Row row, int thread, int threads, int lanes, unsigned small) {
+  const int groups = kWarp / lanes;
+  const int lane = thread % kWarp;
+  const int group = lane % groups;
+  if ((small >> group * lanes & 1) == 0) return;
+  const int step = threads / lanes;
+  for (int block = (thread - lane) / lanes + group + lane / groups * step; block < row.blocks; block += threads) {
+    const int first = block * row.block_tokens + row.sinks;
+    const float score = small_block_score(row.arguments, row.scores, row.prefix, first, row.tokens_of(block));
+    row.memory.orders[block] = order_of(score);
   }
 }
 
@@ -212,17 +238,14 @@ __device__ void order_blocks(const Row& row, int thread, int threads) {
       small |= is_small(sums[j]);
     }
   }
-  if (kPooled) small = __any_sync(0xffffffffu, small);
-  if (lane != 0 || !small) return;
-  for (int block = thread / lanes; block < row.blocks; block += step) {
-    const int first = block * row.block_tokens + row.sinks;
-    const float score = small_block_score(row.arguments, row.scores, row.prefix, first, row.tokens_of(block));
-    row.memory.orders[block] = order_of(score);
-  }
+  const unsigned small_lanes = __ballot_sync(0xffffffffu, small);
+  if (small_lanes == 0) return;
+  __syncwarp();  // other lanes write
+  order_small_blocks(row, thread, threads, lanes, kPooled ? 0xffffffffu : small_lanes);
 }
 
 template <bool kPooled>
-__global__ void __launch_bounds__(kScoreThreads) order_candidates(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kScoreThreads, kScoreBlocks) order_candidates(const __grid_constant__ Launch launch) {
   const Row row(launch, static_cast<int>(blockIdx.y));
   if (!row.chooses()) return;
   const int thread = static_cast<int>(blockIdx.x * kScoreThreads + threadIdx.x);
