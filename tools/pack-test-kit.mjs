@@ -108,6 +108,7 @@ async function packRunner() {
     target: 'node20',
     logLevel: 'warning',
   });
+  await build({ entryPoints: [join(root, 'vitest.setup.ts')], outfile: join(kit, 'vitest.setup.mjs'), target: 'node20' });
   writeFileSync(join(kit, 'node_modules/vitest/package.json'), JSON.stringify({ type: 'module', exports: './index.js' }));
   for (const file of ['run-file.mjs', 'run-tests.mjs']) copyFileSync(join(source, file), join(kit, file));
   const start = join(kit, 'run-tests');

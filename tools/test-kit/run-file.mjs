@@ -1,5 +1,5 @@
 // Runs one test file in a process of its own and sends its parent what came out.
-import { pathToFileURL } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
 import { startTests } from 'vitest';
 
 const [file, pattern] = process.argv.slice(2);
@@ -25,7 +25,7 @@ function count(suite, path) {
 
 const config = {
   root: process.cwd(),
-  setupFiles: [],
+  setupFiles: [fileURLToPath(new URL('vitest.setup.mjs', import.meta.url))],
   name: undefined,
   passWithNoTests: false,
   testNamePattern: pattern === undefined ? undefined : new RegExp(pattern),

@@ -1,6 +1,7 @@
 // What the test files import as 'vitest' in the kit: vitest's own runner and assertions, without its bundler and
 // file server. Bundled into one file by tools/pack-test-kit.mjs.
 import {
+  addCustomEqualityTesters,
   ASYMMETRIC_MATCHERS_OBJECT,
   getState,
   GLOBAL_EXPECT,
@@ -19,6 +20,7 @@ chai.use(JestAsymmetricMatchers);
 
 export const expect = (value, message) => chai.expect(value, message);
 Object.assign(expect, chai.expect, globalThis[ASYMMETRIC_MATCHERS_OBJECT], {
+  addEqualityTesters: addCustomEqualityTesters,
   getState: () => getState(expect),
   setState: (state) => setState(state, expect),
 });
