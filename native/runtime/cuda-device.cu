@@ -40,8 +40,12 @@ class CudaDevice : public Device {
     return pinned != nullptr ? pinned : HostMemory::allocate(bytes);
   }
 
+  // The driver may read memory that is not pinned at the call, before a host part ahead has written it.
   Status upload(void* to, const std::shared_ptr<HostMemory>& from, Queue& queue) override {
-    return host_copy(to, from->data, from, static_cast<cudaStream_t>(queue.cuda_stream()));
+    const auto stream = static_cast<cudaStream_t>(queue.cuda_stream());
+    Status status;
+    if (!from->pinned && !from->reachable) status = cuda_status(cudaStreamSynchronize(stream));
+    return status.ok() ? host_copy(to, from->data, from, stream) : status;
   }
 
   Status download(const std::shared_ptr<HostMemory>& to, const void* from, Queue& queue) override {

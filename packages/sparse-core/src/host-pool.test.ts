@@ -79,9 +79,21 @@ describeOnDevices('host tensors', ({ open }) => {
       const read = host.read(stream);
       stream.copy(zeros, host);
       stream.copy(zeros, other);
-      expect(await read).toEqual(elements);
-      expect((await seconds.read(stream)).every((value, index) => value === 2 * index + 1)).toBe(true);
+      // A report of two arrays of this size would take gigabytes.
+      expect((await read).findIndex((value, index) => value !== index)).toBe(-1);
+      expect((await seconds.read(stream)).findIndex((value, index) => value !== 2 * index + 1)).toBe(-1);
     }
+  });
+
+  it('leave wrapped arrays to copies, each of which finds there what the one ahead brought', async () => {
+    using stream = device.createStream();
+    const count = (16 * MiB) / 4;
+    using there = device.tensor('i32', ['value'], [count], new Int32Array(count).fill(7));
+    using wrapped = device.wrap('i32', ['value'], [count], new Int32Array(count));
+    using copied = device.tensor('i32', ['value'], [count]);
+    stream.copy(there, wrapped);
+    stream.copy(wrapped, copied);
+    expect((await copied.read(stream)).findIndex((value) => value !== 7)).toBe(-1);
   });
 
   it('are copied in recordings, to the device, from it, and between them', async () => {
