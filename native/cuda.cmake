@@ -43,4 +43,6 @@ add_executable(cuda_tests tests/main.cc ${cuda_test_sources})
 set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "80-real;89-real;90a-real" CUDA_RUNTIME_LIBRARY Static)
 target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr
                                                                   -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
+# None waits for longer than a few seconds; those of the CPU may be slow, under sanitizers.
+target_compile_definitions(cuda_tests PRIVATE KV_TEST_SECONDS=30)
 target_link_libraries(cuda_tests PRIVATE kv_core)

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <stdexcept>
@@ -14,6 +15,10 @@
 #include "runtime/stream.h"
 
 namespace kv::tests {
+
+// By default CUDA loads a kernel at its first launch, after all that the device runs then: no kernel of a test could be
+// new while another waits for it, or a host part does. Before the first call of CUDA.
+inline const int loads_ahead = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 
 inline std::shared_ptr<Device> cuda_device() {
   Status status;
