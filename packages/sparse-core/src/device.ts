@@ -3,13 +3,13 @@ import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice
 import { byteSize, type DType, dtypes, type ElementArray, expectElements } from './dtype.js';
 import { CapabilityError, InvalidValueError, OutOfMemoryError } from './errors.js';
 import { hostPool } from './host-pool.js';
-import { checkedLayout } from './layout.js';
+import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { MappedFile } from './mapped-file.js';
 import { fromNative } from './native-error.js';
 import { show } from './show.js';
 import { Stream } from './stream.js';
-import { type Axes, type Extents, Tensor } from './tensor.js';
+import { Tensor } from './tensor.js';
 import { WatchedFile } from './watched-file.js';
 import { holdInPlace } from './wrapped-memory.js';
 

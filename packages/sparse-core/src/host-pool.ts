@@ -2,10 +2,10 @@ import type { NativeHostPool } from './addon.js';
 import { Device } from './device.js';
 import { byteSize, type DType, dtypes } from './dtype.js';
 import { DeviceError, DisposedError, OutOfMemoryError } from './errors.js';
-import { checkedLayout } from './layout.js';
+import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { fromNative } from './native-error.js';
 import { show } from './show.js';
-import { type Axes, type Extents, Tensor } from './tensor.js';
+import { Tensor } from './tensor.js';
 import { expectObject, expectThat } from './validate.js';
 
 export interface HostPoolProgress {

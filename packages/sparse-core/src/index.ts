@@ -43,6 +43,7 @@ export {
   ShapeError,
 } from './errors.js';
 export { HostPool, hostPool, type HostPoolOptions, type HostPoolProgress } from './host-pool.js';
+export { type Axes, type Extents } from './layout.js';
 export { type NativeBinary, nativeBinary } from './load-addon.js';
 export { MappedFile } from './mapped-file.js';
 export { embedding, type EmbeddingArguments } from './operations/embedding.js';
@@ -71,4 +72,4 @@ export { roundToBf16 } from './round-to-bf16.js';
 export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';
 export { densePrefill } from './stores/dense-prefill.js';
 export { Stream } from './stream.js';
-export { type Axes, type Extents, Tensor, type TensorHandle } from './tensor.js';
+export { Tensor, type TensorHandle } from './tensor.js';

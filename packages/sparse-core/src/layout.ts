@@ -1,7 +1,12 @@
 import { type DType, dtypes } from './dtype.js';
 import { DTypeError, ShapeError } from './errors.js';
 import { show } from './show.js';
-import type { Axes, Extents } from './tensor.js';
+
+/** Names of a tensor's axes, outermost first. */
+export type Axes = readonly string[];
+
+/** One extent (or stride) for each axis. */
+export type Extents<A extends Axes> = { readonly [Index in keyof A]: number };
 
 /** As `kMaxRank` of `native/bindings/tensor-object.h`. */
 const maxRank = 6;

@@ -2,9 +2,9 @@ import type { NativeTensor } from './addon.js';
 import type { Device } from './device.js';
 import { byteSize, type DType } from './dtype.js';
 import { ShapeError } from './errors.js';
-import { checkedLayout } from './layout.js';
+import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { show } from './show.js';
-import { type Axes, type Extents, Tensor } from './tensor.js';
+import { Tensor } from './tensor.js';
 import type { WatchedFile } from './watched-file.js';
 
 /** A file mapped into memory, read-only. Tensors over it cost no memory until they are read. */

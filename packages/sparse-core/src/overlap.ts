@@ -1,8 +1,17 @@
-import { byteSize } from './dtype.js';
-import type { Tensor } from './tensor.js';
+import { byteSize, type DType } from './dtype.js';
+
+/** Where a tensor lies, from its first byte to behind its last. */
+interface Placed {
+  readonly dtype: DType;
+  readonly shape: readonly number[];
+  readonly strides: readonly number[];
+  readonly byteLength: number;
+  readonly firstByte: number;
+  readonly endByte: number;
+}
 
 /** Bytes of what lies between neighbours of a tensor's outermost axis that has any, and of one of them. */
-function rowsOf(tensor: Tensor): { stride: number; width: number } {
+function rowsOf(tensor: Placed): { stride: number; width: number } {
   const { shape, strides, dtype } = tensor;
   const axis = shape.findIndex((extent) => extent > 1);
   const bytes = tensor.endByte - tensor.firstByte;
@@ -16,7 +25,7 @@ function rowsOf(tensor: Tensor): { stride: number; width: number } {
  * Whether two tensors share memory. Columns of one matrix do not, though they lie between one another; tensors of
  * different strides that lie so are taken to.
  */
-export function overlap(one: Tensor, other: Tensor): boolean {
+export function overlap(one: Placed, other: Placed): boolean {
   if (one.endByte <= other.firstByte || other.endByte <= one.firstByte) return false;
   if (one.byteLength === 0 || other.byteLength === 0) return false;
   const [a, b] = [rowsOf(one), rowsOf(other)];
@@ -29,7 +38,7 @@ export function overlap(one: Tensor, other: Tensor): boolean {
 }
 
 /** Whether two tensors are the same elements in the same order. */
-export function coincide(one: Tensor, other: Tensor): boolean {
+export function coincide(one: Placed, other: Placed): boolean {
   return (
     one.firstByte === other.firstByte &&
     one.dtype === other.dtype &&
@@ -41,7 +50,7 @@ export function coincide(one: Tensor, other: Tensor): boolean {
 }
 
 /** Whether two tensors of the same strides begin one or more whole blocks, of their first axis, apart. */
-export function areBlocksApart(one: Tensor, other: Tensor): boolean {
+export function areBlocksApart(one: Placed, other: Placed): boolean {
   const distance = other.firstByte - one.firstByte;
   return distance !== 0 && distance % ((one.strides[0] ?? 0) * byteSize(one.dtype)) === 0;
 }

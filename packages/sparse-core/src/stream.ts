@@ -2,13 +2,13 @@ import type { NativeRecording, NativeStream } from './addon.js';
 import type { Device } from './device.js';
 import { type DType, type ElementArray, expectElements } from './dtype.js';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
-import { elementCount } from './layout.js';
+import { type Axes, elementCount } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { Recording } from './recording.js';
 import { overlap } from './overlap.js';
 import { show } from './show.js';
-import { type Axes, describe, type TensorHandle } from './tensor.js';
+import { describe, type TensorHandle } from './tensor.js';
 import { expectContiguous, expectStream, expectWritable, nativeOf, reachableFrom } from './validate.js';
 
 /**

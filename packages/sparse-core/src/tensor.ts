@@ -2,19 +2,13 @@ import type { NativeTensor } from './addon.js';
 import type { Device } from './device.js';
 import { byteSize, createElementArray, type DType, dtypes, type ElementArray } from './dtype.js';
 import { DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
-import { checkedLayout, elementCount, isContiguous, type Layout, spanOf } from './layout.js';
+import { type Axes, checkedLayout, elementCount, type Extents, isContiguous, type Layout, spanOf } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { show } from './show.js';
 import type { Stream } from './stream.js';
 import { reachableFrom } from './validate.js';
 import { viewStrides } from './view-strides.js';
-
-/** Names of a tensor's axes, outermost first. */
-export type Axes = readonly string[];
-
-/** One extent (or stride) for each axis. */
-export type Extents<A extends Axes> = { readonly [Index in keyof A]: number };
 
 /**
  * A typed view of memory on a device. The axes are part of the type, so that a `[token, kvHead, dim]`

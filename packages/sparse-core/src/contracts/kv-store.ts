@@ -60,11 +60,11 @@ export interface AttentionCall {
 
 /** How often the decode steps of a slot found what they read at hand, for a scheduler. */
 export interface KvDemand {
-  /** The slot's decode steps that are counted here. */
+  /** How many decode steps of the slot are counted here. */
   readonly step: number;
-  /** Blocks that the newest steps read, each once: how many, of which steps, the store says. */
+  /** Blocks that the newest of them read, each counted once. How many steps those are is the store's to say. */
   readonly workingSet: number;
-  /** Blocks that were in device memory when a step read them, and those that had to come from the host. */
+  /** Blocks that were in device memory when a step read them, and blocks that had to come from the host. */
   readonly hits: number;
   readonly misses: number;
 }

@@ -3,7 +3,8 @@ import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
 import { floats } from '../tensor-rules.js';
 import type { Stream } from '../stream.js';
-import { type Axes, Tensor, type TensorHandle } from '../tensor.js';
+import type { Axes } from '../layout.js';
+import { Tensor, type TensorHandle } from '../tensor.js';
 import { expectObject, expectThat, isFinite32 } from '../validate.js';
 
 export interface RmsNormArguments<D extends FloatDType, A extends Axes> {

@@ -1,7 +1,7 @@
 import type { Device } from '../device.js';
 import { OutOfMemoryError } from '../errors.js';
-import { elementCount } from '../layout.js';
-import type { Axes, Extents, Tensor } from '../tensor.js';
+import { type Axes, elementCount, type Extents } from '../layout.js';
+import type { Tensor } from '../tensor.js';
 
 /**
  * A table of a cache, of zeros.
