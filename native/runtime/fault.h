@@ -14,6 +14,7 @@ enum class FaultCode : int32_t {
   id_out_of_range,
   rows_not_ascending,
   slot_out_of_range,
+  slot_twice,
   cache_overflow,
   block_out_of_range,
   selection_not_ascending,
@@ -45,6 +46,8 @@ inline std::string describe(const Fault& fault) {
       return "the rows of the batch entries do not ascend from 0 to at most " + std::to_string(fault.limit);
     case FaultCode::slot_out_of_range:
       return "a batch entry names slot " + value + ", but slots are 0 to " + std::to_string(fault.limit - 1);
+    case FaultCode::slot_twice:
+      return "slot " + value + " is named twice in one batch, by entries that both have rows";
     case FaultCode::cache_overflow:
       return "slot " + value + " counts more keys than its block table holds: give it a wider table";
     case FaultCode::block_out_of_range:

@@ -23,6 +23,11 @@ __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache
       report_fault(faults, FaultCode::slot_out_of_range, a.slots[i], 0, a.slot_count);
       return false;
     }
+    if (i != entry && a.slots[i] == a.slots[entry] && a.query_start[i + 1] > a.query_start[i] &&
+        a.query_start[entry + 1] > a.query_start[entry]) {
+      report_fault(faults, FaultCode::slot_twice, a.slots[i]);
+      return false;
+    }
   }
   if (!rows_ascend(a, entry) || !slot_exists(a, entry)) return false;
   if (a.query_start[entry + 1] == a.query_start[entry]) return false;

@@ -1,5 +1,8 @@
 #include "kernels/append-kv/append-kv.h"
 
+#include <string>
+#include <vector>
+
 #include "kernels/cpu-dispatch.h"
 #include "kernels/cuda-dispatch.h"
 
@@ -7,6 +10,21 @@ namespace kv {
 
 KV_CPU_KERNEL(append_kv, AppendKvArguments)
 KV_CUDA_KERNEL(append_kv, AppendKvArguments)
+
+// Of a batch whose slots exist. Two entries would both write behind the same count.
+static Status validate_slots(const AppendKvArguments& a) {
+  std::vector<bool> seen(static_cast<size_t>(a.slot_count));
+  for (int32_t entry = 0; entry < a.batch; ++entry) {
+    if (a.query_start[entry + 1] == a.query_start[entry]) continue;
+    const auto slot = static_cast<size_t>(a.slots[entry]);
+    if (seen[slot]) {
+      return Status::failure(StatusCode::invalid_value, "slot " + std::to_string(slot) +
+                                                            " is named twice in one batch, by entries that both have rows");
+    }
+    seen[slot] = true;
+  }
+  return Status::success();
+}
 
 Status append_kv(const AppendKvArguments& arguments, ExecutionContext& context) {
   if (!is_float(arguments.row_dtype)) {
@@ -16,6 +34,7 @@ Status append_kv(const AppendKvArguments& arguments, ExecutionContext& context) 
   if (!status.ok()) return status;
   if (context.device == DeviceKind::cuda) return append_kv_cuda(arguments, context);
   status = validate_tables(arguments, true);
+  if (status.ok()) status = validate_slots(arguments);
   if (!status.ok()) return status;
   append_kv_cpu(arguments, context);
   return Status::success();

@@ -11,7 +11,6 @@
 
 namespace kv {
 
-// No slot twice in a batch.
 struct AppendKvArguments : PagedBatch {
   // New rows, [token, kv_head, dim]. Strides count elements and hold for both; dim is contiguous.
   const void* keys = nullptr;
@@ -24,7 +23,8 @@ struct AppendKvArguments : PagedBatch {
   void* value_pool = nullptr;
 };
 
-// Refuses rows that do not fit the slot's blocks, and tables that lead outside, before it writes anything
+// Refuses rows that do not fit the slot's blocks, a slot that two entries with rows name, and tables that lead
+// outside, before it writes anything
 // (invalid_value); dtypes other than f32, f16 and bf16 (capability).
 Status append_kv(const AppendKvArguments& arguments, ExecutionContext& context);
 

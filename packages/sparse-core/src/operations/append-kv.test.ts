@@ -99,6 +99,31 @@ describeOnDevices('appendKv', ({ open }) => {
     for (const tensor of Object.values(blocks)) tensor.dispose();
   });
 
+  it('refuses a slot that two entries with rows name, before it writes', async () => {
+    const [kvHeads, dim] = [2, 8];
+    const { blocks, capacity, row } = emptyCache(new Random(4), 'f32', 3, kvHeads, dim);
+    // Either entry fits, and both together do not.
+    const tokens = 2 * (capacity - 1);
+    using rows = device.tensor('f32', ['token', 'kvHead', 'dim'], [tokens, kvHeads, dim], new Float32Array(tokens * 16).fill(1));
+    using slots = device.tensor('i32', ['batch'], [3], Int32Array.of(1, 1, 1));
+    using twice = device.tensor('i32', ['boundary'], [4], Int32Array.of(0, tokens / 2, tokens / 2, tokens));
+    using once = device.tensor('i32', ['boundary'], [4], Int32Array.of(0, 0, 1, 1));
+    const before = await blocks.keys.read();
+    const other = device.createStream();
+    appendKv(other, { keys: rows, values: rows, blocks, slots, queryStart: twice });
+    const failure: unknown = await other.synchronize().catch((error: unknown) => error);
+    expect(failure).toBeInstanceOf(InvalidValueError);
+    expect((failure as Error).message).toMatch(/slot 1 .*twice/);
+    expect(await blocks.keys.read(stream)).toEqual(before);
+    expect(await blocks.values.read(stream)).toEqual(before);
+    expect(await blocks.keyCounts.read(stream)).toEqual(new Int32Array(3 * kvHeads));
+    appendKv(stream, { keys: rows, values: rows, blocks, slots, queryStart: once });
+    for (const head of [0, 1]) before.fill(1, row(1, head, 0) * dim, (row(1, head, 0) + 1) * dim);
+    expect(await blocks.keys.read(stream)).toEqual(before);
+    for (const tensor of Object.values(blocks)) tensor.dispose();
+    other.dispose();
+  });
+
   it('refuses bad input with a typed error, and rows that do not fit before it writes', async () => {
     const { blocks, capacity } = emptyCache(new Random(2), 'f16', 1, 2, 8);
     const axes = ['token', 'kvHead', 'dim'] as const;

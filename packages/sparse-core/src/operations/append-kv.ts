@@ -25,9 +25,9 @@ const enqueue = operation(
 
 /**
  * Writes the keys and values of new tokens behind those that their slots hold, rounded to the cache's dtype
- * (to nearest even), and raises `blocks.keyCounts`. Old tokens never move. No slot may appear twice in
- * `slots`. Rows that do not fit their slot's blocks reject the stream's next wait with an InvalidValueError;
- * nothing is written then.
+ * (to nearest even), and raises `blocks.keyCounts`. Old tokens never move. Rows that do not fit their slot's blocks, and
+ * a slot that two entries with rows name, reject the stream's next wait with an InvalidValueError; nothing is written
+ * then.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function appendKv(stream: Stream, args: AppendKvArguments): void {
