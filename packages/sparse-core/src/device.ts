@@ -7,9 +7,10 @@ import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { MappedFile } from './mapped-file.js';
 import { fromNative } from './native-error.js';
+import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
 import { Stream } from './stream.js';
-import { Tensor } from './tensor.js';
+import { owningTensor, type Tensor } from './tensor.js';
 import { WatchedFile } from './watched-file.js';
 import { holdInPlace } from './wrapped-memory.js';
 
@@ -39,7 +40,8 @@ export class Device {
     return typeof value === 'object' && value !== null && #defaultStream in value;
   }
 
-  constructor(kind: DeviceKind, threads: number, native: NativeDevice) {
+  constructor(key: typeof ownKey, kind: DeviceKind, threads: number, native: NativeDevice) {
+    expectOwnKey(key, 'Device', 'createDevice()');
     this.kind = kind;
     this.threads = threads;
     this.native = native;
@@ -59,7 +61,7 @@ export class Device {
   /** @throws OutOfMemoryError when the device has no room for another, or the process no thread */
   createStream(): Stream {
     try {
-      return new Stream(this, this.native.createStream());
+      return new Stream(ownKey, this, this.native.createStream());
     } catch (error) {
       throw fromNative(error, { subject: 'stream' });
     }
@@ -82,7 +84,7 @@ export class Device {
     try {
       if (!Number.isSafeInteger(bytes)) throw Object.assign(new RangeError('No memory is as large.'), { code: 'KV_OUT_OF_MEMORY' });
       const native = this.native.allocate(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, bytes, data);
-      return Tensor.over(this, native, dtype, layout);
+      return owningTensor(this, native, dtype, layout);
     } catch (error) {
       if ((error as { code?: string }).code !== 'KV_OUT_OF_MEMORY') throw fromNative(error, { subject: 'tensor' });
       const { live, limit } = this.memory();
@@ -113,7 +115,7 @@ export class Device {
     holdInPlace(memory);
     try {
       const native = this.native.wrap(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, memory);
-      return Tensor.over(this, native, dtype, layout, this.kind !== 'cpu');
+      return owningTensor(this, native, dtype, layout, this.kind !== 'cpu');
     } catch (error) {
       throw fromNative(error, { subject: 'wrap' });
     }
@@ -146,7 +148,7 @@ export class Device {
     }
     try {
       const { tensor, byteLength } = await loadAddon().mapFile(this.native, path);
-      return new MappedFile(this, await WatchedFile.open(path), tensor, byteLength);
+      return new MappedFile(ownKey, this, await WatchedFile.open(path), tensor, byteLength);
     } catch (error) {
       throw fromNative(error, { subject: path });
     }
@@ -208,7 +210,7 @@ export function createDevice(options: DeviceOptions = {}): Device {
   }
   const addon = loadAddon();
   try {
-    return new Device(kind, threads, new addon.NativeDevice(kind, index, threads, instructionSet, memoryLimit));
+    return new Device(ownKey, kind, threads, new addon.NativeDevice(kind, index, threads, instructionSet, memoryLimit));
   } catch (error) {
     throw fromNative(error, { subject: 'device', given: options });
   }

@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { NativeDevice, NativeRecording, NativeStream, NativeTensor } from './addon.js';
 import { createDevice } from './device.js';
+import * as core from './index.js';
 import { DeviceError, InvalidValueError, KvError } from './errors.js';
 import { loadAddon } from './load-addon.js';
 import { rmsNorm, type RmsNormArguments } from './operations/rms-norm.js';
@@ -146,5 +147,17 @@ describe('a read', () => {
     const other = createDevice({ threads: 1 });
     using tensor = device.tensor('f32', ['value'], [1]);
     await expect(tensor.read(other.defaultStream)).rejects.toThrow(DeviceError);
+  });
+});
+
+describe('what only this package makes', () => {
+  const classes = [core.Device, core.HostPool, core.MappedFile, core.Recording, core.Stream, core.Tensor];
+  it.each(classes)('$name is not made of parts', (Class) => {
+    const device = core.createDevice({ threads: 1 });
+    const { native } = device.tensor('f32', ['value'], [1], Float32Array.of(1));
+    const parts = { device, native, dtype: 'f32', axes: ['value'], shape: [1000], strides: [1], byteOffset: 0 };
+    for (const given of [[], [parts], [device, native], [Symbol('made by @kv/sparse-core'), parts], ['cpu', 1, device.native]]) {
+      expect(() => Reflect.construct(Class, given) as unknown).toThrow(core.InvalidValueError);
+    }
   });
 });

@@ -4,8 +4,9 @@ import { byteSize, type DType, dtypes } from './dtype.js';
 import { DeviceError, DisposedError, OutOfMemoryError } from './errors.js';
 import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { fromNative } from './native-error.js';
+import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
-import { Tensor } from './tensor.js';
+import { owningTensor, type Tensor } from './tensor.js';
 import { expectObject, expectThat } from './validate.js';
 
 export interface HostPoolProgress {
@@ -64,7 +65,7 @@ export async function hostPool(device: Device, options: HostPoolOptions): Promis
     native?.release();
     throw fromNative(error, { subject: 'hostPool', given: bytes });
   }
-  return new HostPool(device, bytes, native);
+  return new HostPool(ownKey, device, bytes, native);
 }
 
 /** Memory of the host, made by `hostPool`, for tensors of a device. */
@@ -74,7 +75,8 @@ export class HostPool implements Disposable {
   readonly #native: NativeHostPool;
   #disposed = false;
 
-  constructor(device: Device, byteLength: number, native: NativeHostPool) {
+  constructor(key: typeof ownKey, device: Device, byteLength: number, native: NativeHostPool) {
+    expectOwnKey(key, 'HostPool', 'hostPool()');
     this.device = device;
     this.byteLength = byteLength;
     this.#native = native;
@@ -98,7 +100,7 @@ export class HostPool implements Disposable {
     const bytes = layout.elements * byteSize(dtype);
     try {
       const native = this.#native.take(dtypes.indexOf(dtype), layout.shape, layout.strides, 0, bytes);
-      return Tensor.over(this.device, native, dtype, layout);
+      return owningTensor(this.device, native, dtype, layout);
     } catch (error) {
       if ((error as { code?: string }).code !== 'KV_OUT_OF_MEMORY') throw fromNative(error, { subject: 'tensor' });
       throw new OutOfMemoryError(

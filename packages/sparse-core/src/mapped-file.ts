@@ -3,6 +3,7 @@ import type { Device } from './device.js';
 import { byteSize, type DType } from './dtype.js';
 import { ShapeError } from './errors.js';
 import { type Axes, checkedLayout, type Extents } from './layout.js';
+import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
 import { Tensor } from './tensor.js';
 import type { WatchedFile } from './watched-file.js';
@@ -14,11 +15,12 @@ export class MappedFile {
   readonly #bytes: Tensor<'u8', ['byte']>;
   readonly #watched: WatchedFile;
 
-  constructor(device: Device, watched: WatchedFile, native: NativeTensor, byteLength: number) {
+  constructor(key: typeof ownKey, device: Device, watched: WatchedFile, native: NativeTensor, byteLength: number) {
+    expectOwnKey(key, 'MappedFile', 'device.mapFile()');
     this.path = watched.path;
     this.#watched = watched;
     this.byteLength = byteLength;
-    this.#bytes = new Tensor({
+    this.#bytes = new Tensor(ownKey, {
       device,
       native,
       dtype: 'u8',

@@ -1,5 +1,6 @@
 import type { NativeRecording } from './addon.js';
 import { DeviceError, DisposedError } from './errors.js';
+import { expectOwnKey, ownKey } from './own-key.js';
 import type { Stream } from './stream.js';
 
 /** Operations that `stream.record` collected, for `stream.replay`. */
@@ -13,7 +14,8 @@ export class Recording implements Disposable {
     return typeof value === 'object' && value !== null && #disposed in value;
   }
 
-  constructor(stream: Stream, native: NativeRecording) {
+  constructor(key: typeof ownKey, stream: Stream, native: NativeRecording) {
+    expectOwnKey(key, 'Recording', 'stream.record()');
     this.stream = stream;
     this.#native = native;
   }

@@ -7,6 +7,7 @@ import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
 import { Recording } from './recording.js';
 import { overlap } from './overlap.js';
+import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
 import { describe, type TensorHandle } from './tensor.js';
 import { expectContiguous, expectStream, expectWritable, nativeOf, reachableFrom } from './validate.js';
@@ -22,7 +23,8 @@ export class Stream {
   #session: { readonly stream: Stream; open: boolean } | undefined;
   #disposed = false;
 
-  constructor(device: Device, native: NativeStream) {
+  constructor(key: typeof ownKey, device: Device, native: NativeStream) {
+    expectOwnKey(key, 'Stream', 'device.createStream()');
     this.device = device;
     this.#native = native;
   }
@@ -105,7 +107,7 @@ export class Stream {
         { subject: 'record' },
       );
     }
-    return new Recording(this, native);
+    return new Recording(ownKey, this, native);
   }
 
   /**

@@ -5,6 +5,7 @@ import { DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
 import { type Axes, checkedLayout, elementCount, type Extents, isContiguous, type Layout, spanOf } from './layout.js';
 import { loadAddon } from './load-addon.js';
 import { fromNative } from './native-error.js';
+import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
 import type { Stream } from './stream.js';
 import { reachableFrom } from './validate.js';
@@ -84,19 +85,8 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     return typeof value === 'object' && value !== null && #disposed in value;
   }
 
-  /** A contiguous tensor that owns its memory, from its start on. */
-  static over<D extends DType, A extends Axes>(
-    device: Device,
-    native: NativeTensor,
-    dtype: D,
-    { axes, shape, strides }: Layout<A>,
-    hostOnly = false,
-  ): Tensor<D, A> {
-    const parts = { device, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined };
-    return new Tensor({ ...parts, readOnly: false, hostOnly });
-  }
-
-  constructor(parts: TensorParts<D, A>) {
+  constructor(key: typeof ownKey, parts: TensorParts<D, A>) {
+    expectOwnKey(key, 'Tensor', 'device.tensor()');
     this.device = parts.device;
     this.native = parts.native;
     this.dtype = parts.dtype;
@@ -203,7 +193,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     const native = this.#nativeView(dtype, shape, strides, byteOffset);
     const base = this.#base ?? this;
     const { device, readOnly, hostOnly } = this;
-    return new Tensor({ device, native, dtype, axes, shape, strides, byteOffset, base, readOnly, hostOnly });
+    return new Tensor(ownKey, { device, native, dtype, axes, shape, strides, byteOffset, base, readOnly, hostOnly });
   }
 
   #nativeView(dtype: DType, shape: readonly number[], strides: readonly number[], byteOffset: number): NativeTensor {
@@ -231,6 +221,18 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
       });
     }
   }
+}
+
+/** A contiguous tensor that owns its memory, from its start on. */
+export function owningTensor<D extends DType, A extends Axes>(
+  device: Device,
+  native: NativeTensor,
+  dtype: D,
+  { axes, shape, strides }: Layout<A>,
+  hostOnly = false,
+): Tensor<D, A> {
+  const parts = { device, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined };
+  return new Tensor(ownKey, { ...parts, readOnly: false, hostOnly });
 }
 
 /** For messages: `f32 [token=3, hidden=8]`. */

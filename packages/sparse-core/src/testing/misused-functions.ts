@@ -127,6 +127,26 @@ export const misusedFunctions: readonly MisusedFunction[] = [
     ],
   },
   {
+    name: 'Stream.record',
+    args: (device, stream) => ({ self: stream, enqueue: () => stream.device }),
+    call: ({ self, enqueue }: { self: core.Stream; enqueue: () => unknown }) => self.record(enqueue),
+    legal: [legalAt('enqueue', 'a function', 'it enqueues nothing')],
+  },
+  {
+    name: 'Stream.replay',
+    args: (device, stream) => ({ self: stream, recording: stream.record(() => undefined) }),
+    call: ({ self, recording }: { self: core.Stream; recording: core.Recording }) => {
+      self.replay(recording);
+    },
+  },
+  {
+    name: 'Stream.waitFor',
+    args: (device, stream) => ({ self: stream, other: device.createStream() }),
+    call: ({ self, other }: { self: core.Stream; other: core.Stream }) => {
+      self.waitFor(other);
+    },
+  },
+  {
     name: 'byteSize',
     args: () => ({ dtype: 'f32' }),
     call: ({ dtype }: { dtype: core.DType }) => void core.byteSize(dtype),
@@ -142,8 +162,8 @@ export const harmlessExports: Readonly<Record<string, string>> = {
   densePrefill: 'takes nothing',
   roundToBf16: 'gives NaN for what is no number, as Math.fround does',
   sampleOutcomes: 'a list',
-  Recording: 'src/foreign-objects.test.ts tries it',
-  MappedFile: 'src/layout.test.ts tries its tensors',
-  HostPool: 'src/host-pool.test.ts tries it',
+  Recording: 'src/foreign-objects.test.ts forges it, and what replays it is tried',
+  MappedFile: 'src/foreign-objects.test.ts forges it, src/layout.test.ts tries its tensors',
+  HostPool: 'src/foreign-objects.test.ts forges it, src/host-pool.test.ts tries it',
   hostPool: 'src/host-pool.test.ts tries it',
 };
