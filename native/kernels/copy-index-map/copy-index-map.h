@@ -1,5 +1,6 @@
-// Makes a block index map (HieraSparse, section III-B) of another that names the copies of its blocks:
-//   target[i] = to[k] where from[k] == source[i], and 0, no block, where there is none.
+// Makes a block index map (HieraSparse, section III-B) of another that names copies of some of its blocks:
+//   target[i] = to[k] where from[k] == source[i], and source[i] where there is none.
+// The two may be one.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ static constexpr int32_t copied_entry(const CopyIndexMapArguments& a, int32_t en
     if (a.from[middle] < entry) first = middle + 1;
     else end = middle;
   }
-  return first < a.copies && a.from[first] == entry ? a.to[first] : 0;
+  return first < a.copies && a.from[first] == entry ? a.to[first] : entry;
 }
 
 }  // namespace kv

@@ -21,9 +21,9 @@ export interface CopyIndexMapArguments {
 const enqueue = operation('copyIndexMap', [tableRule('table')], ['table']);
 
 /**
- * Makes a slot's part of an index map that of another slot, but for the numbers of the blocks: where one has a block
- * of `from`, the other has the block of `to`, and where it has any other, none. Which block of the sequence is where,
- * and which is sparse, the host need not know.
+ * Makes a slot's part of an index map that of another slot, or of itself, but for blocks that were copied: where one
+ * has a block of `from`, the other has the block of `to`. Which block of the sequence is where, and which is sparse, the
+ * host need not know.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
  * @throws InvalidValueError for slots that do not exist, lists of different lengths, blocks that are no whole number,
  *   or a block of `from` that appears twice
