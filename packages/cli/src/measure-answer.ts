@@ -42,7 +42,7 @@ export async function measureAnswer(
     text += token.text;
     onText?.(token.text);
     // The cache is returned when the answer ends.
-    const { device, host } = runner.kvBytes;
+    const { device, host } = options.sequence ? runner.kvBytesOf(options.sequence) : runner.kvBytes;
     kvBytes = device + host;
   }
   return {

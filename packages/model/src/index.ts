@@ -14,7 +14,7 @@ export type { BatchEntry, DeviceIds, Phase } from './runner/model-batch.js';
 export { Runner } from './runner/runner.js';
 export type { Logits } from './runner/head.js';
 export type { RunnerModel } from './runner/runner-model.js';
-export type { RunnerOptions, SequenceOptions } from './runner/runner.js';
+export type { ForkOptions, RunnerOptions, SequenceOptions } from './runner/runner-options.js';
 export { Sequence } from './runner/sequence.js';
 export { readStoredTensors } from './safetensors/weight-files.js';
 export type { StoredDType, StoredTensor } from './safetensors/header.js';

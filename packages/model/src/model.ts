@@ -7,7 +7,7 @@ import type { Device } from '@kv/sparse-core';
 import { readModelConfig } from './config/read-model-config.js';
 import type { ModelConfig } from './config/model-config.js';
 import { Runner } from './runner/runner.js';
-import type { RunnerOptions } from './runner/runner.js';
+import type { RunnerOptions } from './runner/runner-options.js';
 import { Tokenizer } from './tokenizer/tokenizer.js';
 import { ModelWeights } from './weights/model-weights.js';
 

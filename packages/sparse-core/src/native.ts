@@ -10,11 +10,12 @@ export { madeTogether } from './made-together.js';
 export { operation } from './operation.js';
 export { attentionRules, attentionSettings, batchRules, expectHeads, pagedRowRules } from './operations/attention-arguments.js';
 export { show } from './show.js';
+export { BlockIds } from './stores/block-ids.js';
 export { expectCapacity } from './stores/expect-capacity.js';
 export { expectHeld } from './stores/expect-held.js';
 export { expectPrepared } from './stores/expect-prepared.js';
 export { shorterBy } from './stores/shorter-by.js';
-export { zeroTable } from './stores/zero-table.js';
+export { type BlockTable, SlotTable } from './stores/slot-table.js';
 export { floats, type TensorRule } from './tensor-rules.js';
 export {
   expectBoolean,

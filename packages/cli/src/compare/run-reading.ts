@@ -67,14 +67,13 @@ export async function runReading(
   const unread = document.subarray(-1);
 
   const ask = async (question: Int32Array, select: KvSelector | undefined, moment: Moment | undefined): Promise<HeldAnswer> => {
-    const around = runner.kvBytes;
     using sequence = runner.fork(whole, { select: select ?? observing(0) });
     const options = { sequence, maxTokens: maxNewTokens, stop: ['\n'], signal };
     const { text: answer, kvBytes } =
       moment === 'question-agnostic'
         ? await askAfterSelection(model, runner, unread, question, options)
         : await measureAnswer(runner, model.tokenizer, join(unread, question), options);
-    return { text: answer, kvBytes: kvBytes - around.device - around.host };
+    return { text: answer, kvBytes };
   };
 
   const { device, host } = runner.kvReserved;

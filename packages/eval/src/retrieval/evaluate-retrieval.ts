@@ -73,11 +73,10 @@ export async function evaluateRetrieval(
   await read(asked, prompt.subarray(documentTokens - 1, prompt.length - 1));
   const ask = async (from: Sequence, select: KvSelector): Promise<Asked> => {
     signal?.throwIfAborted();
-    const around = totalBytes(runner);
     using fork = runner.fork(from, { select });
     using logits = await prefill(runner, fork, prompt.subarray(fork.length, fork.length + 1));
-    const kvBytes = totalBytes(runner) - around;
-    return { kvBytes, ...(await readAnswer(runner, fork, example, logits, divergence)) };
+    const { device, host } = runner.kvBytesOf(fork);
+    return { kvBytes: device + host, ...(await readAnswer(runner, fork, example, logits, divergence)) };
   };
   const whole = divergence ? await ask(asked, observing(0)) : undefined;
   const results: RetrievalResult[] = [];
@@ -137,8 +136,4 @@ async function readRows(logits: Logits): Promise<Float32Array[]> {
 function meanDivergence(reference: readonly Float32Array[], given: readonly Float32Array[]): number {
   const each = reference.map((logits, index) => logitDivergence(logits, given[index] ?? new Float32Array()));
   return each.reduce((total, one) => total + one, 0) / each.length;
-}
-
-function totalBytes({ kvBytes }: Runner): number {
-  return kvBytes.device + kvBytes.host;
 }

@@ -19,8 +19,18 @@ export interface HeadRules {
   readonly after: Shares;
 }
 
-/** Which blocks are copied onto which: of the dense pool, and of the sparse ones of keys and of values. */
-export type CopiesOfPools = Readonly<Record<'dense' | KvOperand, { readonly from: number[]; readonly to: number[] }>>;
+/** A pair of dense blocks, of which a head may hold one only, or a single one. */
+export interface HeldBlocks {
+  readonly kind: 'pair' | 'single';
+  /** Of the pool of their kind. */
+  readonly id: number;
+  /** Where in the dense pool those are that the head holds. */
+  readonly places: readonly number[];
+  /** How many that are. */
+  readonly holds: number;
+}
+
+const nothing: BlockNeeds = { keys: 0, values: 0, singles: 0 };
 
 type Blocks = Record<KvOperand, number[]>;
 
@@ -35,6 +45,8 @@ export class HeadBlocks {
   /** Places in the dense pool, and sparse blocks, of the candidates. */
   #dense: Blocks = { keys: [], values: [] };
   #sparse: Blocks = { keys: [], values: [] };
+  /** What the head may come to need beyond what it holds. */
+  #promised = nothing;
 
   constructor(rules: HeadRules) {
     this.#rules = rules;
@@ -66,17 +78,40 @@ export class HeadBlocks {
 
   /** What the head may come to need, beside pairs, with so many blocks more, or less. */
   needs(more: number): BlockNeeds {
-    const [now, then] = [this.#mayNeed(this.count), this.#mayNeed(this.count + more)];
-    return {
-      keys: then.keys - now.keys,
-      values: then.values - now.values,
-      singles: then.singles - now.singles,
-    };
+    return difference(this.#mayNeed(this.count + more), this.#mayNeed(this.count));
+  }
+
+  /** What a head may come to need, beside pairs, that shares the first `count` blocks of this one. */
+  needsOfCopy(count: number): BlockNeeds {
+    return difference(this.#mayNeed(count), this.#held);
   }
 
   add(pairs: readonly number[]): void {
-    this.#rules.pools.promise(this.needs(pairs.length));
     this.#pairs.push(...pairs);
+    this.#settle();
+  }
+
+  /** Pairs of the first `count` blocks, where none may be sparse. */
+  pairsBelow(count: number): HeldBlocks[] {
+    return this.#pairs.slice(0, count).map((pair) => this.#wholePair(pair));
+  }
+
+  /** The pair of a block that is not in the range of prunings; undefined when there is none yet. */
+  pairOf(block: number): HeldBlocks | undefined {
+    const pair = this.#pairs[block < this.#rules.sinkBlocks ? block : block - this.#candidates];
+    return pair === undefined ? undefined : this.#wholePair(pair);
+  }
+
+  /** Places of dense blocks, in no order. */
+  get places(): number[] {
+    return operands.flatMap((operand) => [
+      ...this.#rules.pools.placesOf(operand, this.#pairs),
+      ...this.#dense[operand],
+    ]);
+  }
+
+  sparseIds(operand: KvOperand): readonly number[] {
+    return this.#sparse[operand];
   }
 
   /** Where the blocks end that may be sparse, in tokens. */
@@ -86,9 +121,8 @@ export class HeadBlocks {
 
   /** Returns the blocks from `count` on, none of which may be sparse. */
   truncate(count: number): void {
-    const { pools } = this.#rules;
-    pools.promise(this.needs(Math.min(0, count - this.count)));
-    pools.pairIds.free(this.#pairs.splice(count - this.#candidates));
+    this.#rules.pools.freePairs(this.#pairs.splice(count - this.#candidates));
+    this.#settle();
   }
 
   /** The prompt is complete. */
@@ -112,6 +146,33 @@ export class HeadBlocks {
   /** Where the blocks are in the dense pool that the range was extended by. */
   place(operand: KvOperand, places: readonly number[]): void {
     this.#dense[operand].push(...places);
+    this.#settle();
+  }
+
+  /**
+   * The blocks that prunings up to `endBlock` may write to: where some of the dense ones of the range become sparse, and
+   * not all, others move into their places.
+   */
+  movedBy(endBlock: number, targets: readonly Shares[]): HeldBlocks[] {
+    const { pools, sinkBlocks } = this.#rules;
+    const more = Math.max(0, endBlock - this.endBlock);
+    const added = this.#pairs.slice(sinkBlocks, sinkBlocks + more);
+    const moved = targets.flatMap((shares) =>
+      operands.flatMap((operand) => {
+        const [share, held] = [shares[operand], this.#dense[operand]];
+        const count = Math.round(share * (this.#candidates + more)) - this.#sparse[operand].length;
+        if (count <= 0 || count >= held.length + more) return [];
+        return this.needsSingle(share) ? held : [...held, ...pools.placesOf(operand, added)];
+      }),
+    );
+    return moved.length === 0 ? [] : this.#heldAt(new Set(moved), added);
+  }
+
+  /** Others have taken the places of dense blocks; a pair has the number of the place of its keys. */
+  replace(places: ReadonlyMap<number, number>): void {
+    const other = (place: number) => places.get(place) ?? place;
+    this.#pairs = this.#pairs.map(other);
+    for (const operand of operands) this.#dense[operand] = this.#dense[operand].map(other);
   }
 
   /** Brings the sparse part of the range up to `share`; undefined when it is that already. */
@@ -125,6 +186,7 @@ export class HeadBlocks {
     const freed = dense.splice(dense.length - count);
     sparse.push(...sparseIds);
     pools.freeDense(freed);
+    this.#settle();
     return { firstBlock: sinkBlocks, endBlock: this.endBlock, sparseIds, freedFrom: freed[0] ?? 0 };
   }
 
@@ -133,58 +195,33 @@ export class HeadBlocks {
     this.#freeCandidates();
     this.#pairs.splice(this.#rules.sinkBlocks, 0, ...pairs);
     this.#candidates = 0;
+    this.#settle();
   }
 
-  /** How many pairs a copy of the first `count` blocks takes. */
-  pairsToCopy(count: number): number {
-    return count - this.#candidates + this.#pairsOfCandidates().length;
-  }
-
-  /** Makes an empty head hold the first `count` blocks of another, in blocks of its own; which, `copies` then says. */
-  copy(from: HeadBlocks, count: number, pairs: readonly number[], copies: CopiesOfPools): void {
+  /** Makes an empty head share the first `count` blocks of another, but for the last one if `last` takes its place. */
+  copy(from: HeadBlocks, count: number, last: number | undefined): void {
     const { pools } = this.#rules;
-    pools.promise(this.needs(count));
-    const kept = count - from.#candidates;
-    const renamed = new Map(from.#pairsOfCandidates().map((pair, index) => [pair, pairs[kept + index] ?? 0]));
-    this.#pairs = pairs.slice(0, kept);
+    this.#pairs = from.#pairs.slice(0, count - from.#candidates);
+    if (last !== undefined) this.#pairs.pop();
+    for (const operand of operands) {
+      this.#dense[operand] = [...from.#dense[operand]];
+      this.#sparse[operand] = [...from.#sparse[operand]];
+      pools.sparse[operand].ids.share(this.#sparse[operand]);
+    }
+    pools.shareDense(this.places);
+    if (last !== undefined) this.#pairs.push(last);
     this.#candidates = from.#candidates;
     this.#finished = from.#finished;
-    for (const operand of operands) {
-      const placesOf = (some: readonly number[]) => pools.placesOf(operand, some);
-      const [dense, sparse] = [from.#dense[operand], from.#sparse[operand]];
-      this.#dense[operand] = dense.flatMap((place) => {
-        const pair = renamed.get(pools.pairAt(place) ?? -1);
-        return pair === undefined ? pools.allocateSingles(1) : placesOf([pair]);
-      });
-      this.#sparse[operand] = pools.sparse[operand].ids.allocate(sparse.length);
-      copies.dense.from.push(...placesOf(from.#pairs.slice(0, kept)), ...dense);
-      copies.dense.to.push(...placesOf(this.#pairs), ...this.#dense[operand]);
-      copies[operand].from.push(...sparse);
-      copies[operand].to.push(...this.#sparse[operand]);
-      // Of a pair of which the other half alone is copied.
-      const held = new Set(this.#dense[operand]);
-      pools.freeDense(placesOf([...renamed.values()]).filter((place) => !held.has(place)));
-    }
-  }
-
-  /** Bytes of the blocks, and of the two entries of the index maps for each (equations 5a to 5d). */
-  bytes(): number {
-    const { denseBytes, sparseBytes } = this.#rules.pools;
-    const both = (blocks: Blocks) => blocks.keys.length + blocks.values.length;
-    const dense = 2 * this.#pairs.length + both(this.#dense);
-    return (
-      dense * denseBytes + both(this.#sparse) * sparseBytes + 2 * this.count * Int32Array.BYTES_PER_ELEMENT
-    );
+    this.#settle();
   }
 
   release(): void {
-    const { pools } = this.#rules;
-    pools.promise(this.needs(-this.count));
-    pools.pairIds.free(this.#pairs);
+    this.#rules.pools.freePairs(this.#pairs);
     this.#freeCandidates();
     this.#finished = false;
     this.#pairs = [];
     this.#candidates = 0;
+    this.#settle();
   }
 
   #freeCandidates(): void {
@@ -202,11 +239,45 @@ export class HeadBlocks {
     return Math.round(share * this.#candidates) - this.#sparse[operand].length;
   }
 
-  /** The pairs of which candidates hold a half, or both. */
-  #pairsOfCandidates(): number[] {
+  #wholePair(pair: number): HeldBlocks {
+    const places = operands.flatMap((operand) => this.#rules.pools.placesOf(operand, [pair]));
+    return { kind: 'pair', id: pair, places, holds: places.length };
+  }
+
+  /** What is at these places of candidates, and of pairs that are to be candidates. */
+  #heldAt(places: ReadonlySet<number>, added: readonly number[]): HeldBlocks[] {
     const { pools } = this.#rules;
-    const pairs = operands.flatMap((operand) => this.#dense[operand].map((place) => pools.pairAt(place)));
-    return [...new Set(pairs.filter((pair) => pair !== undefined))];
+    const whole = new Set(added);
+    const candidates = new Set([...this.#dense.keys, ...this.#dense.values]);
+    const pairs = new Set([...places].map((place) => pools.pairAt(place)).filter((pair) => pair !== undefined));
+    const ofPair = (pair: number): HeldBlocks => {
+      const both = this.#wholePair(pair);
+      const held = whole.has(pair) ? both.places : both.places.filter((place) => candidates.has(place));
+      return { ...both, places: held, holds: held.length };
+    };
+    const singles = [...places].filter((place) => pools.pairAt(place) === undefined);
+    return [
+      ...[...pairs].map(ofPair),
+      ...singles.map((place) => ({ kind: 'single' as const, id: pools.idAt(place), places: [place], holds: 1 })),
+    ];
+  }
+
+  /** Blocks that are held, beside pairs. */
+  get #held(): BlockNeeds {
+    const { pools } = this.#rules;
+    const places = [...this.#dense.keys, ...this.#dense.values];
+    return {
+      keys: this.#sparse.keys.length,
+      values: this.#sparse.values.length,
+      singles: places.filter((place) => pools.pairAt(place) === undefined).length,
+    };
+  }
+
+  /** Promises what is not held of what may come to be needed. */
+  #settle(): void {
+    const promised = difference(this.#mayNeed(this.count), this.#held);
+    this.#rules.pools.promise(difference(promised, this.#promised));
+    this.#promised = promised;
   }
 
   #mayNeed(count: number): BlockNeeds {
@@ -216,4 +287,8 @@ export class HeadBlocks {
     const singles = anySparse(prompt) ? 2 * most - ofShare(prompt.keys) - ofShare(prompt.values) : 0;
     return { keys: ofShare(after.keys), values: ofShare(after.values), singles };
   }
+}
+
+function difference(whole: BlockNeeds, part: BlockNeeds): BlockNeeds {
+  return { keys: whole.keys - part.keys, values: whole.values - part.values, singles: whole.singles - part.singles };
 }

@@ -1,4 +1,5 @@
 import { byteSize, type Device, type Tensor } from '@kv/sparse-core';
+import { BlockIds } from '@kv/sparse-core/native';
 import {
   blockTokens,
   type KvOperand,
@@ -6,7 +7,6 @@ import {
   sparseBlockWords,
   type SparseDType,
 } from '../mixed-blocks.js';
-import { BlockIds } from './block-ids.js';
 import type { PoolSizes } from './pool-sizes.js';
 
 type DensePool = Tensor<SparseDType, readonly ['block', 'blockToken', 'dim']>;
@@ -42,6 +42,7 @@ export class MixedBlockPools {
    */
   readonly paired: { readonly keys: DensePool; readonly values: DensePool };
   readonly sparse: { readonly keys: SparsePool; readonly values: SparsePool };
+  /** Held once for each of its two blocks. */
   readonly pairIds: BlockIds;
   readonly singleIds: BlockIds;
   /** Bytes of a dense block of keys or of values, and of a sparse one. */
@@ -51,8 +52,6 @@ export class MixedBlockPools {
   readonly bytes: number;
   readonly #padded: DensePool;
   readonly #pairs: number;
-  /** Pairs of which one of the two is back. */
-  readonly #halves = new Set<number>();
 
   constructor({ device, dtype, headDim, sizes }: PoolOptions) {
     const made: Disposable[] = [];
@@ -92,6 +91,11 @@ export class MixedBlockPools {
     return place < 2 * this.#pairs ? place % this.#pairs : undefined;
   }
 
+  /** The number of the pair, or of the single, at a place. */
+  idAt(place: number): number {
+    return this.pairAt(place) ?? place - 2 * this.#pairs;
+  }
+
   /** @throws OutOfMemoryError unless so many blocks are there that nobody was promised */
   expectUnpromised({ keys, values, singles }: BlockNeeds): void {
     this.sparse.keys.ids.expectUnpromised(keys);
@@ -105,24 +109,41 @@ export class MixedBlockPools {
     this.singleIds.promised += singles;
   }
 
+  /** @throws OutOfMemoryError when fewer are available; none is taken then */
+  allocatePairs(count: number): number[] {
+    const pairs = this.pairIds.allocate(count);
+    this.pairIds.share(pairs);
+    return pairs;
+  }
+
   allocateSingles(count: number): number[] {
     return this.singleIds.allocate(count).map((id) => 2 * this.#pairs + id);
   }
 
-  /** Returns dense blocks: singles, or halves of pairs. */
+  /** A holder more for each of these dense blocks. */
+  shareDense(places: Iterable<number>): void {
+    for (const place of places) this.#idsAt(place).share([this.idAt(place)]);
+  }
+
+  /** A holder less for each of these dense blocks. */
   freeDense(places: Iterable<number>): void {
-    for (const place of places) {
-      const pair = this.pairAt(place);
-      if (pair === undefined) this.singleIds.free([place - 2 * this.#pairs]);
-      else if (this.#halves.delete(pair)) this.pairIds.free([pair]);
-      else this.#halves.add(pair);
-    }
+    for (const place of places) this.#idsAt(place).free([this.idAt(place)]);
+  }
+
+  /** A holder less for both blocks of each pair. */
+  freePairs(pairs: readonly number[]): void {
+    this.pairIds.free(pairs);
+    this.pairIds.free(pairs);
   }
 
   dispose(): void {
     this.#padded.dispose();
     this.sparse.keys[Symbol.dispose]();
     this.sparse.values[Symbol.dispose]();
+  }
+
+  #idsAt(place: number): BlockIds {
+    return this.pairAt(place) === undefined ? this.singleIds : this.pairIds;
   }
 }
 

@@ -8,7 +8,6 @@ import {
   DisposedError,
   type FinishDecode,
   gatherKv,
-  InvalidValueError,
   type KvBytes,
   type KvCapacity,
   type KvLayer,
@@ -18,10 +17,9 @@ import {
   type RowBatch,
   type SelectionOutcomes,
   type Stream,
-  type Tensor,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { expectHeld, expectPrepared, nativeOf, shorterBy, zeroTable } from '@kv/sparse-core/native';
+import { expectHeld, expectPrepared, nativeOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
 import { allDense, anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
@@ -31,10 +29,9 @@ import { mixedDecodeAttention } from '../operations/mixed-decode-attention.js';
 import { mixedPrefillAttention } from '../operations/mixed-prefill-attention.js';
 import { enqueueDense } from './enqueue-dense.js';
 import { type SparsePrompts, sparsePrompts } from '../sparse-prompts.js';
-import { type CopiesOfPools, HeadBlocks } from './head-blocks.js';
+import { HeadBlocks } from './head-blocks.js';
 import { type MixedBlockPools, sumOfNeeds } from './mixed-block-pools.js';
-
-type IndexMap = Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
+import { replaceShared, sharedOf, type WrittenBlocks } from './replace-shared.js';
 
 /** Blocks that a kv head of a slot needs more. */
 interface Growth {
@@ -82,35 +79,14 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   readonly name: string;
   readonly layer: KvLayer;
   readonly #parts: StoreParts;
-  readonly #tableWidth: number;
-  readonly #maps: Record<KvOperand, IndexMap>;
-  readonly #keyCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
-  readonly #heads: HeadBlocks[][];
-  readonly #counts: number[][];
+  readonly #slots: SlotTable<HeadBlocks, KvOperand>;
 
   constructor(parts: StoreParts) {
     const { layer, capacity } = parts;
-    const { device, slots, tokensPerSlot } = capacity;
     this.name = parts.name;
     this.layer = layer;
     this.#parts = parts;
-    this.#tableWidth = Math.ceil(tokensPerSlot / blockTokens);
-    const made: Disposable[] = [];
-    const keep = <T extends Disposable>(table: T): T => {
-      made.push(table);
-      return table;
-    };
-    const map = () => keep(zeroTable(device, ['slot', 'kvHead', 'block'], [slots, layer.kvHeads, this.#tableWidth]));
-    try {
-      this.#maps = { keys: map(), values: map() };
-      this.#keyCounts = zeroTable(device, ['slot', 'kvHead'], [slots, layer.kvHeads]);
-    } catch (error) {
-      for (const each of made) each[Symbol.dispose]();
-      throw error;
-    }
-    const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
-    this.#heads = Array.from({ length: slots }, () => perHead(() => new HeadBlocks(parts)));
-    this.#counts = Array.from({ length: slots }, () => perHead(() => 0));
+    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: operands, empty: () => new HeadBlocks(parts) });
   }
 
   /** Blocks that have left the local window since, of answers too, become candidates first. */
@@ -120,28 +96,35 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
       stream,
       batch.entries.map(({ slot }) => slot),
     );
-    const missing: Growth[] = [];
+    const growth: Growth[] = [];
+    const written: WrittenBlocks[] = [];
+    const { prompt, after } = this.#parts;
     for (const { slot, rows } of batch.entries) {
-      this.#headsOf(slot).forEach((head, kvHead) => {
-        const blocks = this.#blocksFor(slot, (this.lengths(slot)[kvHead] ?? 0) + rows) - head.count;
-        if (blocks > 0) missing.push({ slot, kvHead, blocks });
+      const lengths = this.lengths(slot);
+      this.#slots.heads(slot).forEach((head, kvHead) => {
+        const held = lengths[kvHead] ?? 0;
+        const blocks = this.#slots.blocksFor(slot, held + rows) - head.count;
+        if (blocks > 0) growth.push({ slot, kvHead, blocks });
+        // The step may end in prunings, behind which nothing may fail for want of room.
+        const moved = head.movedBy(this.#rangeEnd(held + rows), [prompt, after]);
+        const open = head.pairOf(Math.floor(held / blockTokens));
+        const apart = open !== undefined && !moved.some(({ kind, id }) => kind === 'pair' && id === open.id);
+        for (const blocksOf of apart ? [open, ...moved] : moved) written.push({ slot, head, ...blocksOf });
       });
     }
-    this.#grow(stream, missing);
+    this.#grow(stream, growth, written);
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
     this.#expectUsable(stream);
-    expectPrepared(this, batch, (slot, kvHead) => (this.#headsOf(slot)[kvHead]?.count ?? 0) * blockTokens);
+    expectPrepared(this, batch, (slot, kvHead) => this.#roomOf(slot, kvHead));
     // What is appended to is dense, under one number for keys and values.
     const { slots, queryStart } = batch;
     appendKv(stream, { keys, values, blocks: this.#asDense(), slots, queryStart });
   }
 
   advance(batch: RowBatch): void {
-    for (const { slot, rows } of batch.entries) {
-      this.#counts[slot] = this.lengths(slot).map((count) => count + rows);
-    }
+    this.#slots.advance(batch);
   }
 
   /**
@@ -176,7 +159,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     // Where prompts are sparse there are not enough dense blocks.
     if (!this.#isPruned(slot) || anySparse(this.#parts.prompt)) return undefined;
     this.#expectUsable(stream);
-    const read = (operand: KvOperand) => this.#maps[operand].slice('slot', slot, slot + 1).read(stream);
+    const read = (operand: KvOperand) => this.#slots.tables[operand].slice('slot', slot, slot + 1).read(stream);
     return Promise.all([read('keys'), read('values')]).then(
       ([keys, values]) =>
         () =>
@@ -189,105 +172,109 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     this.#expectDense('keep', slot);
     expectHeld(selection, this.lengths(slot));
     const { indices, counts } = selection;
+    const heads = this.#slots.heads(slot);
+    const blocks = counts.map((count) => Math.ceil(count / blockTokens));
+    // Tokens move to the front, in blocks that nobody else reads.
+    const front = (head: HeadBlocks, kvHead: number) => head.pairsBelow(blocks[kvHead] ?? 0);
+    this.#grow(
+      stream,
+      [],
+      heads.flatMap((head, kvHead) => front(head, kvHead).map((pair) => ({ slot, head, ...pair }))),
+    );
     gatherKv(stream, { blocks: this.#asDense(), slot, indices, counts, outcomes });
-    this.#counts[slot] = [...counts];
-    counts.forEach((count, head) => this.#heads[slot]?.[head]?.truncate(Math.ceil(count / blockTokens)));
+    this.#slots.count(slot, counts);
+    heads.forEach((head, kvHead) => head.truncate(blocks[kvHead] ?? 0));
   }
 
   /** @throws CapabilityError when it would reach into blocks that may be sparse */
   truncate(stream: Stream, slot: number, tokens: number): void {
     this.#expectUsable(stream);
-    const counts = shorterBy(this.lengths(slot), tokens);
-    const heads = this.#headsOf(slot);
-    if (heads.some((head, kvHead) => (counts[kvHead] ?? 0) < head.sparseEnd)) this.#expectDense('truncate', slot);
-    stream.write(this.#keyCounts.slice('slot', slot, slot + 1), Int32Array.from(counts));
-    this.#counts[slot] = counts;
-    heads.forEach((head, kvHead) => head.truncate(Math.ceil((counts[kvHead] ?? 0) / blockTokens)));
+    const counts = shorterBy('truncate', this.lengths(slot), tokens);
+    this.#expectUncut('truncate', slot, counts);
+    this.#slots.write(stream, slot, counts);
+    this.#slots.heads(slot).forEach((head, kvHead) => head.truncate(Math.ceil((counts[kvHead] ?? 0) / blockTokens)));
   }
 
   finishPrefill(stream: Stream, slot: number): void {
     this.#expectPrunable(stream);
-    for (const head of this.#headsOf(slot)) head.finish();
+    for (const head of this.#slots.heads(slot)) head.finish();
     this.#prune(stream, [slot]);
   }
 
-  copy(stream: Stream, fromSlot: number, toSlot: number): void {
+  /** @throws CapabilityError when what is dropped reaches into blocks that may be sparse */
+  copy(stream: Stream, fromSlot: number, toSlot: number, dropped = 0): void {
     this.#expectUsable(stream);
-    const [from, to] = [this.#headsOf(fromSlot), this.#headsOf(toSlot)];
-    if (this.lengths(toSlot).some((count) => count > 0)) {
-      throw new InvalidValueError(
-        `Slot ${toSlot} holds tokens; copy into an empty one, or release it first.`,
-        { subject: 'toSlot', given: toSlot },
-      );
-    }
+    const counts = shorterBy('copy', this.lengths(fromSlot), dropped);
+    this.#slots.expectEmpty(toSlot);
+    this.#expectUncut('copy a part of', fromSlot, counts);
     const { pools } = this.#parts;
-    const copies = from.map((head, kvHead) => {
-      const blocks = Math.ceil((this.lengths(fromSlot)[kvHead] ?? 0) / blockTokens);
-      return { head, target: to[kvHead], blocks, pairs: head.pairsToCopy(blocks) };
+    const held = this.#slots.heads(fromSlot).map((head, kvHead) => {
+      const count = counts[kvHead] ?? 0;
+      const [full, blocks] = [Math.floor(count / blockTokens), Math.ceil(count / blockTokens)];
+      return { head, blocks, open: full < blocks ? head.pairOf(full) : undefined };
     });
-    pools.expectUnpromised(sumOfNeeds(copies.map(({ target, blocks }) => target?.needs(blocks))));
-    const pairs = pools.pairIds.allocate(copies.reduce((sum, copy) => sum + copy.pairs, 0));
-    const moves: CopiesOfPools = { dense: { from: [], to: [] }, keys: { from: [], to: [] }, values: { from: [], to: [] } };
-    for (const { head, target, blocks, ...copy } of copies) {
-      target?.copy(head, blocks, pairs.splice(0, copy.pairs), moves);
-    }
+    pools.expectUnpromised(sumOfNeeds(held.map(({ head, blocks }) => head.needsOfCopy(blocks))));
+    const open = held.map((head) => head.open).filter((pair) => pair !== undefined);
+    const pairs = pools.allocatePairs(open.length);
+    const from = open.flatMap(({ places }) => places);
+    const to = pairs.flatMap((pair) => operands.flatMap((operand) => pools.placesOf(operand, [pair])));
     try {
-      copyBlocks(stream, { pool: pools.dense, ...moves.dense });
-      for (const operand of operands) {
-        const { nonZeros, metadata } = pools.sparse[operand];
-        for (const tensor of [nonZeros, metadata]) {
-          copyBlocks(stream, { pool: tensor.view(['block', 'element'], tensor.shape), ...moves[operand] });
-        }
-        const table = this.#maps[operand];
-        copyIndexMap(stream, { table, fromSlot, toSlot, dense: moves.dense, sparse: moves[operand] });
+      copyBlocks(stream, { pool: pools.dense, from, to });
+      for (const table of Object.values(this.#slots.tables)) {
+        copyIndexMap(stream, { table, fromSlot, toSlot, dense: { from, to }, sparse: { from: [], to: [] } });
       }
-      const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
-      stream.copy(countsOf(fromSlot), countsOf(toSlot));
     } catch (error) {
-      this.release(stream, toSlot);
+      pools.freePairs(pairs);
       throw error;
     }
-    this.#counts[toSlot] = [...this.lengths(fromSlot)];
+    this.#slots.heads(toSlot).forEach((head, kvHead) => {
+      const source = held[kvHead];
+      head.release();
+      if (source) head.copy(source.head, source.blocks, source.open && pairs.shift());
+    });
+    this.#slots.write(stream, toSlot, counts);
   }
 
   release(stream: Stream, slot: number): void {
     this.#expectUsable(stream);
-    this.#counts[slot] = this.lengths(slot).map(() => 0);
-    stream.write(this.#keyCounts.slice('slot', slot, slot + 1), new Int32Array(this.layer.kvHeads));
-    for (const head of this.#heads[slot] ?? []) head.release();
+    const heads = this.#slots.heads(slot);
+    this.#slots.write(
+      stream,
+      slot,
+      heads.map(() => 0),
+    );
+    for (const head of heads) head.release();
   }
 
   lengths(slot: number): readonly number[] {
-    const counts = this.#counts[slot];
-    if (counts === undefined) {
-      throw new InvalidValueError(`Slot ${slot} does not exist; the cache has ${this.#counts.length}.`, {
-        subject: 'slot',
-        given: slot,
-        wanted: this.#counts.length,
-      });
-    }
-    return counts;
+    return this.#slots.lengths(slot);
   }
 
-  denseBlocks(slots: readonly number[] = [...this.#heads.keys()]): PagedBlocks | undefined {
-    return slots.some((slot) => this.#isPruned(slot)) ? undefined : this.#asDense();
+  denseBlocks(slots?: readonly number[]): PagedBlocks | undefined {
+    return this.#slots.allHeads(slots).some(({ pruned }) => pruned) ? undefined : this.#asDense();
   }
 
-  bytes(): KvBytes {
-    return { device: this.#heads.flat().reduce((sum, head) => sum + head.bytes(), 0), host: 0 };
+  /** Of the blocks, and of the two entries of the index maps for each (equations 5a to 5d). */
+  bytes(slots?: readonly number[]): KvBytes {
+    const heads = this.#slots.allHeads(slots);
+    const { denseBytes, sparseBytes } = this.#parts.pools;
+    const dense = new Set(heads.flatMap(({ places }) => places)).size;
+    const sparseOf = (operand: KvOperand) => new Set(heads.flatMap((head) => head.sparseIds(operand))).size;
+    const entries = 2 * heads.reduce((sum, { count }) => sum + count, 0);
+    const sparse = sparseOf('keys') + sparseOf('values');
+    return { device: dense * denseBytes + sparse * sparseBytes + entries * Int32Array.BYTES_PER_ELEMENT, host: 0 };
   }
 
   reserved(): KvBytes {
-    const { keys, values } = this.#maps;
     const masks = Object.values(this.#parts.masks).map(({ kept }) => kept);
-    const own = [keys, values, this.#keyCounts, ...masks];
-    return { device: own.reduce((sum, tensor) => sum + tensor.byteLength, this.#parts.poolBytes), host: 0 };
+    const own = this.#parts.poolBytes + this.#slots.byteLength;
+    return { device: masks.reduce((sum, tensor) => sum + tensor.byteLength, own), host: 0 };
   }
 
   dispose(): void {
-    if (this.#keyCounts.disposed) return;
-    for (const head of this.#heads.flat()) head.release();
-    for (const tensor of [this.#maps.keys, this.#maps.values, this.#keyCounts]) tensor.dispose();
+    if (this.#slots.disposed) return;
+    for (const head of this.#slots.allHeads()) head.release();
+    this.#slots.dispose();
     for (const mask of Object.values(this.#parts.masks)) mask.dispose();
     this.#parts.close();
   }
@@ -299,12 +286,12 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   /** The cache under one table, right wherever nothing is sparse. */
   #asDense(): PagedBlocks {
     const { keys, values } = this.#parts.pools.paired;
-    return { keys, values, blockTable: this.#maps.keys, keyCounts: this.#keyCounts };
+    return { keys, values, blockTable: this.#slots.tables.keys, keyCounts: this.#slots.keyCounts };
   }
 
   #mixed(operand: KvOperand): MixedBlocks {
     const { dense, sparse } = this.#parts.pools;
-    return { dense, sparse: sparse[operand], table: this.#maps[operand] };
+    return { dense, sparse: sparse[operand], table: this.#slots.tables[operand] };
   }
 
   #mixedCache() {
@@ -312,7 +299,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     return {
       keys: this.#mixed('keys'),
       values: this.#mixed('values'),
-      keyCounts: this.#keyCounts,
+      keyCounts: this.#slots.keyCounts,
       sparseKeys: after.keys > 0,
       sparseValues: after.values > 0,
     };
@@ -320,13 +307,13 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
 
   /** Known before anything changes. @throws DeviceError, DisposedError */
   #expectUsable(stream: Stream): void {
-    if (this.#keyCounts.disposed) {
+    if (this.#slots.disposed) {
       throw new DisposedError(
         `The store '${this.name}' of layer ${this.layer.index} was disposed; keep it until its last use is enqueued.`,
         { subject: 'store' },
       );
     }
-    nativeOf(this.name, 'the store', this.#keyCounts, stream);
+    nativeOf(this.name, 'the store', this.#slots.keyCounts, stream);
   }
 
   /** Losses are the caller's, who may have disposed them. @throws DeviceError, DisposedError */
@@ -337,17 +324,23 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
 
   /** Brings the full blocks of slots, between sinks and local window, to a sparsity; default: to what theirs is now. */
   #prune(stream: Stream, slots: readonly number[], sparsity?: Shares): void {
-    const { localWindow, masks, losses } = this.#parts;
-    const extensions: Extension[] = [];
-    for (const slot of slots) {
-      for (const [kvHead, blocks] of this.#headsOf(slot).entries()) {
-        const endBlock = Math.floor(((this.#counts[slot]?.[kvHead] ?? 0) - localWindow) / blockTokens);
+    const { masks, losses } = this.#parts;
+    const unsettled = slots.flatMap((slot) => {
+      const lengths = this.lengths(slot);
+      return this.#slots.heads(slot).flatMap((blocks, kvHead) => {
+        const endBlock = this.#rangeEnd(lengths[kvHead] ?? 0);
         const shares = sparsity ?? blocks.shares;
-        if (blocks.settled(endBlock, shares)) continue;
-        const firstBlock = blocks.endBlock;
-        extensions.push({ slot, kvHead, blocks, shares, firstBlock, pairs: blocks.extendRange(endBlock) });
-      }
-    }
+        return blocks.settled(endBlock, shares) ? [] : [{ slot, kvHead, blocks, shares, endBlock }];
+      });
+    });
+    const written = unsettled.flatMap(({ slot, blocks: head, shares, endBlock }) =>
+      head.movedBy(endBlock, [shares]).map((moved) => ({ slot, head, ...moved })),
+    );
+    this.#grow(stream, [], written);
+    const extensions = unsettled.map(({ endBlock, ...head }): Extension => {
+      const firstBlock = head.blocks.endBlock;
+      return { ...head, firstBlock, pairs: head.blocks.extendRange(endBlock) };
+    });
     for (const operand of operands) {
       this.#place(stream, operand, extensions);
       const prunings = extensions.flatMap(({ slot, kvHead, blocks, shares }) => {
@@ -384,15 +377,24 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   }
 
   /**
-   * Puts new pairs of blocks behind those of heads.
+   * Puts new pairs of blocks behind those of heads, and others in the place of shared ones that are to be written to.
    * @throws OutOfMemoryError when there is no room for them, dense now or sparse later; nothing changes then
    */
-  #grow(stream: Stream, growth: readonly Growth[]): void {
-    if (growth.length === 0) return;
+  #grow(stream: Stream, growth: readonly Growth[], written: readonly WrittenBlocks[]): void {
     const { pools } = this.#parts;
-    const headOf = ({ slot, kvHead }: Growth) => this.#headsOf(slot)[kvHead];
-    pools.expectUnpromised(sumOfNeeds(growth.map((one) => headOf(one)?.needs(one.blocks))));
-    const fresh = pools.pairIds.allocate(growth.reduce((total, { blocks }) => total + blocks, 0));
+    const shared = sharedOf(pools, written);
+    if (growth.length + shared.pairs.length + shared.singles.length === 0) return;
+    const headOf = ({ slot, kvHead }: Growth) => this.#slots.heads(slot)[kvHead];
+    const { singles, ...sparse } = sumOfNeeds(growth.map((one) => headOf(one)?.needs(one.blocks)));
+    pools.expectUnpromised({ ...sparse, singles: singles + shared.singles.length });
+    const fresh = pools.allocatePairs(growth.reduce((total, { blocks }) => total + blocks, shared.pairs.length));
+    const others = { pairs: fresh.splice(0, shared.pairs.length), singles: pools.allocateSingles(shared.singles.length) };
+    try {
+      replaceShared(stream, pools, this.#slots.tables, shared, others);
+    } catch (error) {
+      pools.freePairs(fresh);
+      throw error;
+    }
     for (const one of growth) {
       const pairs = fresh.splice(0, one.blocks);
       const head = headOf(one);
@@ -406,11 +408,11 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
 
   #makeDense(stream: Stream, slot: number, maps: Record<KvOperand, Int32Array>): void {
     const { pools, sinkBlocks: firstBlock } = this.#parts;
-    for (const [kvHead, head] of this.#headsOf(slot).entries()) {
+    for (const [kvHead, head] of this.#slots.heads(slot).entries()) {
       if (!head.pruned) continue;
-      const pairs = pools.pairIds.allocate(head.endBlock - firstBlock);
+      const pairs = pools.allocatePairs(head.endBlock - firstBlock);
       for (const operand of operands) {
-        const row = kvHead * this.#tableWidth;
+        const row = kvHead * this.#slots.tables[operand].shape[2];
         const entries = maps[operand].subarray(row + firstBlock, row + head.endBlock);
         const places = pools.placesOf(operand, pairs);
         enqueueDense(stream, pools, operand, entries, places);
@@ -423,28 +425,26 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   /** Writes entries of an index map, from a block of a sequence on. */
   #map(stream: Stream, operand: KvOperand, { slot, kvHead, firstBlock }: Place, entries: readonly number[]): void {
     if (entries.length === 0) return;
-    const row = this.#maps[operand].slice('slot', slot, slot + 1).slice('kvHead', kvHead, kvHead + 1);
+    const row = this.#slots.tables[operand].slice('slot', slot, slot + 1).slice('kvHead', kvHead, kvHead + 1);
     stream.write(row.slice('block', firstBlock, firstBlock + entries.length), Int32Array.from(entries));
   }
 
-  #headsOf(slot: number): readonly HeadBlocks[] {
-    this.lengths(slot);
-    return this.#heads[slot] ?? [];
+  /** Where the range of prunings ends with so many tokens. */
+  #rangeEnd(tokens: number): number {
+    return Math.floor((tokens - this.#parts.localWindow) / blockTokens);
   }
 
-  #blocksFor(slot: number, tokens: number): number {
-    const blocks = Math.ceil(tokens / blockTokens);
-    if (blocks <= this.#tableWidth) return blocks;
-    const limit = this.#tableWidth * blockTokens;
-    throw new InvalidValueError(
-      `Slot ${slot} would hold ${tokens} tokens; its sequence may have ${limit}. ` +
-        'Open the model with a larger contextTokens.',
-      { subject: 'tokens', given: tokens, wanted: limit },
-    );
+  /** How many tokens the blocks have room for; none more than there are where other slots hold the last one too. */
+  #roomOf(slot: number, kvHead: number): number {
+    const held = this.lengths(slot)[kvHead] ?? 0;
+    const head = this.#slots.heads(slot)[kvHead];
+    const open = head?.pairOf(Math.floor(held / blockTokens));
+    if (open !== undefined && this.#parts.pools.pairIds.holders(open.id) > open.holds) return held;
+    return (head?.count ?? 0) * blockTokens;
   }
 
   #isPruned(slot: number): boolean {
-    return this.#headsOf(slot).some((head) => head.pruned);
+    return this.#slots.heads(slot).some((head) => head.pruned);
   }
 
   #expectPrompts(sparsity: Shares): void {
@@ -455,6 +455,20 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
         `S_K = ${sparsity.keys}, S_V = ${sparsity.values}. Make the store with this prefill attention in its capacity.`,
       { subject: 'prefill', given: sparsity, wanted: prompt },
     );
+  }
+
+  /** @throws CapabilityError when a kv head would lose tokens of blocks that may be sparse */
+  #expectUncut(action: string, slot: number, counts: readonly number[]): void {
+    this.#slots.heads(slot).forEach(({ sparseEnd }, kvHead) => {
+      const count = counts[kvHead] ?? 0;
+      if (count >= sparseEnd) return;
+      throw new CapabilityError(
+        `${this.name}: cannot ${action} slot ${slot}, of which kv head ${kvHead} would keep ${count} tokens: the first ` +
+          `${sparseEnd} are in blocks that may be sparse, and these are whole or not at all. Keep at least as many, or ` +
+          'read the text again.',
+        { subject: action, given: count, wanted: sparseEnd },
+      );
+    });
   }
 
   #expectDense(action: string, slot: number): void {

@@ -43,9 +43,10 @@ export class StoreRun {
     );
   }
 
-  copy(fromSlot: number, toSlot: number): void {
-    this.store.copy?.(this.stream, fromSlot, toSlot);
+  copy(fromSlot: number, toSlot: number, dropped = 0): void {
+    this.store.copy?.(this.stream, fromSlot, toSlot, dropped);
     this.heads[toSlot] = this.heads[fromSlot]?.map((head) => head.clone()) ?? [];
+    for (const head of this.heads[toSlot]) head.truncate(dropped);
   }
 
   release(slot: number): void {
@@ -73,27 +74,45 @@ export class StoreRun {
     prune?: (head: HeadOracle) => void,
   ): Promise<void> {
     const { queries, bits } = await this.#step(entries, phase, prune);
-    const { dtype, group, device, random } = this.#options;
-    const { kvHeads, headDim } = this.store.layer;
-    const weightRoundoff = device.kind === 'cuda' ? unitRoundoff[dtype] : 0;
-    const got = Float64Array.from(bits);
+    const { random } = this.#options;
     let firstToken = 0;
     for (const { slot, rows } of entries) {
       // Some rows of a long prompt, its last among them.
       const checked = new Set([rows - 1, ...Array.from({ length: 7 }, () => random.integer(0, rows - 1))]);
-      this.heads[slot]?.forEach((head, kvHead) => {
-        const attention = head.attention();
-        for (const row of checked) {
-          for (let queryHead = kvHead * group; queryHead < (kvHead + 1) * group; queryHead++) {
-            const first = ((firstToken + row) * kvHeads * group + queryHead) * headDim;
-            const part = (all: Float64Array) => all.subarray(first, first + headDim);
-            const wanted = attention(part(queries), head.count - rows + row + 1, weightRoundoff);
-            expect(excess(wanted, part(got), device.kind === 'cuda' ? dtype : 'f32')).toBeLessThanOrEqual(0);
-          }
-        }
-      });
+      for (const row of checked) this.#expectRow(slot, rows - row - 1, firstToken + row, queries, bits);
       firstToken += rows;
     }
+  }
+
+  /** Attention of a random query over all that each of these slots holds, held to the oracle; adds nothing. */
+  async checkHeld(slots: readonly number[]): Promise<void> {
+    const { device, random, dtype, group } = this.#options;
+    const { kvHeads, headDim } = this.store.layer;
+    const shape = [slots.length, kvHeads * group, headDim] as const;
+    const elements = random.elements(dtype, slots.length * kvHeads * group * headDim);
+    using batch = createRowBatch(device, this.stream, slots.map((slot) => ({ slot, position: 0, rows: 1 })));
+    using query = device.tensor(dtype, axes, shape, elements);
+    using output = device.tensor(device.kind === 'cuda' ? dtype : 'f32', axes, shape);
+    this.store.startDecode(this.stream, { batch, query, output, scale: headDim ** -0.5 })();
+    const bits = Float32Array.from(decode(output.dtype, await output.read(this.stream)));
+    slots.forEach((slot, row) => this.#expectRow(slot, 0, row, decode(dtype, elements), bits));
+  }
+
+  /** Holds row `row` of a result to the oracle, in front of the `hidden` newest tokens of its slot. */
+  #expectRow(slot: number, hidden: number, row: number, queries: Float64Array, bits: Float32Array): void {
+    const { dtype, group, device } = this.#options;
+    const { headDim } = this.store.layer;
+    const weightRoundoff = device.kind === 'cuda' ? unitRoundoff[dtype] : 0;
+    const heads = this.heads[slot] ?? [];
+    heads.forEach((head, kvHead) => {
+      const attention = head.attention();
+      for (let queryHead = kvHead * group; queryHead < (kvHead + 1) * group; queryHead++) {
+        const first = (row * heads.length * group + queryHead) * headDim;
+        const wanted = attention(queries.subarray(first, first + headDim), head.count - hidden, weightRoundoff);
+        const got = Float64Array.from(bits.subarray(first, first + headDim));
+        expect(excess(wanted, got, device.kind === 'cuda' ? dtype : 'f32')).toBeLessThanOrEqual(0);
+      }
+    });
   }
 
   finishPrefill(slot: number, prune?: (head: HeadOracle) => void): void {

@@ -7,7 +7,8 @@ import { randomNumbers } from '../testing/random-model.js';
 import { liveBytes, runBatch, withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import type { BatchEntry } from './model-batch.js';
-import type { Runner, RunnerOptions } from './runner.js';
+import type { Runner } from './runner.js';
+import type { RunnerOptions } from './runner-options.js';
 import type { Sequence } from './sequence.js';
 
 const vocabulary = 4096;

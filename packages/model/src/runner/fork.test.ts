@@ -55,8 +55,12 @@ describe('a fork', () => {
       const once = runner.kvBytes.device;
       using fork = runner.fork(original);
       expect(fork.length).toBe(80);
-      expect(runner.kvBytes.device).toBe(2 * once);
+      // Eighty tokens fill their blocks of 16, all of which both hold.
+      expect(runner.kvBytes.device).toBe(once);
       const forked = await read(runner, fork, question);
+      expect(runner.kvBytesOf(original)).toEqual({ device: once, host: 0 });
+      expect(runner.kvBytesOf(fork).device).toBe((once * 6) / 5);
+      expect(runner.kvBytes.device).toBe((once * 6) / 5);
       expect(original.length).toBe(80);
       expect(await read(runner, original, question)).toEqual(forked);
       fork.dispose();
@@ -98,6 +102,52 @@ describe('a fork', () => {
       expect(original.length).toBe(80);
     }));
 
+  it('of the first tokens goes on as a sequence that has read no more', () =>
+    withFourSequences(async (runner) => {
+      using original = runner.openSequence();
+      await read(runner, original, text.subarray(0, 90));
+      for (const tokens of [0, 32, 37, 90]) {
+        using fork = runner.fork(original, { tokens });
+        expect([...fork.ids]).toEqual([...text.subarray(0, tokens)]);
+        expect(fork.promptEnd).toBe(tokens);
+        using alone = runner.openSequence();
+        if (tokens > 0) await read(runner, alone, text.subarray(0, tokens));
+        const wanted = await read(runner, alone, question);
+        expect(largestDifference(await read(runner, fork, question), wanted)).toBeLessThan(sameLogits);
+      }
+      expect(original.length).toBe(90);
+      for (const tokens of [-1, 91, 1.5, NaN]) expect(() => runner.fork(original, { tokens })).toThrow(InvalidValueError);
+    }));
+
+  it('of the first tokens is refused where only a selection of them is left', () =>
+    withFourSequences(async (runner) => {
+      using original = runner.openSequence({ select: everyThird });
+      await read(runner, original, document);
+      await read(runner, original, question, false);
+      for (const id of [5, 6, 7]) (await runner.step([{ sequence: original, ids: [id], phase: 'decode' }])).dispose();
+      expect(() => runner.fork(original, { tokens: 89 })).toThrow(CapabilityError);
+      using fork = runner.fork(original, { tokens: 91 });
+      expect(fork.length).toBe(91);
+      expect(fork.promptEnd).toBe(90);
+      runner.truncate(original, 91);
+      const next = async (sequence: Sequence): Promise<Float32Array> => {
+        using logits = await runner.step([{ sequence, ids: [9], phase: 'decode' }]);
+        return await logits.read();
+      };
+      expect(await next(fork)).toEqual(await next(original));
+    }));
+
+  it("is refused of another runner's sequence", () =>
+    withFourSequences((runner) =>
+      withFourSequences(async (other) => {
+        using sequence = other.openSequence();
+        await read(other, sequence, document);
+        expect(() => runner.fork(sequence)).toThrow(InvalidValueError);
+        expect(() => runner.kvBytesOf(sequence)).toThrow(InvalidValueError);
+        expect(runner.kvBytes.device).toBe(0);
+      }),
+    ));
+
   it('is refused where it cannot be right', () =>
     withFourSequences(async (runner) => {
       using sequence = runner.openSequence({ select: everyThird });
@@ -117,7 +167,8 @@ describe('a fork', () => {
   it('without room for it leaves everything as it was', () =>
     withRunner(
       goldenModel('qwen3'),
-      { policy, sequences: 2, contextTokens: 128, cacheTokens: 96 },
+      // Six blocks a head: the tokens take them all, and the last one, which is not full, cannot be shared.
+      { policy, sequences: 2, contextTokens: 128, cacheTokens: 64 },
       async (runner) => {
         using sequence = runner.openSequence();
         await read(runner, sequence, text.subarray(0, 90));

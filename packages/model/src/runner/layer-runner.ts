@@ -90,22 +90,29 @@ export class LayerRunner implements Disposable {
   }
 
   /**
-   * Makes a new sequence hold what another does.
-   * @throws OutOfMemoryError; CapabilityError when the store cannot be copied
+   * Makes a new sequence hold what another does, as far as it has the same tokens.
+   * @throws OutOfMemoryError; CapabilityError when the store cannot be copied, or not cut there
    */
   fork(from: Sequence, to: Sequence): void {
     const { store } = this;
-    const { stream } = this.#parts;
+    const { stream, policy } = this.#parts;
     if (store.copy === undefined) {
       throw new CapabilityError(
         `The store '${store.name}' cannot copy a sequence. Read the text again instead of forking.`,
         { subject: 'store', given: store.name, wanted: 'a store with copy()' },
       );
     }
-    store.copy(stream, from.slot, to.slot);
+    if (this.#prefillState && to.length < from.promptEnd) {
+      throw new CapabilityError(
+        `The prefill attention '${policy.prefill.name}' keeps what it found in a prompt, which cannot be cut. ` +
+          `Fork ${from.promptEnd} tokens or more, or read the text again.`,
+        { subject: 'tokens', given: to.length, wanted: from.promptEnd },
+      );
+    }
+    store.copy(stream, from.slot, to.slot, from.length - to.length);
     this.#prefillState?.copy(stream, from.slot, to.slot);
     const recent = this.#recentQueries.get(from.slot);
-    if (to.select === undefined || recent === undefined) return;
+    if (to.select === undefined || recent === undefined || recent.end > to.length) return;
     const { queries, position } = recent;
     this.#recent(to.slot, queries.dtype, to.select.observationWindow).push(stream, queries, position);
   }

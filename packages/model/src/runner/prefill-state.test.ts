@@ -1,4 +1,4 @@
-import { densePrefill, kvPolicy } from '@kv/sparse-core';
+import { CapabilityError, densePrefill, kvPolicy } from '@kv/sparse-core';
 import type { KvLayer, PrefillAttention, PrefillState } from '@kv/sparse-core';
 import { expect, it } from 'vitest';
 
@@ -94,6 +94,8 @@ describeOnDevices('what a prefill attention keeps between chunks', (kind) => {
       // The cache's blocks are the same.
       expect(runner.kvBytes.device).toBe(device - layers * 3 * bytesOfToken);
 
+      expect(() => runner.fork(first, { tokens: 4 })).toThrow(CapabilityError);
+      expect(kept()).toEqual(all({ [first.slot]: 5 }));
       const fork = runner.fork(first);
       expect(kept()).toEqual(all({ [first.slot]: 5, [fork.slot]: 5 }));
       await step(runner, [fork, 2, 'prefill'], [first, 4, 'prefill-end']);

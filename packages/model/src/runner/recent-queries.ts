@@ -11,7 +11,6 @@ export class RecentQueries {
   #current: Queries;
   #spare: Queries;
   #count = 0;
-  /** The position behind the newest query. */
   #end = 0;
 
   constructor(device: Device, dtype: FloatDType, window: number, queryHeads: number, headDim: number) {
@@ -44,6 +43,11 @@ export class RecentQueries {
   /** `[token, queryHead, dim]`, as many as there were, at most the window. */
   get queries(): Queries {
     return this.#current.slice('token', 0, this.#count);
+  }
+
+  /** The position behind the newest of them. */
+  get end(): number {
+    return this.#end;
   }
 
   /** The position of the first of them. */

@@ -27,34 +27,11 @@ import { countTokens, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
 import { prepareLayers } from './prepare-layers.js';
 import type { RunnerModel } from './runner-model.js';
+import { expectActivations } from './runner-options.js';
+import type { ForkOptions, RunnerOptions, SequenceOptions } from './runner-options.js';
 import { Scratch } from './scratch.js';
 import { Sequence } from './sequence.js';
 import { copyIds, countIds, isOnDevice } from './given-ids.js';
-
-export interface RunnerOptions {
-  /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
-  readonly policy?: KvPolicy | undefined;
-  /** How positions turn queries and keys. Default: as config.json says, with frequencies in f32. */
-  readonly rope?: RopeDescription | undefined;
-  /** Sequences at the same time. Default 1. */
-  readonly sequences?: number | undefined;
-  /** Tokens of the longest sequence, prompt and answer. Default: the model's own limit, at most 16,384. */
-  readonly contextTokens?: number | undefined;
-  /** Tokens of all sequences together. Default: `sequences × contextTokens`. */
-  readonly cacheTokens?: number | undefined;
-  /** Rows of the largest batch, which sizes the working memory. Default 512. */
-  readonly maxBatchRows?: number | undefined;
-  /**
-   * Element type of the rows between the layers: f32, or that of the weights. Default: f32 on a CPU, that of the
-   * weights on CUDA, whose tensor cores multiply nothing wider.
-   */
-  readonly activations?: FloatDType | undefined;
-}
-
-export interface SequenceOptions {
-  /** Chooses what the cache keeps when the prompt ends. Default: the runner's policy, or that of a forked sequence. */
-  readonly select?: KvSelector | undefined;
-}
 
 const defaultContextTokens = 16_384;
 const defaultBatchRows = 512;
@@ -143,23 +120,32 @@ export class Runner implements Disposable {
     return sumOfBytes(this.#layers.map(({ store }) => store.reserved()));
   }
 
+  /** Bytes that one sequence holds, blocks that others share too. */
+  kvBytesOf(sequence: Sequence): KvBytes {
+    this.#expectOwn(sequence);
+    return sumOfBytes(this.#layers.map(({ store }) => store.bytes([sequence.slot])));
+  }
+
   /** @throws QueueFullError when all sequences are in use */
   openSequence({ select = this.policy.select }: SequenceOptions = {}): Sequence {
     return this.#open(select, new Int32Array(), 0);
   }
 
   /**
-   * A second sequence that holds what the first one does, in memory of its own: a text is read once, and each
-   * question about it is asked of a fork. A prompt may be forked before it ends, with another selection for
-   * each fork.
-   * @throws QueueFullError when all sequences are in use; OutOfMemoryError; CapabilityError when the policy's
-   *   store cannot be copied
-   * @throws InvalidValueError when a batch is between its layers, or `select` observes more of the last queries
-   *   than the selection of `sequence`, which decides how many are at hand
+   * A second sequence that holds what the first one does, or its first tokens: a text is read once, and each question
+   * about it is asked of a fork. The two share full blocks of the cache, and neither changes what the other holds. A
+   * prompt may be forked before it ends, with another selection for each fork.
+   * @throws QueueFullError when all sequences are in use; OutOfMemoryError
+   * @throws CapabilityError when the policy's store cannot be copied, or not cut there; when `tokens` ends inside of
+   *   what a selection was made of
+   * @throws InvalidValueError when a batch is between its layers, `sequence` has fewer tokens, or `select` observes more
+   *   of the last queries than the selection of `sequence`, which decides how many are at hand
    */
-  fork(sequence: Sequence, { select = sequence.select }: SequenceOptions = {}): Sequence {
+  fork(sequence: Sequence, { select = sequence.select, tokens = sequence.length }: ForkOptions = {}): Sequence {
     this.#expectOwn(sequence);
     sequence.assertWhole();
+    expectWholeNumber('tokens of a fork', tokens, 0, sequence.length);
+    this.#expectPrefix(sequence, tokens);
     const observed = sequence.select?.observationWindow ?? 0;
     const wanted = select?.observationWindow ?? 0;
     if (wanted > observed) {
@@ -169,7 +155,7 @@ export class Runner implements Disposable {
         { subject: 'observationWindow', given: wanted, wanted: observed },
       );
     }
-    const fork = this.#open(select, sequence.ids, sequence.promptEnd);
+    const fork = this.#open(select, sequence.ids.subarray(0, tokens), Math.min(tokens, sequence.promptEnd));
     try {
       for (const layer of this.#layers) layer.fork(sequence, fork);
     } catch (error) {
@@ -414,6 +400,17 @@ export class Runner implements Disposable {
     }
   }
 
+  /** @throws CapabilityError when it is not known what the cache would hold of the first tokens alone */
+  #expectPrefix(sequence: Sequence, tokens: number): void {
+    const { slot, length, promptEnd } = sequence;
+    if (tokens >= promptEnd || this.#layers.every(({ store }) => store.lengths(slot).every((held) => held === length))) return;
+    throw new CapabilityError(
+      `The fork would have ${tokens} tokens, and the cache holds a selection of the first ${promptEnd}. ` +
+        `Fork ${promptEnd} or more, or read the text again.`,
+      { subject: 'tokens', given: tokens, wanted: promptEnd },
+    );
+  }
+
   /** @throws InvalidValueError, DisposedError */
   #expectOwn(sequence: Sequence): void {
     if (this.#sequences.has(sequence)) return;
@@ -479,13 +476,4 @@ function sumOfBytes(all: readonly KvBytes[]): KvBytes {
   // Parts of a shared pool need not be whole.
   const sum = (where: keyof KvBytes): number => Math.round(all.reduce((total, bytes) => total + bytes[where], 0));
   return { device: sum('device'), host: sum('host') };
-}
-
-function expectActivations(given: FloatDType, weights: FloatDType): void {
-  if (given === 'f32' || given === weights) return;
-  throw new InvalidValueError(`activations is '${given}'; this model's may be 'f32' or, as its weights, '${weights}'.`, {
-    subject: 'activations',
-    given,
-    wanted: ['f32', weights],
-  });
 }

@@ -5,7 +5,8 @@ import type { Device, DeviceKind, FloatDType } from '@kv/sparse-core';
 
 import { Model } from '../model.js';
 import type { ModelBatch } from '../runner/model-batch.js';
-import type { Runner, RunnerOptions } from '../runner/runner.js';
+import type { Runner } from '../runner/runner.js';
+import type { RunnerOptions } from '../runner/runner-options.js';
 import type { Sequence } from '../runner/sequence.js';
 
 /** Opens a model and a runner of it, gives them to `use`, and disposes them. */

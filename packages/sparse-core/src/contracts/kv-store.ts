@@ -112,9 +112,10 @@ export interface KvStore extends Capable {
    */
   makeDense?(stream: Stream, slot: number): Promise<() => void> | undefined;
   /**
-   * Keeps only the selected tokens of a slot and returns the memory of the others.
+   * Keeps only the selected tokens of a slot and returns the memory of the others that no other slot shares.
    * @param outcomes i32 `[kvHead]`, as `gatherKv` takes them: whether the device found the selection in order
    * @throws InvalidValueError when more is to be kept than there is; nothing is changed
+   * @throws OutOfMemoryError when there is no room for what it shared with other slots; nothing is changed
    */
   keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void;
   /**
@@ -133,18 +134,22 @@ export interface KvStore extends Capable {
    */
   evict?(stream: Stream, slot: number): void;
   /**
-   * Makes an empty slot hold what another holds, in memory of its own. A store without it cannot be forked.
-   * @throws OutOfMemoryError when there is no room for a second one; nothing is changed
+   * Makes an empty slot hold what another holds, without its newest `dropped` tokens; default: with them. The two share
+   * the blocks that are full, and what writes to such a block later works on one of its own. A store without it cannot
+   * be forked.
+   * @throws OutOfMemoryError when there is no room for what they do not share; nothing is changed
+   * @throws InvalidValueError when the slot holds fewer tokens, or the other one is not empty; nothing is changed
+   * @throws CapabilityError when the store cannot hold what is left; nothing is changed
    */
-  copy?(stream: Stream, fromSlot: number, toSlot: number): void;
+  copy?(stream: Stream, fromSlot: number, toSlot: number, dropped?: number): void;
   /** Empties a slot and returns its memory. */
   release(stream: Stream, slot: number): void;
   /** Tokens that a slot holds, per kv head. */
   lengths(slot: number): readonly number[];
   /** The cache as dense blocks, or undefined when this store keeps any of these slots otherwise. Default: of all slots. */
   denseBlocks(slots?: readonly number[]): PagedBlocks | undefined;
-  /** What the store's tokens take now. */
-  bytes(): KvBytes;
+  /** What the tokens of these slots take now, a block that several share counted once. Default: of all slots. */
+  bytes(slots?: readonly number[]): KvBytes;
   /** What the store took when it was made, in use or not: its part of pools that layers share, and its tables. */
   reserved(): KvBytes;
   dispose(): void;

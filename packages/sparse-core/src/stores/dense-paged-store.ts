@@ -18,7 +18,6 @@ import { decodeAttention } from '../operations/decode-attention.js';
 import { gatherKv } from '../operations/gather-kv.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
-import type { Tensor } from '../tensor.js';
 import { show } from '../show.js';
 import { floats } from '../tensor-rules.js';
 import { expectObject, expectThat, nativeOf } from '../validate.js';
@@ -27,7 +26,7 @@ import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
 import { KvBlockPool } from './kv-block-pool.js';
 import { shorterBy } from './shorter-by.js';
-import { zeroTable } from './zero-table.js';
+import { type BlockTable, SlotTable } from './slot-table.js';
 
 export interface DensePagedOptions {
   /** Element type of the cache. Default: that of the rows if it has 16 bits, else f16. */
@@ -90,63 +89,68 @@ interface StoreParts {
   readonly closePool: () => void;
 }
 
+/** Blocks of the pool, in the order of the sequence. */
+type Blocks = number[];
+
+/** A block that is about to be written to. */
+interface Written {
+  readonly slot: number;
+  readonly blocks: Blocks;
+  readonly index: number;
+  readonly id: number;
+}
+
 class DensePagedStore implements KvStore {
   readonly name = 'dense';
   readonly layer: KvLayer;
   readonly #pool: KvBlockPool;
   readonly #poolBytes: number;
   readonly #closePool: () => void;
-  readonly #tableWidth: number;
-  readonly #blockTable: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
-  readonly #keyCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
-  /** What the device holds, slot by slot: the blocks and the token count of each kv head. */
-  readonly #blocks: number[][][];
-  readonly #counts: number[][];
+  readonly #slots: SlotTable<Blocks, 'blocks'>;
+  readonly #blockTable: BlockTable;
 
   constructor(layer: KvLayer, { capacity, pool, poolBytes, closePool }: StoreParts) {
-    const { device, slots, tokensPerSlot } = capacity;
     this.layer = layer;
     this.#pool = pool;
     this.#poolBytes = poolBytes;
     this.#closePool = closePool;
-    this.#tableWidth = Math.ceil(tokensPerSlot / pool.blockTokens);
-    this.#blockTable = zeroTable(device, ['slot', 'kvHead', 'block'], [slots, layer.kvHeads, this.#tableWidth]);
-    try {
-      this.#keyCounts = zeroTable(device, ['slot', 'kvHead'], [slots, layer.kvHeads]);
-    } catch (error) {
-      this.#blockTable.dispose();
-      throw error;
-    }
-    const perHead = <T>(value: () => T) => Array.from({ length: layer.kvHeads }, value);
-    this.#blocks = Array.from({ length: slots }, () => perHead(() => [] as number[]));
-    this.#counts = Array.from({ length: slots }, () => perHead(() => 0));
+    const { blockTokens } = pool;
+    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty: (): Blocks => [] });
+    this.#blockTable = this.#slots.tables.blocks;
   }
 
   prepare(stream: Stream, batch: RowBatch): void {
-    const missing: { slot: number; head: number; blocks: number }[] = [];
+    const missing: { slot: number; blocks: Blocks; count: number }[] = [];
+    const written: Written[] = [];
     for (const { slot, rows } of batch.entries) {
-      this.lengths(slot).forEach((count, head) => {
-        const blocks = this.#blocksFor(slot, count + rows) - this.#blocksOf(slot, head).length;
-        if (blocks > 0) missing.push({ slot, head, blocks });
+      const lengths = this.lengths(slot);
+      this.#slots.heads(slot).forEach((blocks, head) => {
+        const held = lengths[head] ?? 0;
+        const count = this.#slots.blocksFor(slot, held + rows) - blocks.length;
+        if (count > 0) missing.push({ slot, blocks, count });
+        const index = this.#openBlock(held);
+        const id = blocks[index];
+        if (id !== undefined) written.push({ slot, blocks, index, id });
       });
     }
-    if (missing.length === 0) return;
-    const fresh = this.#pool.allocate(missing.reduce((sum, { blocks }) => sum + blocks, 0));
-    for (const { slot, head, blocks } of missing) this.#blocksOf(slot, head).push(...fresh.splice(0, blocks));
-    for (const slot of new Set(missing.map(({ slot }) => slot))) this.#writeTable(stream, slot);
+    const { ids } = this.#pool;
+    const shared = ids.toReplace(written);
+    if (missing.length + shared.length === 0) return;
+    const fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
+    this.#replace(stream, shared, fresh);
+    for (const { blocks, count } of missing) blocks.push(...fresh.splice(0, count));
+    for (const slot of new Set([...missing, ...shared].map(({ slot }) => slot))) this.#writeTable(stream, slot);
   }
 
   append(stream: Stream, { batch, keys, values }: AppendCall): void {
-    nativeOf('append', 'the store', this.#keyCounts, stream);
-    expectPrepared(this, batch, (slot, kvHead) => this.#blocksOf(slot, kvHead).length * this.#pool.blockTokens);
+    nativeOf('append', 'the store', this.#slots.keyCounts, stream);
+    expectPrepared(this, batch, (slot, kvHead) => this.#roomOf(slot, kvHead));
     const { slots, queryStart } = batch;
     appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart });
   }
 
   advance(batch: RowBatch): void {
-    for (const { slot, rows } of batch.entries) {
-      this.#counts[slot] = this.lengths(slot).map((count) => count + rows);
-    }
+    this.#slots.advance(batch);
   }
 
   startDecode(stream: Stream, { batch, query, output, scale }: AttentionCall): FinishDecode {
@@ -158,106 +162,134 @@ class DensePagedStore implements KvStore {
   keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
     expectHeld(selection, this.lengths(slot));
     const { indices, counts } = selection;
+    // Tokens move to the front, in blocks that nobody else reads.
+    const written = this.#slots.heads(slot).flatMap((blocks, head) =>
+      blocks.slice(0, this.#blocksOf(counts[head] ?? 0)).map((id, index) => ({ slot, blocks, index, id })),
+    );
+    const shared = this.#pool.ids.toReplace(written);
+    if (shared.length > 0) {
+      this.#replace(stream, shared, this.#pool.ids.allocate(shared.length));
+      this.#writeTable(stream, slot);
+    }
     gatherKv(stream, { blocks: this.denseBlocks(), slot, indices, counts, outcomes });
+    this.#slots.count(slot, counts);
     this.#shrink(slot, counts);
   }
 
   truncate(stream: Stream, slot: number, tokens: number): void {
-    const counts = shorterBy(this.lengths(slot), tokens);
-    stream.write(this.#keyCounts.slice('slot', slot, slot + 1), Int32Array.from(counts));
+    const counts = shorterBy('truncate', this.lengths(slot), tokens);
+    this.#slots.write(stream, slot, counts);
     this.#shrink(slot, counts);
   }
 
-  copy(stream: Stream, fromSlot: number, toSlot: number): void {
-    const counts = this.lengths(fromSlot);
-    if (this.lengths(toSlot).some((count) => count > 0)) {
-      throw new InvalidValueError(`Slot ${toSlot} holds tokens; copy into an empty one, or release it first.`, {
-        subject: 'toSlot',
-        given: toSlot,
-      });
-    }
-    const needed = counts.map((count) => Math.ceil(count / this.#pool.blockTokens));
-    const from = needed.flatMap((blocks, head) => this.#blocksOf(fromSlot, head).slice(0, blocks));
-    const to = this.#pool.allocate(from.length);
-    try {
-      for (const pool of [this.#pool.keys, this.#pool.values]) copyBlocks(stream, { pool, from, to });
-    } catch (error) {
-      this.#pool.free(to);
-      throw error;
-    }
-    this.#blocks[toSlot] = needed.map((blocks) => to.splice(0, blocks));
+  copy(stream: Stream, fromSlot: number, toSlot: number, dropped = 0): void {
+    const counts = shorterBy('copy', this.lengths(fromSlot), dropped);
+    this.#slots.expectEmpty(toSlot);
+    const { ids } = this.#pool;
+    const held = this.#slots.heads(fromSlot).map((blocks, head) => {
+      const count = counts[head] ?? 0;
+      const full = this.#openBlock(count);
+      return { full: blocks.slice(0, full), open: blocks.slice(full, this.#blocksOf(count)) };
+    });
+    const from = held.flatMap(({ open }) => open);
+    const to = ids.allocate(from.length);
+    this.#copyBlocks(stream, from, to);
+    this.#shrink(toSlot, []);
+    this.#slots.heads(toSlot).forEach((blocks, head) => {
+      const { full = [], open = [] } = held[head] ?? {};
+      ids.share(full);
+      blocks.push(...full, ...to.splice(0, open.length));
+    });
     this.#writeTable(stream, toSlot);
-    const countsOf = (slot: number) => this.#keyCounts.slice('slot', slot, slot + 1);
-    stream.copy(countsOf(fromSlot), countsOf(toSlot));
-    this.#counts[toSlot] = [...counts];
+    this.#slots.write(stream, toSlot, counts);
   }
 
   release(stream: Stream, slot: number): void {
-    this.#counts[slot] = this.lengths(slot).map(() => 0);
-    stream.write(this.#keyCounts.slice('slot', slot, slot + 1), new Int32Array(this.layer.kvHeads));
-    for (const blocks of this.#blocks[slot] ?? []) this.#pool.free(blocks.splice(0));
+    this.#slots.write(
+      stream,
+      slot,
+      this.lengths(slot).map(() => 0),
+    );
+    this.#shrink(slot, []);
   }
 
   lengths(slot: number): readonly number[] {
-    const counts = this.#counts[slot];
-    if (counts === undefined) {
-      throw new InvalidValueError(`Slot ${slot} does not exist; the cache has ${this.#counts.length}.`, {
-        subject: 'slot',
-        given: slot,
-        wanted: this.#counts.length,
-      });
-    }
-    return counts;
+    return this.#slots.lengths(slot);
   }
 
   denseBlocks(): PagedBlocks {
     const { keys, values } = this.#pool;
-    return { keys, values, blockTable: this.#blockTable, keyCounts: this.#keyCounts };
+    return { keys, values, blockTable: this.#blockTable, keyCounts: this.#slots.keyCounts };
   }
 
-  bytes(): KvBytes {
-    const blocks = this.#blocks.flat().reduce((sum, list) => sum + list.length, 0);
-    return { device: blocks * this.#pool.blockBytes, host: 0 };
+  bytes(slots?: readonly number[]): KvBytes {
+    const blocks = new Set(this.#slots.allHeads(slots).flat());
+    return { device: blocks.size * this.#pool.blockBytes, host: 0 };
   }
 
   reserved(): KvBytes {
-    return { device: this.#poolBytes + this.#blockTable.byteLength + this.#keyCounts.byteLength, host: 0 };
+    return { device: this.#poolBytes + this.#slots.byteLength, host: 0 };
   }
 
   dispose(): void {
-    if (this.#blockTable.disposed) return;
-    for (const list of this.#blocks.flat()) this.#pool.free(list.splice(0));
-    this.#blockTable.dispose();
-    this.#keyCounts.dispose();
+    if (this.#slots.disposed) return;
+    for (const blocks of this.#slots.allHeads()) this.#pool.ids.free(blocks.splice(0));
+    this.#slots.dispose();
     this.#closePool();
   }
 
+  /** How many blocks so many tokens take. */
+  #blocksOf(tokens: number): number {
+    return Math.ceil(tokens / this.#pool.blockTokens);
+  }
+
+  /** The block that the next token goes to. */
+  #openBlock(tokens: number): number {
+    return Math.floor(tokens / this.#pool.blockTokens);
+  }
+
+  /** How many tokens the blocks have room for; none more than there are where others hold the open block too. */
+  #roomOf(slot: number, kvHead: number): number {
+    const blocks = this.#slots.heads(slot)[kvHead] ?? [];
+    const held = this.lengths(slot)[kvHead] ?? 0;
+    const open = blocks[this.#openBlock(held)];
+    if (open !== undefined && this.#pool.ids.holders(open) > 1) return held;
+    return blocks.length * this.#pool.blockTokens;
+  }
+
+  /** Frees the blocks behind so many tokens of each kv head. */
   #shrink(slot: number, counts: readonly number[]): void {
-    this.#counts[slot] = [...counts];
-    counts.forEach((count, head) => {
-      const blocks = this.#blocksOf(slot, head);
-      this.#pool.free(blocks.splice(Math.ceil(count / this.#pool.blockTokens)));
+    this.#slots.heads(slot).forEach((blocks, head) => {
+      this.#pool.ids.free(blocks.splice(this.#blocksOf(counts[head] ?? 0)));
     });
   }
 
-  #blocksFor(slot: number, tokens: number): number {
-    const blocks = Math.ceil(tokens / this.#pool.blockTokens);
-    if (blocks <= this.#tableWidth) return blocks;
-    const limit = this.#tableWidth * this.#pool.blockTokens;
-    throw new InvalidValueError(
-      `Slot ${slot} would hold ${tokens} tokens; its sequence may have ${limit}. ` +
-        'Open the model with a larger contextTokens.',
-      { subject: 'tokens', given: tokens, wanted: limit },
-    );
+  /** Puts copies in the place of blocks, in the first of the `fresh` ones, which are taken off that list. */
+  #replace(stream: Stream, replaced: readonly Written[], fresh: number[]): void {
+    const from = replaced.map(({ id }) => id);
+    this.#copyBlocks(stream, from, fresh);
+    for (const { blocks, index } of replaced) blocks.splice(index, 1, ...fresh.splice(0, 1));
+    this.#pool.ids.free(from);
   }
 
-  #blocksOf(slot: number, head: number): number[] {
-    return this.#blocks[slot]?.[head] ?? [];
+  /** Copies blocks onto the first of the `fresh` ones. These are free again if that throws. */
+  #copyBlocks(stream: Stream, from: readonly number[], fresh: readonly number[]): void {
+    if (from.length === 0) return;
+    const { keys, values, ids } = this.#pool;
+    const to = fresh.slice(0, from.length);
+    try {
+      for (const pool of [keys, values]) copyBlocks(stream, { pool, from, to });
+    } catch (error) {
+      ids.free(fresh);
+      throw error;
+    }
   }
 
   #writeTable(stream: Stream, slot: number): void {
-    const table = new Int32Array(this.layer.kvHeads * this.#tableWidth);
-    this.#blocks[slot]?.forEach((blocks, head) => table.set(blocks, head * this.#tableWidth));
+    const { kvHeads } = this.layer;
+    const width = this.#blockTable.shape[2];
+    const table = new Int32Array(kvHeads * width);
+    this.#slots.heads(slot).forEach((blocks, head) => table.set(blocks, head * width));
     stream.write(this.#blockTable.slice('slot', slot, slot + 1), table);
   }
 }

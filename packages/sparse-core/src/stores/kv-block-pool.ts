@@ -1,7 +1,7 @@
 import type { Device } from '../device.js';
 import { byteSize, type FloatDType } from '../dtype.js';
-import { OutOfMemoryError } from '../errors.js';
 import type { Tensor } from '../tensor.js';
+import { BlockIds } from './block-ids.js';
 
 export interface KvBlockPoolOptions {
   readonly device: Device;
@@ -12,19 +12,14 @@ export interface KvBlockPoolOptions {
   readonly blocks: number;
 }
 
-/**
- * Fixed-size blocks of keys and values, handed out to whoever needs them. A block that is freed may be
- * handed out at once: its readers and its next writer are on the same stream.
- */
+/** Fixed-size blocks of keys and values, handed out by their numbers. */
 export class KvBlockPool {
   readonly keys: Tensor<FloatDType, readonly ['block', 'blockToken', 'dim']>;
   readonly values: Tensor<FloatDType, readonly ['block', 'blockToken', 'dim']>;
   readonly blockTokens: number;
   /** Bytes of one block's keys and values. */
   readonly blockBytes: number;
-  readonly blocks: number;
-  readonly #free: number[] = [];
-  #untouched = 0;
+  readonly ids: BlockIds;
 
   constructor({ device, dtype, headDim, blockTokens, blocks }: KvBlockPoolOptions) {
     const shape = [blocks, blockTokens, headDim] as const;
@@ -37,31 +32,7 @@ export class KvBlockPool {
     }
     this.blockTokens = blockTokens;
     this.blockBytes = 2 * blockTokens * headDim * byteSize(dtype);
-    this.blocks = blocks;
-  }
-
-  get available(): number {
-    return this.#free.length + this.blocks - this.#untouched;
-  }
-
-  get used(): number {
-    return this.blocks - this.available;
-  }
-
-  /** @throws OutOfMemoryError when fewer are available; none is taken then */
-  allocate(count: number): number[] {
-    if (count > this.available) {
-      throw new OutOfMemoryError(
-        `The key/value cache has ${this.available} of ${this.blocks} blocks left and ${count} are needed. ` +
-          'Give the cache more tokens (cacheTokens of a runner), or release sequences.',
-        { subject: 'kv blocks', given: count, wanted: this.available },
-      );
-    }
-    return Array.from({ length: count }, () => this.#free.pop() ?? this.#untouched++);
-  }
-
-  free(blocks: Iterable<number>): void {
-    this.#free.push(...blocks);
+    this.ids = new BlockIds('kv blocks', blocks);
   }
 
   dispose(): void {

@@ -4,10 +4,10 @@ import { InvalidValueError } from '../errors.js';
  * The tokens of each kv head of a slot without the newest.
  * @throws InvalidValueError when a kv head holds fewer
  */
-export function shorterBy(lengths: readonly number[], tokens: number): number[] {
+export function shorterBy(operation: string, lengths: readonly number[], tokens: number): number[] {
   const most = Math.min(...lengths);
   if (Number.isInteger(tokens) && tokens >= 0 && tokens <= most) return lengths.map((count) => count - tokens);
-  throw new InvalidValueError(`truncate: ${tokens} tokens; it must be a whole number to ${most}, what the slot holds.`, {
+  throw new InvalidValueError(`${operation}: ${tokens} tokens to forget; it must be a whole number to ${most}, what the slot holds.`, {
     subject: 'tokens',
     given: tokens,
     wanted: [0, most],

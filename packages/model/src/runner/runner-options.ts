@@ -1,0 +1,45 @@
+import { InvalidValueError } from '@kv/sparse-core';
+import type { FloatDType, KvPolicy, KvSelector, RopeDescription } from '@kv/sparse-core';
+
+export interface RunnerOptions {
+  /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
+  readonly policy?: KvPolicy | undefined;
+  /** How positions turn queries and keys. Default: as config.json says, with frequencies in f32. */
+  readonly rope?: RopeDescription | undefined;
+  /** Sequences at the same time. Default 1. */
+  readonly sequences?: number | undefined;
+  /** Tokens of the longest sequence, prompt and answer. Default: the model's own limit, at most 16,384. */
+  readonly contextTokens?: number | undefined;
+  /** Tokens of all sequences together. Default: `sequences × contextTokens`. */
+  readonly cacheTokens?: number | undefined;
+  /** Rows of the largest batch, which sizes the working memory. Default 512. */
+  readonly maxBatchRows?: number | undefined;
+  /**
+   * Element type of the rows between the layers: f32, or that of the weights. Default: f32 on a CPU, that of the
+   * weights on CUDA, whose tensor cores multiply nothing wider.
+   */
+  readonly activations?: FloatDType | undefined;
+}
+
+export interface SequenceOptions {
+  /** Chooses what the cache keeps when the prompt ends. Default: the runner's policy, or that of a forked sequence. */
+  readonly select?: KvSelector | undefined;
+}
+
+export interface ForkOptions extends SequenceOptions {
+  /**
+   * How many tokens the fork has: the first ones. Default: all. A fork that ends inside an unfinished prompt has none of
+   * that prompt's queries: its selection observes those that are read from there on.
+   */
+  readonly tokens?: number | undefined;
+}
+
+/** @throws InvalidValueError */
+export function expectActivations(given: FloatDType, weights: FloatDType): void {
+  if (given === 'f32' || given === weights) return;
+  throw new InvalidValueError(`activations is '${given}'; this model's may be 'f32' or, as its weights, '${weights}'.`, {
+    subject: 'activations',
+    given,
+    wanted: ['f32', weights],
+  });
+}

@@ -1,0 +1,95 @@
+import { OutOfMemoryError } from '../errors.js';
+
+/** A block that one of its holders is about to write to. */
+export interface WrittenBlock {
+  readonly id: number;
+  /** How often that one holds it. Default: once. */
+  readonly holds?: number | undefined;
+}
+
+/**
+ * Hands out the numbers of a pool's blocks, and counts who holds each: sequences of the same text share its blocks. A
+ * block that its last holder frees may be handed out at once: its readers and its next writer are on the same stream.
+ */
+export class BlockIds {
+  /** Blocks that nobody holds, but that may come to be needed: what is admitted can become what it is to become. */
+  promised = 0;
+  readonly count: number;
+  readonly #subject: string;
+  readonly #spare: number;
+  readonly #free: number[] = [];
+  /** Of each block that was ever handed out. */
+  readonly #holders: number[] = [];
+
+  /** @param spare blocks that are never promised, for what is held twice while it moves */
+  constructor(subject: string, count: number, spare = 0) {
+    this.#subject = subject;
+    this.count = count;
+    this.#spare = spare;
+  }
+
+  /** Blocks that nobody holds. */
+  get available(): number {
+    return this.#free.length + this.count - this.#holders.length;
+  }
+
+  /**
+   * Blocks that had no holder, with one each.
+   * @throws OutOfMemoryError when fewer are available; none is taken then
+   */
+  allocate(count: number): number[] {
+    this.#expect(count, this.available);
+    return Array.from({ length: count }, () => {
+      const id = this.#free.pop() ?? this.#holders.length;
+      this.#holders[id] = 1;
+      return id;
+    });
+  }
+
+  /** A holder more for each. */
+  share(ids: Iterable<number>): void {
+    for (const id of ids) this.#holders[id] = this.holders(id) + 1;
+  }
+
+  /** How many hold a block. One that several hold must not be written to. */
+  holders(id: number): number {
+    return this.#holders[id] ?? 0;
+  }
+
+  /**
+   * Of blocks that are about to be written to, those that others hold too and that the writer must replace: of blocks
+   * that are given by all of their holders, all but the last.
+   */
+  toReplace<Written extends WrittenBlock>(written: readonly Written[]): Written[] {
+    const left = new Map<number, number>();
+    return written.filter(({ id, holds = 1 }) => {
+      const holders = left.get(id) ?? this.holders(id);
+      if (holders <= holds) return false;
+      left.set(id, holders - holds);
+      return true;
+    });
+  }
+
+  /** A holder less for each. */
+  free(ids: Iterable<number>): void {
+    for (const id of ids) {
+      const left = this.holders(id) - 1;
+      this.#holders[id] = left;
+      if (left === 0) this.#free.push(id);
+    }
+  }
+
+  /** @throws OutOfMemoryError unless `count` blocks are there that nobody holds or was promised */
+  expectUnpromised(count: number): void {
+    this.#expect(count, this.available - this.#spare - this.promised);
+  }
+
+  #expect(needed: number, available: number): void {
+    if (needed <= available) return;
+    throw new OutOfMemoryError(
+      `The key/value cache has ${available} of ${this.count} ${this.#subject} left and ${needed} are needed. ` +
+        'Give the cache more tokens (cacheTokens of a runner), or release sequences.',
+      { subject: this.#subject, given: needed, wanted: available },
+    );
+  }
+}
