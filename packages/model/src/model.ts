@@ -1,11 +1,12 @@
 import { lstat } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 
-import { createDevice, ModelFormatError } from '@kv/sparse-core';
-import type { Device } from '@kv/sparse-core';
+import { createDevice, Device, ModelFormatError } from '@kv/sparse-core';
+import { expectObject, expectThat } from '@kv/sparse-core/native';
 
 import { readModelConfig } from './config/read-model-config.js';
 import type { ModelConfig } from './config/model-config.js';
+import { expectPath } from './expect-directory.js';
 import { Runner } from './runner/runner.js';
 import type { RunnerOptions } from './runner/runner-options.js';
 import { Tokenizer } from './tokenizer/tokenizer.js';
@@ -53,7 +54,11 @@ export class Model implements Disposable {
    * @throws ModelFormatError when a file is missing, malformed, or contradicts another
    * @throws CapabilityError when the model is of a kind that the runner does not know
    */
-  static async open(directory: string, { device = createDevice() }: ModelOptions = {}): Promise<Model> {
+  static async open(directory: string, options: ModelOptions = {}): Promise<Model> {
+    expectPath(directory);
+    expectObject('Model.open', 'options', options);
+    const { device = createDevice() } = options;
+    expectThat('Model.open', 'device', device, Device.is(device), 'a device of createDevice()');
     // The tokenizer's process starts while config and weights are read.
     const [network, tokenizer] = await Promise.allSettled([
       openNetwork(device, directory),
@@ -73,6 +78,7 @@ export class Model implements Disposable {
    * @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError
    */
   createRunner(options: RunnerOptions = {}): Runner {
+    expectObject('createRunner', 'options', options);
     return new Runner(this, options);
   }
 

@@ -3,6 +3,7 @@ import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
 import type { BlockSparsity } from '@kv/hierasparse';
 import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
 import type { KvPolicy, KvPolicyParts, KvSelector } from '@kv/sparse-core';
+import { show } from '@kv/sparse-core/native';
 
 /** How a text is read and held: a policy without its selection. Policies of one reading share a text. */
 export interface Reading {
@@ -78,7 +79,7 @@ export function createPolicy(name: string): KvPolicy {
     return kvPolicy({ ...policy.reading.parts(), ...(policy.select && { select: policy.select() }) });
   }
   const names = policies.map((each) => each.name);
-  throw new InvalidValueError(`There is no policy '${name}'; use one of ${names.join(', ')}.`, {
+  throw new InvalidValueError(`There is no policy ${show(name)}; use one of ${names.join(', ')}.`, {
     subject: 'policy',
     given: name,
     wanted: names,

@@ -1,5 +1,3 @@
-import { InvalidValueError } from '@kv/sparse-core';
-
 import type { Runner } from '../runner/runner.js';
 import type { Tokenizer } from '../tokenizer/tokenizer.js';
 import { generateTokens } from './generate-tokens.js';
@@ -37,18 +35,10 @@ export async function* generate(
   options: GenerateOptions = {},
 ): AsyncGenerator<GeneratedToken, void> {
   const { stop = [], signal, sequence } = options;
-  if (stop.includes('')) {
-    throw new InvalidValueError(
-      'stop: an empty text was given; it would end every answer at once. Leave it out.',
-      {
-        subject: 'stop',
-        given: stop,
-      },
-    );
-  }
+  // A text that is empty would end every answer at once.
+  const matcher = new StopMatcher(stop);
   const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : runner.checkTokens(sequence ?? 'new', prompt);
   const decoder = tokenizer.stream(ids);
-  const matcher = new StopMatcher(stop);
   for await (const { id, milliseconds, finishReason } of generateTokens(runner, ids, options)) {
     let text = matcher.push(decoder.push(id));
     if (finishReason !== null) text += matcher.push(decoder.end()) + matcher.end();

@@ -1,3 +1,8 @@
+import { expectThat, listOf } from '@kv/sparse-core/native';
+
+/** More of them would take longer to look for than a token takes. */
+const mostStops = 1024;
+
 /** Passes streamed text on until one of the stop strings appears in it. */
 export class StopMatcher {
   readonly #stops: readonly string[];
@@ -5,9 +10,15 @@ export class StopMatcher {
   #held = '';
   #stopped = false;
 
-  /** @param stops non-empty strings */
+  /**
+   * @param stops non-empty strings, at most 1,024
+   * @throws InvalidValueError for what is none
+   */
   constructor(stops: readonly string[]) {
-    this.#stops = stops;
+    this.#stops = listOf('StopMatcher', 'stops', stops, mostStops);
+    for (const stop of this.#stops) {
+      expectThat('StopMatcher', 'stops', stop, typeof stop === 'string' && stop !== '', 'non-empty strings');
+    }
   }
 
   /** Whether a stop string has appeared. */

@@ -1,5 +1,6 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import type { FloatDType, KvPolicy, KvSelector, RopeDescription } from '@kv/sparse-core';
+import { show } from '@kv/sparse-core/native';
 
 export interface RunnerOptions {
   /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
@@ -37,7 +38,7 @@ export interface ForkOptions extends SequenceOptions {
 /** @throws InvalidValueError */
 export function expectActivations(given: FloatDType, weights: FloatDType): void {
   if (given === 'f32' || given === weights) return;
-  throw new InvalidValueError(`activations is '${given}'; this model's may be 'f32' or, as its weights, '${weights}'.`, {
+  throw new InvalidValueError(`activations is ${show(given)}; this model's may be 'f32' or, as its weights, '${weights}'.`, {
     subject: 'activations',
     given,
     wanted: ['f32', weights],

@@ -4,6 +4,7 @@ import { basename, join } from 'node:path';
 import { ModelFormatError } from '@kv/sparse-core';
 import { z } from 'zod';
 
+import { expectDirectory } from '../expect-directory.js';
 import { openFile, readBytes } from '../open-file.js';
 import { excerpt, readOptionalJson } from '../read-json.js';
 import { lengthFieldBytes, parseHeader, readHeaderLength } from './header.js';
@@ -43,6 +44,7 @@ export async function readSafetensorsHeader(file: string): Promise<SafetensorsHe
  * @throws ModelFormatError when a file is missing or malformed, or the index contradicts the shards
  */
 export async function readStoredTensors(directory: string): Promise<ReadonlyMap<string, StoredTensor>> {
+  await expectDirectory(directory);
   const single = join(directory, singleFile);
   const index = existsSync(single) ? undefined : await readIndex(join(directory, indexFile));
   if (index === undefined) return (await readSafetensorsHeader(single)).tensors;
