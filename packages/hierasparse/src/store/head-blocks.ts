@@ -98,8 +98,14 @@ export class HeadBlocks {
 
   /** The pair of a block that is not in the range of prunings; undefined when there is none yet. */
   pairOf(block: number): HeldBlocks | undefined {
-    const pair = this.#pairs[block < this.#rules.sinkBlocks ? block : block - this.#candidates];
+    const pair = this.#pairAt(block);
     return pair === undefined ? undefined : this.#wholePair(pair);
+  }
+
+  /** The same, when others hold it too. */
+  sharedPairOf(block: number): HeldBlocks | undefined {
+    const pair = this.#pairAt(block);
+    return pair === undefined || this.#rules.pools.pairIds.holders(pair) <= 2 ? undefined : this.#wholePair(pair);
   }
 
   /** Places of dense blocks, in no order. */
@@ -154,6 +160,7 @@ export class HeadBlocks {
    * not all, others move into their places.
    */
   movedBy(endBlock: number, targets: readonly Shares[]): HeldBlocks[] {
+    if (targets.every((shares) => this.settled(endBlock, shares))) return [];
     const { pools, sinkBlocks } = this.#rules;
     const more = Math.max(0, endBlock - this.endBlock);
     const added = this.#pairs.slice(sinkBlocks, sinkBlocks + more);
@@ -206,9 +213,10 @@ export class HeadBlocks {
     for (const operand of operands) {
       this.#dense[operand] = [...from.#dense[operand]];
       this.#sparse[operand] = [...from.#sparse[operand]];
+      pools.shareDense(this.#dense[operand]);
       pools.sparse[operand].ids.share(this.#sparse[operand]);
     }
-    pools.shareDense(this.places);
+    pools.sharePairs(this.#pairs);
     if (last !== undefined) this.#pairs.push(last);
     this.#candidates = from.#candidates;
     this.#finished = from.#finished;
@@ -239,6 +247,10 @@ export class HeadBlocks {
     return Math.round(share * this.#candidates) - this.#sparse[operand].length;
   }
 
+  #pairAt(block: number): number | undefined {
+    return this.#pairs[block < this.#rules.sinkBlocks ? block : block - this.#candidates];
+  }
+
   #wholePair(pair: number): HeldBlocks {
     const places = operands.flatMap((operand) => this.#rules.pools.placesOf(operand, [pair]));
     return { kind: 'pair', id: pair, places, holds: places.length };
@@ -264,12 +276,11 @@ export class HeadBlocks {
 
   /** Blocks that are held, beside pairs. */
   get #held(): BlockNeeds {
-    const { pools } = this.#rules;
-    const places = [...this.#dense.keys, ...this.#dense.values];
+    const { keys, values } = this.#dense;
     return {
       keys: this.#sparse.keys.length,
       values: this.#sparse.values.length,
-      singles: places.filter((place) => pools.pairAt(place) === undefined).length,
+      singles: this.#rules.pools.countSingles(keys) + this.#rules.pools.countSingles(values),
     };
   }
 

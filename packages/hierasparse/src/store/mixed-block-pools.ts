@@ -91,6 +91,10 @@ export class MixedBlockPools {
     return place < 2 * this.#pairs ? place % this.#pairs : undefined;
   }
 
+  countSingles(places: readonly number[]): number {
+    return places.reduce((count, place) => (place < 2 * this.#pairs ? count : count + 1), 0);
+  }
+
   /** The number of the pair, or of the single, at a place. */
   idAt(place: number): number {
     return this.pairAt(place) ?? place - 2 * this.#pairs;
@@ -121,13 +125,21 @@ export class MixedBlockPools {
   }
 
   /** A holder more for each of these dense blocks. */
-  shareDense(places: Iterable<number>): void {
-    for (const place of places) this.#idsAt(place).share([this.idAt(place)]);
+  shareDense(places: readonly number[]): void {
+    this.pairIds.share(this.#pairsAt(places));
+    this.singleIds.share(this.#singlesAt(places));
   }
 
   /** A holder less for each of these dense blocks. */
-  freeDense(places: Iterable<number>): void {
-    for (const place of places) this.#idsAt(place).free([this.idAt(place)]);
+  freeDense(places: readonly number[]): void {
+    this.pairIds.free(this.#pairsAt(places));
+    this.singleIds.free(this.#singlesAt(places));
+  }
+
+  /** A holder more for both blocks of each pair. */
+  sharePairs(pairs: readonly number[]): void {
+    this.pairIds.share(pairs);
+    this.pairIds.share(pairs);
   }
 
   /** A holder less for both blocks of each pair. */
@@ -142,8 +154,12 @@ export class MixedBlockPools {
     this.sparse.values[Symbol.dispose]();
   }
 
-  #idsAt(place: number): BlockIds {
-    return this.pairAt(place) === undefined ? this.singleIds : this.pairIds;
+  #pairsAt(places: readonly number[]): number[] {
+    return places.filter((place) => this.pairAt(place) !== undefined).map((place) => this.idAt(place));
+  }
+
+  #singlesAt(places: readonly number[]): number[] {
+    return places.filter((place) => this.pairAt(place) === undefined).map((place) => this.idAt(place));
   }
 }
 

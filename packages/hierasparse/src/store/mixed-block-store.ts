@@ -107,7 +107,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
         if (blocks > 0) growth.push({ slot, kvHead, blocks });
         // The step may end in prunings, behind which nothing may fail for want of room.
         const moved = head.movedBy(this.#rangeEnd(held + rows), [prompt, after]);
-        const open = head.pairOf(Math.floor(held / blockTokens));
+        const open = head.sharedPairOf(Math.floor(held / blockTokens));
         const apart = open !== undefined && !moved.some(({ kind, id }) => kind === 'pair' && id === open.id);
         for (const blocksOf of apart ? [open, ...moved] : moved) written.push({ slot, head, ...blocksOf });
       });
@@ -438,8 +438,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   #roomOf(slot: number, kvHead: number): number {
     const held = this.lengths(slot)[kvHead] ?? 0;
     const head = this.#slots.heads(slot)[kvHead];
-    const open = head?.pairOf(Math.floor(held / blockTokens));
-    if (open !== undefined && this.#parts.pools.pairIds.holders(open.id) > open.holds) return held;
+    if (head?.sharedPairOf(Math.floor(held / blockTokens)) !== undefined) return held;
     return (head?.count ?? 0) * blockTokens;
   }
 

@@ -47,7 +47,7 @@ export class BlockIds {
   }
 
   /** A holder more for each. */
-  share(ids: Iterable<number>): void {
+  share(ids: readonly number[]): void {
     for (const id of ids) this.#holders[id] = this.holders(id) + 1;
   }
 
@@ -71,7 +71,7 @@ export class BlockIds {
   }
 
   /** A holder less for each. */
-  free(ids: Iterable<number>): void {
+  free(ids: readonly number[]): void {
     for (const id of ids) {
       const left = this.holders(id) - 1;
       this.#holders[id] = left;

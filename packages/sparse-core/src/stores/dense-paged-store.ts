@@ -122,6 +122,7 @@ class DensePagedStore implements KvStore {
   prepare(stream: Stream, batch: RowBatch): void {
     const missing: { slot: number; blocks: Blocks; count: number }[] = [];
     const written: Written[] = [];
+    const { ids } = this.#pool;
     for (const { slot, rows } of batch.entries) {
       const lengths = this.lengths(slot);
       this.#slots.heads(slot).forEach((blocks, head) => {
@@ -130,10 +131,9 @@ class DensePagedStore implements KvStore {
         if (count > 0) missing.push({ slot, blocks, count });
         const index = this.#openBlock(held);
         const id = blocks[index];
-        if (id !== undefined) written.push({ slot, blocks, index, id });
+        if (id !== undefined && ids.holders(id) > 1) written.push({ slot, blocks, index, id });
       });
     }
-    const { ids } = this.#pool;
     const shared = ids.toReplace(written);
     if (missing.length + shared.length === 0) return;
     const fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
