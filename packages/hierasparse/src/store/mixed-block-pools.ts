@@ -126,14 +126,16 @@ export class MixedBlockPools {
 
   /** A holder more for each of these dense blocks. */
   shareDense(places: readonly number[]): void {
-    this.pairIds.share(this.#pairsAt(places));
-    this.singleIds.share(this.#singlesAt(places));
+    const { pairs, singles } = this.#idsAt(places);
+    this.pairIds.share(pairs);
+    this.singleIds.share(singles);
   }
 
   /** A holder less for each of these dense blocks. */
   freeDense(places: readonly number[]): void {
-    this.pairIds.free(this.#pairsAt(places));
-    this.singleIds.free(this.#singlesAt(places));
+    const { pairs, singles } = this.#idsAt(places);
+    this.pairIds.free(pairs);
+    this.singleIds.free(singles);
   }
 
   /** A holder more for both blocks of each pair. */
@@ -154,12 +156,10 @@ export class MixedBlockPools {
     this.sparse.values[Symbol.dispose]();
   }
 
-  #pairsAt(places: readonly number[]): number[] {
-    return places.filter((place) => this.pairAt(place) !== undefined).map((place) => this.idAt(place));
-  }
-
-  #singlesAt(places: readonly number[]): number[] {
-    return places.filter((place) => this.pairAt(place) === undefined).map((place) => this.idAt(place));
+  #idsAt(places: readonly number[]): Record<'pairs' | 'singles', number[]> {
+    const ids = { pairs: [] as number[], singles: [] as number[] };
+    for (const place of places) (place < 2 * this.#pairs ? ids.pairs : ids.singles).push(this.idAt(place));
+    return ids;
   }
 }
 
