@@ -14,6 +14,7 @@ struct TableCheck {
   PagedBatch batch;
   CheckedTables tables;
   FaultSink faults;
+  bool looks_without_rows = false;  // at the slots of entries without rows too; else they count no keys
 };
 
 inline __device__ bool rows_ascend(const PagedBatch& b, int entry) {
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kCheckThreads)
   ascends = __syncthreads_and(ascends);
   known = __syncthreads_and(known);
   int32_t count = 0;
-  if (ascends && known && b.query_start[entry + 1] > b.query_start[entry]) {
+  if (ascends && known && (c.looks_without_rows || b.query_start[entry + 1] > b.query_start[entry])) {
     const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
     count = b.key_counts[cache_head];
     const bool fits = count >= 0 && count <= int64_t{b.table_width} * b.block_tokens;

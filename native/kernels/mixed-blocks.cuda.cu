@@ -37,7 +37,7 @@ Status check_tables_cuda(const MixedAttentionArguments& a, const CheckedTables& 
                        {a.value_table, a.block_count, a.has_sparse_values ? a.sparse_values.block_count : 0}};
   const dim3 blocks(static_cast<unsigned>(a.batch), static_cast<unsigned>(a.kv_heads));
   return launch_overlapped(check_tables<IndexMaps>, blocks, kCheckThreads, 0, stream_of(context),
-                           TableCheck{a, tables, context.faults}, maps);
+                           TableCheck{a, tables, context.faults, false}, maps);
 }
 
 }  // namespace kv

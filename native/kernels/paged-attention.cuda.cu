@@ -37,10 +37,11 @@ size_t checked_tables_bytes(const PagedBatch& batch) {
   return (bytes + 255) / 256 * 256;
 }
 
-Status check_tables_cuda(const PagedBatch& b, const CheckedTables& tables, ExecutionContext& context) {
+Status check_tables_cuda(const PagedBatch& b, const CheckedTables& tables, ExecutionContext& context,
+                         bool looks_without_rows) {
   const dim3 blocks(static_cast<unsigned>(b.batch), static_cast<unsigned>(b.kv_heads));
   const PagedTable table{b.block_table, b.block_count};
-  const TableCheck check{b, tables, context.faults};
+  const TableCheck check{b, tables, context.faults, looks_without_rows};
   return launch_overlapped(check_tables<PagedTable>, blocks, kCheckThreads, 0, stream_of(context), check, table);
 }
 

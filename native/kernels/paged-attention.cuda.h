@@ -24,7 +24,8 @@ struct CheckedTables {
 size_t checked_tables_bytes(const PagedBatch& batch);
 
 // Fills `tables` from the batch's own, and reports a fault of the stream when these lead outside.
-Status check_tables_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context);
+Status check_tables_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context,
+                         bool looks_without_rows = false);
 
 // The batch with its tables replaced.
 template <class Arguments>

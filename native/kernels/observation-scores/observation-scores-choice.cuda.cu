@@ -55,7 +55,8 @@ Status observation_scores_cuda(const ObservationScoresArguments& given, Executio
       static_cast<char*>(context.queue->workspace(tables_bytes + statistics_bytes + rows * sizeof(float)));
   if (memory == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the softmax's statistics");
   const CheckedTables tables(given, memory);
-  Status status = check_tables_cuda(given, tables, context);
+  // The keys of an entry without rows have scores too: zeros.
+  Status status = check_tables_cuda(given, tables, context, true);
   if (!status.ok()) return status;
 
   const ObservationScoresArguments a = with_tables(given, tables);
