@@ -1,0 +1,181 @@
+"""Times a decode step of many sequences beside the same step in PyTorch, in turns, and writes rows for docs/benchmarks.
+
+    python3 tools/gpu/torch-batched-step.py MODEL [--sequences 1,8,16,32,64] [--length 4096] [--json rows.json]
+
+MODEL is a directory of tools/make-random-model.mjs with the shapes of an 8B Llama; run it in the test kit. PyTorch's step
+is what one would write: compiled, cuDNN's attention over a contiguous cache, captured in one CUDA graph. It neither
+samples nor checks anything.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+LAYERS, HIDDEN, QUERY_HEADS, KV_HEADS, DIM, INTERMEDIATE, VOCABULARY = 32, 4096, 32, 8, 128, 14336, 128256
+DEVICE = {"device": "cuda", "dtype": torch.float16}
+
+
+def rotated(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+@torch.compile(dynamic=False)
+def project(x, norm, qkv):
+    return F.linear(F.rms_norm(x, (HIDDEN,), norm), qkv)
+
+
+@torch.compile(dynamic=False)
+def turn(q, k, cos, sin):
+    return q * cos + rotated(q) * sin, k * cos + rotated(k) * sin
+
+
+@torch.compile(dynamic=False)
+def feed_forward(x, attended, output, norm, gate_up, down):
+    x = x + F.linear(attended, output)
+    gate, up = F.linear(F.rms_norm(x, (HIDDEN,), norm), gate_up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, down)
+
+
+class TorchStep:
+    def __init__(self):
+        def weight(outs, ins):
+            return torch.randn(outs, ins, **DEVICE) * 0.02
+
+        self.layers = [
+            {
+                "norms": torch.ones(2, HIDDEN, **DEVICE),
+                "qkv": weight((QUERY_HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+                "output": weight(HIDDEN, QUERY_HEADS * DIM),
+                "gate_up": weight(2 * INTERMEDIATE, HIDDEN),
+                "down": weight(HIDDEN, INTERMEDIATE),
+            }
+            for _ in range(LAYERS)
+        ]
+        self.embedding, self.head = weight(VOCABULARY, HIDDEN), weight(VOCABULARY, HIDDEN)
+        self.norm = torch.ones(HIDDEN, **DEVICE)
+        self.cos, self.sin = torch.randn(2, 1, 1, 1, DIM, **DEVICE)
+
+    def capture(self, sequences, length):
+        """A graph of one step, and the caches that it works on."""
+        cache = [torch.randn(2, sequences, KV_HEADS, length, DIM, **DEVICE) for _ in range(LAYERS)]
+        ids = torch.randint(0, VOCABULARY, (sequences,), device="cuda")
+
+        def step():
+            x = self.embedding[ids]
+            for layer, (keys, values) in zip(self.layers, cache):
+                qkv = project(x, layer["norms"][0], layer["qkv"]).view(sequences, QUERY_HEADS + 2 * KV_HEADS, DIM)
+                q, k, v = (part.unsqueeze(2) for part in qkv.split((QUERY_HEADS, KV_HEADS, KV_HEADS), 1))
+                q, k = turn(q, k, self.cos, self.sin)
+                keys[:, :, length - 1 :], values[:, :, length - 1 :] = k, v
+                with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                    attended = F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+                attended = attended.reshape(sequences, QUERY_HEADS * DIM)
+                x = feed_forward(x, attended, layer["output"], layer["norms"][1], layer["gate_up"], layer["down"])
+            return F.linear(F.rms_norm(x, (HIDDEN,), self.norm), self.head).argmax(-1)
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph, cache
+
+    def time(self, graph, steps):
+        milliseconds = []
+        for _ in range(steps + 4):
+            start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            milliseconds.append(start.elapsed_time(end))
+        return milliseconds[4:]
+
+
+class OurStep:
+    def __init__(self, model):
+        command = ["./node", "tools/gpu/batch-bench.mjs", model]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.machine = self.answer()["ready"]
+
+    def answer(self):
+        return json.loads(self.process.stdout.readline())
+
+    def time(self, lengths, steps):
+        print("step", lengths, steps, file=self.process.stdin, flush=True)
+        return self.answer()["milliseconds"]
+
+
+def summary(samples):
+    low, median, high = min(samples), statistics.median(samples), max(samples)
+    return {"median": round(median, 3), "low": round(low, 3), "high": round(high, 3), "samples": len(samples)}
+
+
+def least_bytes(lengths):
+    layer = HIDDEN * DIM * 2 * (QUERY_HEADS + KV_HEADS) + 3 * HIDDEN * INTERMEDIATE
+    weights = LAYERS * layer + VOCABULARY * HIDDEN
+    return 2 * (weights + LAYERS * 2 * KV_HEADS * DIM * sum(lengths))
+
+
+def row(measure, lengths, ours, theirs, machine):
+    return {
+        "measure": measure,
+        "shapes": {"layers": LAYERS, "hiddenSize": HIDDEN, "dtype": "f16", "leastBytes": least_bytes(lengths)},
+        "device": "cuda",
+        "kind": "measured",
+        "unit": "ms",
+        "better": "lower",
+        "result": summary(ours),
+        "reference": {"name": "PyTorch, compiled, one CUDA graph", **summary(theirs)},
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--sequences", default="1,8,16,32,64")
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    ours, torch_step = OurStep(options.model), TorchStep()
+    rows = []
+    for sequences in map(int, options.sequences.split(",")):
+        graph, cache = torch_step.capture(sequences, options.length)
+        samples = {"ours": [], "torch": []}
+        for _ in range(options.rounds):
+            samples["torch"] += torch_step.time(graph, options.steps)
+            samples["ours"] += ours.time(f"{sequences}x{options.length}", options.steps)
+        del graph, cache
+        torch.cuda.empty_cache()
+        measure = f"decode step of {sequences} sequences of {options.length} tokens"
+        rows.append(row(measure, [options.length] * sequences, samples["ours"], samples["torch"], ours.machine))
+        ratio = rows[-1]["result"]["median"] / rows[-1]["reference"]["median"]
+        print(f"{measure}: {rows[-1]['result']} beside {rows[-1]['reference']}: {ratio:.3f}", file=sys.stderr, flush=True)
+    print("quit", file=ours.process.stdin, flush=True)
+    text = json.dumps(rows, indent=2)
+    if options.json:
+        with open(options.json, "w") as file:
+            file.write(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
