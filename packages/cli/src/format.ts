@@ -1,4 +1,5 @@
-import { styleText } from 'node:util';
+// As a whole: an old Node has no `styleText`, and must come as far as the line that refuses it.
+import * as util from 'node:util';
 
 const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
 
@@ -38,6 +39,6 @@ export function formatFacts(facts: readonly (readonly [name: string, value: stri
 }
 
 /** Text with colours and weights, for `TextOutput.writeStyled`, which knows whether they can be shown. */
-export function styled(style: Parameters<typeof styleText>[0], text: string): string {
-  return styleText(style, text, { validateStream: false });
+export function styled(style: Parameters<typeof util.styleText>[0], text: string): string {
+  return util.styleText(style, text, { validateStream: false });
 }
