@@ -57,7 +57,7 @@ const prompts: [string, unknown][] = [
   ['a number', 5],
   ['a fraction', [1.5]],
   ['an id of 2^32', [2 ** 32]],
-  ['holes', [1, , 2]], // eslint-disable-line no-sparse-arrays
+  ['holes', Object.assign(new Array<number>(3), { 0: 1, 2: 2 })],
 ];
 
 function revoked(): number[] {
