@@ -7,7 +7,7 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-file(GLOB cuda_sources CONFIGURE_DEPENDS runtime/*.cu kernels/*.cu kernels/*/*.cu)
+file(GLOB cuda_sources CONFIGURE_DEPENDS runtime/*.cu shared/*/*.cu shared/*/*/*.cu kernels/*/*.cu)
 set(cuda_hopper ${cuda_sources})
 set(cuda_ampere ${cuda_sources})
 list(FILTER cuda_hopper INCLUDE REGEX "\\.sm90a\\.cu$")

@@ -24,8 +24,8 @@
   OPERATION(gatherKv, gather_kv)                            \
   OPERATION(linear, linear)                                 \
   OPERATION(mapFile, map_file)                              \
-  OPERATION(mixedDecodeAttention, mixed_decode_attention)   \
-  OPERATION(mixedPrefillAttention, mixed_prefill_attention) \
+  OPERATION(decodeAttention24, decode_attention_24)   \
+  OPERATION(prefillAttention24, prefill_attention_24) \
   OPERATION(observationScores, observation_scores)          \
   OPERATION(prefillAttention, prefill_attention)            \
   OPERATION(read, read)                                     \

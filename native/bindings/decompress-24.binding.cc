@@ -1,6 +1,6 @@
 #include "kernels/decompress-24/decompress-24.h"
 
-#include "bindings/mixed-blocks.h"
+#include "bindings/blocks-24.h"
 
 namespace kv {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bindings/operation-call.h"
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

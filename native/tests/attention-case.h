@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "tests/kernel-testing.h"
 

@@ -4,7 +4,7 @@
 
 // The conversions of kernel code, built without any instruction set's flags.
 #define KV_ISA elements
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 #undef KV_ISA
 
 #include <initializer_list>

@@ -1,4 +1,4 @@
-#include "kernels/small-scores.h"
+#include "shared/scores/small-scores.h"
 
 #include <cmath>
 #include <random>

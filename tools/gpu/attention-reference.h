@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 
 namespace {
 

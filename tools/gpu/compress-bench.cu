@@ -10,8 +10,8 @@
 
 #include "attention-reference.h"
 #include "kernels/compress-24/compress-24.cuda.h"
-#include "ptx/mma-sparse.h"
-#include "ptx/mma.h"
+#include "ptx/mma-sparse.cuda.h"
+#include "ptx/mma.cuda.h"
 #include "runtime/fault.h"
 #include "sparse-reference.h"
 
@@ -123,7 +123,7 @@ int run_compression(const CompressionCase& test, Random& random) {
   constexpr int kWidth = 700;
   constexpr int kDenseBlocks = 1500;
   constexpr int kSparseBlocks = 1600;
-  const int64_t elements = int64_t{kv::kMixedBlockTokens} * test.head_dim;
+  const int64_t elements = int64_t{kv::kBlock24Tokens} * test.head_dim;
   std::vector<uint16_t> dense = random_blocks(kDenseBlocks * elements, test.dtype, test.any_bits, random);
   std::vector<uint8_t> mask(kKvHeads * elements);
   for (int head = 0; head < kKvHeads; ++head) {

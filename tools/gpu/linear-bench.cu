@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 #include "kernels/linear/linear-few-rows.cuda.h"
 
 namespace {

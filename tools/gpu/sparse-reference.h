@@ -1,4 +1,4 @@
-// What compress-24 is checked against: one block at a time on the host, as mixed-blocks.h describes it.
+// What compress-24 is checked against: one block at a time on the host, as blocks-24.h describes it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/mixed-blocks.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace {
 
@@ -60,10 +60,10 @@ HostBlock compress_on_host(const uint16_t* dense, const uint8_t* mask, kv::KvOpe
   HostBlock block;
   block.non_zeros.resize(kv::sparse_block_elements(dims));
   block.metadata.resize(kv::sparse_block_words(dims));
-  block.masked.resize(kv::kMixedBlockTokens * dims);
+  block.masked.resize(kv::kBlock24Tokens * dims);
   // Group `group` of row `row`: of dims of a token, or of tokens of a dim.
-  for (int row = 0; row < (keys ? kv::kMixedBlockTokens : dims); ++row) {
-    for (int group = 0; group < (keys ? dims : kv::kMixedBlockTokens) / 4; ++group) {
+  for (int row = 0; row < (keys ? kv::kBlock24Tokens : dims); ++row) {
+    for (int group = 0; group < (keys ? dims : kv::kBlock24Tokens) / 4; ++group) {
       const auto at = [&](int i) { return keys ? row * dims + 4 * group + i : (4 * group + i) * dims + row; };
       std::vector<int> kept;
       if (mask != nullptr) {

@@ -3,7 +3,7 @@ compression, interleaved in one process; checks the results against cuDNN on key
 
 usage: torch-hierasparse.py DECODE.so COMPRESS.so DENSE.so [--rounds N] [--json FILE]
 
-DECODE.so is mixed-decode-bench.cu, COMPRESS.so compress-bench.cu, DENSE.so attention-bench.cu, built as shared
+DECODE.so is decode-24-bench.cu, COMPRESS.so compress-bench.cu, DENSE.so attention-bench.cu, built as shared
 libraries (README.md).
 """
 import argparse
@@ -71,7 +71,7 @@ class Cache:
         return (self.dense.numel() + self.non_zeros.numel()) * 2 + self.metadata.numel() * 4
 
 
-class MixedProblem:
+class Problem24:
     """Decode over a problem's keys and values with shares of sparse blocks."""
 
     def __init__(self, library, compressing, problem, key_share, value_share):
@@ -94,7 +94,7 @@ class MixedProblem:
 
     def run(self, ampere=False):
         sizes = (ctypes.c_int64 * 9)(*self.sizes, ampere)
-        status = self.library.kv_mixed_decode(sizes, attention.pointers_of(self.tensors),
+        status = self.library.kv_decode_24(sizes, attention.pointers_of(self.tensors),
                                               ctypes.c_float(self.problem.head_dim ** -0.5),
                                               ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
         assert status == 0
@@ -168,7 +168,7 @@ def main():
 
     for batch, keys in ((8, 32768), (1, 131072), (1, 32768)):
         problem = attention.Problem(True, batch, keys, 128, torch.float16, True)
-        mixed = {name: MixedProblem(decode, compress, problem, *shares[:2]) for name, shares in DECODE_CASES.items()}
+        mixed = {name: Problem24(decode, compress, problem, *shares[:2]) for name, shares in DECODE_CASES.items()}
         functions = {name: each.run for name, each in mixed.items()}
         functions['dense'] = lambda: problem.ours(dense)
         functions['cudnn'] = lambda: problem.torch(SDPBackend.CUDNN_ATTENTION)

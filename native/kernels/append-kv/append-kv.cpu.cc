@@ -1,6 +1,6 @@
 #include "kernels/append-kv/append-kv.h"
 
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

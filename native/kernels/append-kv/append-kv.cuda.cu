@@ -1,7 +1,7 @@
 #include "kernels/append-kv/append-kv.h"
-#include "kernels/check-tables.h"
-#include "kernels/cuda-elements.h"
-#include "kernels/overlapped-launch.cuda.h"
+#include "shared/paged/check-tables.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 #include "runtime/device.h"
 
 namespace kv {

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu-dispatch.h"
-#include "kernels/cuda-dispatch.h"
+#include "shared/dispatch/cpu-dispatch.h"
+#include "shared/dispatch/cuda-dispatch.h"
 
 namespace kv {
 

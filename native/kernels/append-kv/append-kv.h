@@ -5,7 +5,7 @@
 // and the same for values; then key_counts[slots[b], h] grows by the entry's rows.
 #pragma once
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
 

@@ -4,11 +4,11 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "kernels/arrivals.h"
-#include "kernels/compress-24/compress-24-group.h"
+#include "shared/cuda/arrivals.cuda.h"
+#include "kernels/compress-24/compress-24-group.cuda.h"
 #include "kernels/compress-24/compress-24.cuda.h"
-#include "kernels/cuda-elements.h"
-#include "kernels/overlapped-launch.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -167,7 +167,7 @@ class PruningOfBlock {
     const bool keys = arguments_.operand == KvOperand::keys;
     const int chunks = arguments_.head_dim / 8;
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < kMixedBlockTokens / 4 * chunks; i += kThreads) {
+    for (int i = threadIdx.x; i < kBlock24Tokens / 4 * chunks; i += kThreads) {
       const int at = i / chunks * 4 * arguments_.head_dim + i % chunks * 8;
       uint4 rows[4];
       uint2 masks[4];

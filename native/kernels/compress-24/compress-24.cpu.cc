@@ -1,6 +1,6 @@
 #include "kernels/compress-24/compress-24.h"
 
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -69,7 +69,7 @@ inline Kept keep(const Groups (&four)[4], const Groups* mask) {
 template <class Body>
 void for_each_step(KvOperand operand, int dim, const uint16_t* dense, const uint8_t* mask, Body&& body) {
   const bool keys = operand == KvOperand::keys;
-  const int steps = kMixedBlockTokens * dim / (4 * kGroups);
+  const int steps = kBlock24Tokens * dim / (4 * kGroups);
   const int of_tokens = dim / kGroups;  // steps of the same four tokens
   for (int step = 0; step < steps; ++step) {
     const int origin = keys ? 4 * kGroups * step : step / of_tokens * 4 * dim + step % of_tokens * kGroups;
@@ -184,12 +184,12 @@ class Compression {
   }
 
   uint16_t* dense(int32_t id) const {
-    return static_cast<uint16_t*>(a_.dense) + int64_t{id} * kMixedBlockTokens * a_.head_dim;
+    return static_cast<uint16_t*>(a_.dense) + int64_t{id} * kBlock24Tokens * a_.head_dim;
   }
   const uint8_t* mask(const Candidate& candidate) const {
     if (a_.element_mask == nullptr) return nullptr;
     const int32_t head = a_.prunings[candidate.pruning].table_row % a_.kv_heads;
-    return a_.element_mask + int64_t{head} * kMixedBlockTokens * a_.head_dim;
+    return a_.element_mask + int64_t{head} * kBlock24Tokens * a_.head_dim;
   }
 
   void measure(Candidate& candidate) const {
@@ -246,7 +246,7 @@ class Compression {
         } while (candidates_[vacated].sparse < 0 || candidates_[vacated].dense >= pruning.freed_from);
         const int32_t to = candidates_[vacated].dense;
         std::memcpy(dense(to), dense(candidate.dense),
-                    static_cast<size_t>(kMixedBlockTokens * a_.head_dim) * sizeof(uint16_t));
+                    static_cast<size_t>(kBlock24Tokens * a_.head_dim) * sizeof(uint16_t));
         row[candidate.block] = to + 1;
       }
     }

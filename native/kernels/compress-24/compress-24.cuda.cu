@@ -3,10 +3,10 @@
 #include <limits>
 #include <string>
 
-#include "kernels/compress-24/compress-24-group.h"
+#include "kernels/compress-24/compress-24-group.cuda.h"
 #include "kernels/compress-24/compress-24.cuda.h"
-#include "kernels/cuda-elements.h"
-#include "kernels/overlapped-launch.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 #include "runtime/device.h"
 
 namespace kv {
@@ -109,7 +109,7 @@ struct ValueCompression {
 
 template <int kHeadDim>
 __device__ void copy_block(const uint16_t* from, uint16_t* to) {
-  constexpr int kChunks = kMixedBlockTokens * kHeadDim / 8;
+  constexpr int kChunks = kBlock24Tokens * kHeadDim / 8;
 #pragma unroll 4
   for (int i = threadIdx.x; i < kChunks; i += threads_of(kHeadDim)) {
     reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];

@@ -36,12 +36,12 @@ size_t pruning_plan_bytes(const Compress24Arguments& arguments);
 PruningPlan pruning_plan(const Compress24Arguments& arguments, void* counters, void* workspace);
 
 __device__ inline uint16_t* dense_block(const Compress24Arguments& arguments, int32_t entry) {
-  return static_cast<uint16_t*>(arguments.dense) + int64_t{entry - 1} * kMixedBlockTokens * arguments.head_dim;
+  return static_cast<uint16_t*>(arguments.dense) + int64_t{entry - 1} * kBlock24Tokens * arguments.head_dim;
 }
 
 __device__ inline const uint8_t* mask_of(const Compress24Arguments& arguments, const Pruning& pruning) {
   const int kv_head = pruning.table_row % arguments.kv_heads;
-  return arguments.element_mask + int64_t{kv_head} * kMixedBlockTokens * arguments.head_dim;
+  return arguments.element_mask + int64_t{kv_head} * kBlock24Tokens * arguments.head_dim;
 }
 
 // Decides what becomes of each block, and writes the map. Reports prunings that lead outside, which then do nothing.

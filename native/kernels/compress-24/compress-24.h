@@ -18,7 +18,7 @@
 // block order. The map is updated.
 #pragma once
 
-#include "kernels/mixed-blocks.h"
+#include "shared/blocks-24/blocks-24.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
 

@@ -1,5 +1,5 @@
 #include "kernels/copy-index-map/copy-index-map.h"
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {

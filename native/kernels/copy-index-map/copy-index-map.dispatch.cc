@@ -1,6 +1,6 @@
 #include "kernels/copy-index-map/copy-index-map.h"
-#include "kernels/cpu-dispatch.h"
-#include "kernels/cuda-dispatch.h"
+#include "shared/dispatch/cpu-dispatch.h"
+#include "shared/dispatch/cuda-dispatch.h"
 
 namespace kv {
 

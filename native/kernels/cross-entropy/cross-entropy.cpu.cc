@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

@@ -1,5 +1,5 @@
 #include "kernels/cross-entropy/cross-entropy.h"
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {

@@ -1,6 +1,6 @@
-#include "kernels/cpu-dispatch.h"
+#include "shared/dispatch/cpu-dispatch.h"
 #include "kernels/cross-entropy/cross-entropy.h"
-#include "kernels/cuda-dispatch.h"
+#include "shared/dispatch/cuda-dispatch.h"
 
 namespace kv {
 

@@ -1,9 +1,9 @@
 // Which kernel a CUDA device computes decode attention with.
-#include "kernels/attention-tensor-cores.h"
-#include "kernels/cuda-elements.h"
+#include "shared/attention/tensor-core-shapes.h"
+#include "shared/cuda/elements.cuda.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
-#include "kernels/paged-attention.cuda.h"
-#include "kernels/prefill-attention/prefill-attention-any.h"
+#include "shared/paged/paged-attention.cuda.h"
+#include "shared/attention/any-shape/attention.cuda.h"
 #include "runtime/device.h"
 
 namespace kv {

@@ -1,6 +1,6 @@
 #include "kernels/decode-attention/decode-attention.h"
 
-#include "kernels/decode-attention/decode-attention-splits.h"
+#include "shared/attention/decode/key-splits.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

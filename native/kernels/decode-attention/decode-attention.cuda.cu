@@ -2,21 +2,21 @@
 // reading each key and value once.
 //
 // The queries and query heads that share a kv head form the rows of one tensor-core product. All keys are cut
-// into equal spans (decode-attention-split.h). Each warp of a block streams its own tokens of every unit
+// into equal spans (work-spans.cuda.h). Each warp of a block streams its own tokens of every unit
 // through its own ring of asynchronous copies, so that warps never wait for each other until a segment ends.
 // The partial outputs of warps, then of blocks, are merged in f32; whichever block finishes an entry last
 // merges the blocks'.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/attention-tensor-cores.h"
-#include "kernels/decode-attention/decode-attention-merge.h"
-#include "kernels/decode-attention/decode-attention-split.h"
+#include "shared/attention/tensor-core-shapes.h"
+#include "shared/attention/decode/merge-partials.cuda.h"
+#include "shared/attention/decode/work-spans.cuda.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
-#include "kernels/overlapped-launch.cuda.h"
-#include "kernels/warp-attention.h"
-#include "ptx/async-copy.h"
-#include "runtime/cuda-check.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
+#include "shared/attention/warp-attention.cuda.h"
+#include "ptx/async-copy.cuda.h"
+#include "runtime/check.cuda.h"
 #include "runtime/fault.h"
 
 namespace kv::cuda {

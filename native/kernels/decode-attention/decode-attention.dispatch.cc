@@ -1,7 +1,7 @@
 #include "kernels/decode-attention/decode-attention.h"
 
-#include "kernels/cpu-dispatch.h"
-#include "kernels/cuda-dispatch.h"
+#include "shared/dispatch/cpu-dispatch.h"
+#include "shared/dispatch/cuda-dispatch.h"
 
 namespace kv {
 

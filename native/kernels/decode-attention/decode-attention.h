@@ -5,7 +5,7 @@
 // The length of a run never depends on the worker count, so neither does the result.
 #pragma once
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
 

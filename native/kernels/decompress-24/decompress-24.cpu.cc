@@ -1,6 +1,6 @@
 #include "kernels/decompress-24/decompress-24.h"
 
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -11,7 +11,7 @@ namespace {
 struct KeyLines {
   int dim;
 
-  constexpr int lines() const { return kMixedBlockTokens; }
+  constexpr int lines() const { return kBlock24Tokens; }
   constexpr int groups() const { return dim / 16; }
   // Places in the dense block, in the non-zeros and in the metadata.
   constexpr int dense(int line, int element) const { return line * dim + element; }
@@ -23,7 +23,7 @@ struct ValueLines {
   int dim;
 
   constexpr int lines() const { return dim; }
-  constexpr int groups() const { return kMixedBlockTokens / 16; }
+  constexpr int groups() const { return kBlock24Tokens / 16; }
   constexpr int dense(int line, int element) const { return element * dim + line; }
   constexpr int non_zero(int line, int kept) const { return value_non_zero(kept, line); }
   constexpr Meta16Place meta16(int line, int group) const { return value_meta16(line, group); }
@@ -38,7 +38,7 @@ inline void with_lines(KvOperand operand, int head_dim, Body&& body) {
 
 template <class Lines>
 void decompress(const Lines& lines, const uint16_t* non_zeros, const uint32_t* metadata, uint16_t* dense) {
-  std::memset(dense, 0, static_cast<size_t>(kMixedBlockTokens * lines.dim) * sizeof(uint16_t));
+  std::memset(dense, 0, static_cast<size_t>(kBlock24Tokens * lines.dim) * sizeof(uint16_t));
   for (int line = 0; line < lines.lines(); ++line) {
     for (int group = 0; group < lines.groups(); ++group) {
       const Meta16Place place = lines.meta16(line, group);
@@ -59,7 +59,7 @@ void decompress_24(const Decompress24Arguments& a, Workers& workers) {
     const auto* non_zeros = static_cast<const uint16_t*>(a.sparse.non_zeros) + id * sparse_block_elements(a.head_dim);
     const uint32_t* metadata = a.sparse.metadata + id * sparse_block_words(a.head_dim);
     uint16_t* dense =
-        static_cast<uint16_t*>(a.dense) + int64_t{a.places[index]} * kMixedBlockTokens * a.head_dim;
+        static_cast<uint16_t*>(a.dense) + int64_t{a.places[index]} * kBlock24Tokens * a.head_dim;
     with_lines(a.operand, a.head_dim, [&](const auto& lines) { decompress(lines, non_zeros, metadata, dense); });
   });
 }

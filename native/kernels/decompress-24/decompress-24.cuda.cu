@@ -1,6 +1,6 @@
 #include <cstdint>
 
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 #include "kernels/decompress-24/decompress-24.h"
 
 namespace kv {
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kThreads) decompress_kernel(const __grid_const
   }
   const auto* non_zeros = static_cast<const uint16_t*>(arguments.sparse.non_zeros) + id * sparse_block_elements(dims);
   const uint32_t* metadata = arguments.sparse.metadata + id * sparse_block_words(dims);
-  auto* dense = static_cast<uint16_t*>(arguments.dense) + int64_t{place} * kMixedBlockTokens * dims;
-  for (int i = threadIdx.x; i < kMixedBlockTokens * dims / 4; i += kThreads) {
+  auto* dense = static_cast<uint16_t*>(arguments.dense) + int64_t{place} * kBlock24Tokens * dims;
+  for (int i = threadIdx.x; i < kBlock24Tokens * dims / 4; i += kThreads) {
     if (arguments.operand == KvOperand::keys) {
       const int token = i / (dims / 4);
       const int group = i % (dims / 4);

@@ -2,7 +2,7 @@
 // (HieraSparse, section III-B).
 #pragma once
 
-#include "kernels/mixed-blocks.h"
+#include "shared/blocks-24/blocks-24.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
 
@@ -12,7 +12,7 @@ struct Decompress24Arguments {
   KvOperand operand = KvOperand::keys;
   DType dtype = DType::f16;  // or bf16
   int32_t head_dim = 0;      // 64 or 128
-  SparseBlocks sparse;
+  SparseBlocks24 sparse;
   const int32_t* ids = nullptr;  // [block]: the sparse blocks to write out
   int32_t count = 0;
   const int32_t* places = nullptr;  // [block]: the dense blocks to write them to

@@ -1,4 +1,4 @@
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 #include "kernels/embedding/embedding.h"
 
 namespace kv {

@@ -1,6 +1,6 @@
 // A block moves one slice of the bytes of every kept key or value of a head, so that many blocks share a head and
 // none needs another's order: tokens move to the front, a tile at a time, in place.
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 #include "kernels/gather-kv/gather-kv.h"
 #include "runtime/device.h"
 

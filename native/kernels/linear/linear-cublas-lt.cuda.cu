@@ -1,11 +1,11 @@
-#include "kernels/linear/linear-cublas-lt.h"
+#include "kernels/linear/linear-cublas-lt.cuda.h"
 
 #include <map>
 #include <mutex>
 #include <tuple>
 
-#include "kernels/cuda-elements.h"
-#include "runtime/cublas-lt.h"
+#include "shared/cuda/elements.cuda.h"
+#include "runtime/cublas-lt.cuda.h"
 #include "runtime/device.h"
 
 namespace kv {

@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
-#include "kernels/linear/linear-few-rows-product.h"
+#include "kernels/linear/linear-few-rows-product.cuda.h"
 #include "kernels/linear/linear-output.cuda.h"
-#include "kernels/overlapped-launch.cuda.h"
-#include "ptx/async-copy.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
+#include "ptx/async-copy.cuda.h"
 
 namespace kv {
 namespace {

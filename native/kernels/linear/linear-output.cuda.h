@@ -1,7 +1,7 @@
 // What becomes of a sum.
 #pragma once
 
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 #include "kernels/linear/linear.h"
 
 namespace kv {

@@ -1,5 +1,5 @@
-#include "kernels/linear/linear-few-rows.h"
-#include "kernels/linear/linear-many-rows.h"
+#include "kernels/linear/linear-few-rows.cpu.h"
+#include "kernels/linear/linear-many-rows.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

@@ -1,5 +1,5 @@
-#include "kernels/cuda-elements.h"
-#include "kernels/linear/linear-cublas-lt.h"
+#include "shared/cuda/elements.cuda.h"
+#include "kernels/linear/linear-cublas-lt.cuda.h"
 #include "kernels/linear/linear-few-rows.cuda.h"
 #include "kernels/linear/linear-output.cuda.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "kernels/cpu-dispatch.h"
-#include "kernels/cuda-dispatch.h"
+#include "shared/dispatch/cpu-dispatch.h"
+#include "shared/dispatch/cuda-dispatch.h"
 #include "kernels/linear/linear.h"
 
 namespace kv {

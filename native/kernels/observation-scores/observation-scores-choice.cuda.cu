@@ -2,9 +2,9 @@
 // this device, and what lies between them.
 #include <algorithm>
 
-#include "kernels/cuda-elements.h"
-#include "kernels/observation-scores/observation-scores-head.h"
-#include "kernels/paged-attention.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "kernels/observation-scores/observation-scores-head.cuda.h"
+#include "shared/paged/paged-attention.cuda.h"
 #include "runtime/device.h"
 
 namespace kv {

@@ -1,8 +1,8 @@
 #include "kernels/observation-scores/observation-scores.h"
 
-#include "kernels/attention-rows.h"
-#include "kernels/prefill-attention/prefill-attention-tile.h"
-#include "kernels/small-scores.h"
+#include "shared/attention/attention-rows.cpu.h"
+#include "shared/attention/prefill/key-tile.cpu.h"
+#include "shared/scores/small-scores.h"
 
 namespace kv {
 namespace KV_ISA {

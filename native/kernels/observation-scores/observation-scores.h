@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
 

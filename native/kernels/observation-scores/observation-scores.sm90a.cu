@@ -9,11 +9,11 @@
 
 #include <utility>
 
-#include "kernels/observation-scores/observation-scores-head.h"
-#include "kernels/observation-scores/observation-scores-sums.h"
-#include "kernels/stage-ring.h"
-#include "ptx/named-barrier.h"
-#include "runtime/cuda-check.h"
+#include "kernels/observation-scores/observation-scores-head.cuda.h"
+#include "kernels/observation-scores/observation-scores-sums.cuda.h"
+#include "shared/cuda/stage-ring.cuda.h"
+#include "ptx/named-barrier.cuda.h"
+#include "runtime/check.cuda.h"
 #include "shared/attention/hopper/pool-map.cuda.h"
 #include "shared/attention/hopper/tiles.cuda.h"
 #include "shared/attention/hopper/warp-roles.cuda.h"

@@ -1,8 +1,8 @@
 // Which kernel a CUDA device computes prefill attention with.
-#include "kernels/attention-tensor-cores.h"
-#include "kernels/cuda-elements.h"
-#include "kernels/paged-attention.cuda.h"
-#include "kernels/prefill-attention/prefill-attention-any.h"
+#include "shared/attention/tensor-core-shapes.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/paged/paged-attention.cuda.h"
+#include "shared/attention/any-shape/attention.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 #include "runtime/device.h"
 

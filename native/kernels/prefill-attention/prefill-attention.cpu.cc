@@ -1,6 +1,6 @@
 #include "kernels/prefill-attention/prefill-attention.h"
 
-#include "kernels/prefill-attention/prefill-attention-panels.h"
+#include "shared/attention/prefill/row-panels.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

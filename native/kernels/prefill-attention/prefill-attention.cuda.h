@@ -5,7 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 #include "runtime/status.h"
 
 namespace kv {

@@ -4,7 +4,7 @@
 //   log_sum_exp[i, h] = log sum_j exp(scale * query[i, h] . key[j]).
 #pragma once
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
 

@@ -3,12 +3,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/attention-tensor-cores.h"
+#include "shared/attention/tensor-core-shapes.h"
 #include "shared/attention/work-tile.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
-#include "kernels/warp-attention.h"
-#include "ptx/async-copy.h"
-#include "runtime/cuda-check.h"
+#include "shared/attention/warp-attention.cuda.h"
+#include "ptx/async-copy.cuda.h"
+#include "runtime/check.cuda.h"
 
 namespace kv::sm80 {
 namespace {

@@ -2,7 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/attention-tensor-cores.h"
+#include "shared/attention/tensor-core-shapes.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 #include "shared/attention/hopper/attention.cuda.h"
 

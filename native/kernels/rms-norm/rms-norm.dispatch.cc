@@ -1,5 +1,5 @@
-#include "kernels/cpu-dispatch.h"
-#include "kernels/cuda-dispatch.h"
+#include "shared/dispatch/cpu-dispatch.h"
+#include "shared/dispatch/cuda-dispatch.h"
 #include "kernels/rms-norm/rms-norm.h"
 
 namespace kv {

@@ -1,6 +1,6 @@
 #include "kernels/rope/rope.h"
 
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

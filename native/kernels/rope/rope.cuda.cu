@@ -1,5 +1,5 @@
-#include "kernels/cuda-elements.h"
-#include "kernels/overlapped-launch.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 #include "kernels/rope/rope.h"
 
 namespace kv {

@@ -1,7 +1,7 @@
 #include "kernels/sample/sample.h"
 
 #include "kernels/sample/sample-random.h"
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

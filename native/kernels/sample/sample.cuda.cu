@@ -4,7 +4,7 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "kernels/cuda-elements.h"
+#include "shared/cuda/elements.cuda.h"
 #include "kernels/sample/sample.h"
 #include "runtime/device.h"
 

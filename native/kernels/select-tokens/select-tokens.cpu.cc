@@ -1,7 +1,7 @@
 #include "kernels/select-tokens/select-tokens.h"
 
-#include "kernels/simd.h"
-#include "kernels/small-scores.h"
+#include "shared/cpu/simd.cpu.h"
+#include "shared/scores/small-scores.h"
 
 namespace kv {
 namespace KV_ISA {

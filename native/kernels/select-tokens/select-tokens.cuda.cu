@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "kernels/cuda-elements.h"
-#include "kernels/select-tokens/select-tokens-list.h"
+#include "shared/cuda/elements.cuda.h"
+#include "kernels/select-tokens/select-tokens-list.cuda.h"
 #include "kernels/select-tokens/select-tokens.h"
-#include "kernels/small-scores.h"
+#include "shared/scores/small-scores.h"
 #include "runtime/device.h"
 
 namespace kv {

@@ -1,6 +1,6 @@
 #include "kernels/swiglu/swiglu.h"
 
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

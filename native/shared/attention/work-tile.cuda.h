@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/paged-attention.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

@@ -8,8 +8,8 @@
 #include <memory>
 #include <stdexcept>
 
-#include "kernels/overlapped-launch.cuda.h"
-#include "runtime/cuda-check.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
+#include "runtime/check.cuda.h"
 #include "runtime/cuda-device.h"
 #include "runtime/fault.h"
 #include "runtime/stream.h"

@@ -1,6 +1,6 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import { expectObject, expectThat, show } from '@kv/sparse-core/native';
-import type { KvOperand } from './mixed-blocks.js';
+import type { KvOperand } from './blocks-24.js';
 
 /** Share of the blocks that are sparse, 0 to 1, of all layers or of each. */
 export type LayerSparsity = number | ((layer: number) => number);

@@ -1,7 +1,7 @@
 import { types } from 'node:util';
 import { CapabilityError, Device, DTypeError, ShapeError, type TensorHandle } from '@kv/sparse-core';
 import { expectThat } from '@kv/sparse-core/native';
-import { blockTokens, type KvOperand } from './mixed-blocks.js';
+import { blockTokens, type KvOperand } from './blocks-24.js';
 import { expectHeadDim, expectOperand } from './operations/block-arguments.js';
 
 /** Which elements of a sparse block are kept, the same in all blocks of a kv head; of four neighbours at most two. */

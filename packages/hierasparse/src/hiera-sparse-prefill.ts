@@ -3,7 +3,7 @@ import { type BlockSparsity, nameOf, sharesOf } from './block-sparsity.js';
 import { promptSparsity, sparsePrompts } from './sparse-prompts.js';
 
 /**
- * Attention of prompts over mixed blocks (HieraSparse, algorithm 1): before it, full blocks of the prompt so far, the
+ * Attention of prompts over dense and 2:4 blocks (HieraSparse, algorithm 1): before it, full blocks of the prompt so far, the
  * chunk's own too, are made sparse up to this share, sinks and local window excepted. The store may prune further when
  * the prompt ends; its own sparsity is at least this one.
  * @throws InvalidValueError when a share is not between 0 and 1

@@ -6,7 +6,7 @@ import { expect, it } from 'vitest';
 import type { Shares } from './block-sparsity.js';
 import { hieraSparsePrefill } from './hiera-sparse-prefill.js';
 import { hieraSparseStore, type HieraSparseOptions } from './hiera-sparse-store.js';
-import type { BlockLoss, KvOperand } from './mixed-blocks.js';
+import type { BlockLoss, KvOperand } from './blocks-24.js';
 import type { HeadOracle } from './testing/store-oracle.js';
 import { StoreRun } from './testing/store-run.js';
 

@@ -10,7 +10,7 @@ import {
 import { expectCapacity, expectContiguous, expectDType, expectShape, expectThat, nativeOf, show } from '@kv/sparse-core/native';
 import { allDense, type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
-import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './mixed-blocks.js';
+import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './blocks-24.js';
 import { expectHeadDim } from './operations/block-arguments.js';
 import { promptSparsity } from './sparse-prompts.js';
 import { MixedBlockStore } from './store/mixed-block-store.js';

@@ -15,12 +15,12 @@ import {
 import { expect, it } from 'vitest';
 import { ElementMask } from './element-mask.js';
 import * as hierasparse from './index.js';
-import { blockTokens, denseEntry } from './mixed-blocks.js';
+import { blockTokens, denseEntry } from './blocks-24.js';
 import { compress24 } from './operations/compress-24.js';
 import { copyIndexMap } from './operations/copy-index-map.js';
 import { decompress24 } from './operations/decompress-24.js';
-import { mixedDecodeAttention } from './operations/mixed-decode-attention.js';
-import { mixedPrefillAttention } from './operations/mixed-prefill-attention.js';
+import { decodeAttention24 } from './operations/decode-attention-24.js';
+import { prefillAttention24 } from './operations/prefill-attention-24.js';
 import { testPools } from './testing/block-pools.js';
 
 const [slots, kvHeads, width, headDim] = [2, 1, 3, 64];
@@ -102,8 +102,8 @@ const operationsOn = (kind: DeviceKind): readonly MisusedFunction[] => [
     },
     { outputs: ['table'], legal: [freeAxis('table', 'slot|kvHead|block')] },
   ),
-  misusedOperation(mixedPrefillAttention, attention, attentionRules(kind)),
-  misusedOperation(mixedDecodeAttention, attention, attentionRules(kind)),
+  misusedOperation(prefillAttention24, attention, attentionRules(kind)),
+  misusedOperation(decodeAttention24, attention, attentionRules(kind)),
 ];
 
 const shares = [

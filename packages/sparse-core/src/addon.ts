@@ -106,7 +106,7 @@ export type NativeAttentionArguments = readonly [
 
 type NativeAttention = (stream: NativeStream, ...rest: NativeAttentionArguments) => void;
 
-/** As `native/bindings/mixed-blocks.h` reads them; the block table of the paged rows is the map of the keys. */
+/** As `native/bindings/blocks-24.h` reads them; the block table of the paged rows is the map of the keys. */
 type NativeMixedAttention = (
   stream: NativeStream,
   ...rest: readonly [
@@ -212,8 +212,8 @@ export interface Addon {
     ...layers: readonly (NativeTensor | undefined)[]
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
-  mixedDecodeAttention: NativeMixedAttention;
-  mixedPrefillAttention: NativeMixedAttention;
+  decodeAttention24: NativeMixedAttention;
+  prefillAttention24: NativeMixedAttention;
   observationScores(
     stream: NativeStream,
     query: NativeTensor,

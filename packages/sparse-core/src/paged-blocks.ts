@@ -2,7 +2,7 @@ import type { FloatDType } from './dtype.js';
 import type { TensorHandle } from './tensor.js';
 
 /**
- * Dense keys and values in blocks, as the attention operations read them (`native/kernels/paged-attention.h`).
+ * Dense keys and values in blocks, as the attention operations read them (`native/shared/paged/paged-attention.h`).
  * A contiguous tensor is the special case of one block that is as long as the tensor.
  */
 export interface PagedBlocks {

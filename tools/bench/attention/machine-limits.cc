@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #define KV_ISA bench
-#include "kernels/simd.h"
+#include "shared/cpu/simd.cpu.h"
 
 namespace bench {
 

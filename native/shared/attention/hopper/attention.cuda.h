@@ -4,7 +4,7 @@
 //   persistent-blocks  the scheduler, which hands out work tiles
 //   storage            shared memory and its barriers
 //   producer           one warp that brings queries, keys and values by TMA
-//   consumer           the main loop of a warpgroup; its softmax is kernels/online-softmax.h
+//   consumer           the main loop of a warpgroup; its softmax is shared/attention/online-softmax.cuda.h
 //   epilogue           the outputs of a work tile
 // Other Hopper kernels use tiles, pool-map, warp-roles and persistent-blocks alone.
 #pragma once

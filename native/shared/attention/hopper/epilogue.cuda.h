@@ -2,8 +2,8 @@
 // warp's staging memory is its own. Device code.
 #pragma once
 
-#include "kernels/online-softmax.h"
-#include "ptx/matrix-load.h"
+#include "shared/attention/online-softmax.cuda.h"
+#include "ptx/matrix-load.cuda.h"
 #include "shared/attention/work-tile.cuda.h"
 
 namespace kv::sm90a {

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "runtime/cuda-check.h"
+#include "runtime/check.cuda.h"
 
 namespace kv::sm90a {
 

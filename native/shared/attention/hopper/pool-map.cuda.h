@@ -1,8 +1,8 @@
 // The tensor map through which TMA reads a paged pool. Host code.
 #pragma once
 
-#include "kernels/paged-attention.h"
-#include "runtime/tensor-map.h"
+#include "shared/paged/paged-attention.h"
+#include "runtime/tensor-map.cuda.h"
 #include "shared/attention/hopper/tiles.cuda.h"
 
 namespace kv::sm90a {

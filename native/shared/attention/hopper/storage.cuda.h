@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "kernels/stage-ring.h"
+#include "shared/cuda/stage-ring.cuda.h"
 #include "shared/attention/hopper/tiles.cuda.h"
 #include "shared/attention/hopper/warp-roles.cuda.h"
 

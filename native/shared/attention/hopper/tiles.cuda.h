@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "ptx/tensor-copy.h"
-#include "ptx/wgmma.h"
+#include "ptx/tensor-copy.cuda.h"
+#include "ptx/wgmma.cuda.h"
 
 namespace kv::sm90a {
 

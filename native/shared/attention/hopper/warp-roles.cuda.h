@@ -2,7 +2,7 @@
 // them what they read. The producer gives registers to the consumers. Device code.
 #pragma once
 
-#include "ptx/register-shares.h"
+#include "ptx/register-shares.cuda.h"
 
 namespace kv::sm90a {
 

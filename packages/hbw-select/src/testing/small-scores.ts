@@ -1,4 +1,4 @@
-/** ln of the smallest normal number of f32. Below it, scores are as `native/kernels/small-scores.h` says. */
+/** ln of the smallest normal number of f32. Below it, scores are as `native/shared/scores/small-scores.h` says. */
 export const smallestNormal = Math.log(2 ** -126);
 
 /** ln of what an f32 score stands for. */

@@ -1,6 +1,6 @@
 import { CapabilityError, type TensorHandle } from '@kv/sparse-core';
 import { expectShape, expectThat, show, type TensorRule } from '@kv/sparse-core/native';
-import { blockTokens, headDims, type KvOperand, operands, sparseBlockElements, sparseBlockWords, sparseDTypes } from '../mixed-blocks.js';
+import { blockTokens, headDims, type KvOperand, operands, sparseBlockElements, sparseBlockWords, sparseDTypes } from '../blocks-24.js';
 
 /** @throws CapabilityError unless blocks of such heads can be sparse */
 export function expectHeadDim(operation: string, headDim: number): void {

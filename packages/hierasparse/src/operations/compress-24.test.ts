@@ -2,7 +2,7 @@ import { CapabilityError, type Device, DTypeError, InvalidValueError, ShapeError
 import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { ElementMask } from '../element-mask.js';
-import { type KvOperand, type SparseDType } from '../mixed-blocks.js';
+import { type KvOperand, type SparseDType } from '../blocks-24.js';
 import { type PoolSizes, readPools, testPools } from '../testing/block-pools.js';
 import { expanded, groupsOfFour, pruned } from '../testing/sparse-oracle.js';
 import { compress24 } from './compress-24.js';

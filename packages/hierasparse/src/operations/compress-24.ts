@@ -1,7 +1,7 @@
 import { InvalidValueError, ShapeError, type Stream } from '@kv/sparse-core';
 import { expectIndices, expectObject, expectThat, listOf, loadAddon, operation, show } from '@kv/sparse-core/native';
 import { ElementMask } from '../element-mask.js';
-import { type BlockLoss, blockTokens, type KvOperand, type MixedBlocks } from '../mixed-blocks.js';
+import { type BlockLoss, blockTokens, type KvOperand, type Blocks24 } from '../blocks-24.js';
 import { denseRule, expectOperand, expectSparseBlocks, sparseRules, tableRule } from './block-arguments.js';
 
 /** How many blocks of one kv head of one slot become sparse, and where they go. */
@@ -19,7 +19,7 @@ export interface Pruning {
 
 export interface Compress24Arguments {
   readonly operand: KvOperand;
-  readonly blocks: MixedBlocks;
+  readonly blocks: Blocks24;
   /** A kv head of a slot at most once. */
   readonly prunings: readonly Pruning[];
   /** Default: of four neighbours the two of largest magnitude, of equal ones the first. */

@@ -1,6 +1,6 @@
 import { InvalidValueError, type Stream } from '@kv/sparse-core';
 import { expectIndices, expectObject, listOf, loadAddon, operation, show } from '@kv/sparse-core/native';
-import { denseEntry, type MixedBlocks, sparseEntry } from '../mixed-blocks.js';
+import { denseEntry, type Blocks24, sparseEntry } from '../blocks-24.js';
 import { tableRule } from './block-arguments.js';
 
 /** Which blocks of a pool were copied onto which. */
@@ -11,7 +11,7 @@ export interface BlockCopies {
 }
 
 export interface CopyIndexMapArguments {
-  readonly table: MixedBlocks['table'];
+  readonly table: Blocks24['table'];
   readonly fromSlot: number;
   readonly toSlot: number;
   readonly dense: BlockCopies;

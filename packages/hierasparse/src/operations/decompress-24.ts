@@ -1,15 +1,15 @@
 import { InvalidValueError, type Stream } from '@kv/sparse-core';
 import { expectIndices, listFor, listOf, loadAddon, operation } from '@kv/sparse-core/native';
-import type { KvOperand, MixedBlocks, SparseBlocks } from '../mixed-blocks.js';
+import type { KvOperand, Blocks24, SparseBlocks24 } from '../blocks-24.js';
 import { denseRule, expectOperand, expectSparseBlocks, sparseRules } from './block-arguments.js';
 
 export interface Decompress24Arguments {
   readonly operand: KvOperand;
-  readonly sparse: SparseBlocks;
+  readonly sparse: SparseBlocks24;
   /** Which sparse blocks to write out. */
   readonly ids: readonly number[];
   /** `[block, blockToken, dim]`, contiguous. */
-  readonly dense: MixedBlocks['dense'];
+  readonly dense: Blocks24['dense'];
   /** Which of its blocks they are written to, none twice. Default: to the first, of which there is one for each id. */
   readonly places?: readonly number[] | undefined;
 }

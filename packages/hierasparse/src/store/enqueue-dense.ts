@@ -1,5 +1,5 @@
 import { copyBlocks, type Stream } from '@kv/sparse-core';
-import type { KvOperand } from '../mixed-blocks.js';
+import type { KvOperand } from '../blocks-24.js';
 import { decompress24 } from '../operations/decompress-24.js';
 import type { MixedBlockPools } from './mixed-block-pools.js';
 

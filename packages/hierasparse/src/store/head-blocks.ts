@@ -1,5 +1,5 @@
 import { anySparse, type Shares } from '../block-sparsity.js';
-import { blockTokens, type KvOperand, operands } from '../mixed-blocks.js';
+import { blockTokens, type KvOperand, operands } from '../blocks-24.js';
 import type { BlockNeeds, MixedBlockPools } from './mixed-block-pools.js';
 
 /** What becomes sparse of one head, as `compress24` takes it. */

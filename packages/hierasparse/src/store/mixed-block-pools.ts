@@ -6,7 +6,7 @@ import {
   sparseBlockElements,
   sparseBlockWords,
   type SparseDType,
-} from '../mixed-blocks.js';
+} from '../blocks-24.js';
 import type { PoolSizes } from './pool-sizes.js';
 
 type DensePool = Tensor<SparseDType, readonly ['block', 'blockToken', 'dim']>;

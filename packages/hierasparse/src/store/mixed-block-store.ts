@@ -22,11 +22,11 @@ import {
 import { expectHeld, expectPrepared, nativeOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
 import { allDense, anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
-import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
+import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type Blocks24, operands } from '../blocks-24.js';
 import { compress24 } from '../operations/compress-24.js';
 import { copyIndexMap } from '../operations/copy-index-map.js';
-import { mixedDecodeAttention } from '../operations/mixed-decode-attention.js';
-import { mixedPrefillAttention } from '../operations/mixed-prefill-attention.js';
+import { decodeAttention24 } from '../operations/decode-attention-24.js';
+import { prefillAttention24 } from '../operations/prefill-attention-24.js';
 import { enqueueDense } from './enqueue-dense.js';
 import { type SparsePrompts, sparsePrompts } from '../sparse-prompts.js';
 import { HeadBlocks } from './head-blocks.js';
@@ -139,7 +139,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const all = batch.entries.map(({ slot }) => slot);
     this.#prune(stream, all, sparsity);
     const blocks = this.denseBlocks(all);
-    if (blocks === undefined) mixedPrefillAttention(stream, { ...rows, ...this.#mixedCache() });
+    if (blocks === undefined) prefillAttention24(stream, { ...rows, ...this.#mixedCache() });
     else prefillAttention(stream, { ...rows, blocks });
   }
 
@@ -151,7 +151,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale };
     if (this.#alwaysDense) decodeAttention(stream, { ...rows, blocks: this.#asDense() });
-    else mixedDecodeAttention(stream, { ...rows, ...this.#mixedCache() });
+    else decodeAttention24(stream, { ...rows, ...this.#mixedCache() });
     return () => undefined;
   }
 
@@ -289,7 +289,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     return { keys, values, blockTable: this.#slots.tables.keys, keyCounts: this.#slots.keyCounts };
   }
 
-  #mixed(operand: KvOperand): MixedBlocks {
+  #mixed(operand: KvOperand): Blocks24 {
     const { dense, sparse } = this.#parts.pools;
     return { dense, sparse: sparse[operand], table: this.#slots.tables[operand] };
   }

@@ -1,6 +1,6 @@
 import type { KvCapacity } from '@kv/sparse-core';
 import { anySparse, type Shares } from '../block-sparsity.js';
-import { blockTokens, type KvOperand, operands } from '../mixed-blocks.js';
+import { blockTokens, type KvOperand, operands } from '../blocks-24.js';
 
 /** How many blocks of each kind the pools of a cache have. */
 export interface PoolSizes {

@@ -1,5 +1,5 @@
 import { copyBlocks, type Stream } from '@kv/sparse-core';
-import { type KvOperand, type MixedBlocks, operands } from '../mixed-blocks.js';
+import { type KvOperand, type Blocks24, operands } from '../blocks-24.js';
 import { copyIndexMap } from '../operations/copy-index-map.js';
 import type { HeadBlocks, HeldBlocks } from './head-blocks.js';
 import type { MixedBlockPools } from './mixed-block-pools.js';
@@ -30,7 +30,7 @@ export function sharedOf(pools: MixedBlockPools, written: readonly WrittenBlocks
 export function replaceShared(
   stream: Stream,
   pools: MixedBlockPools,
-  tables: Readonly<Record<KvOperand, MixedBlocks['table']>>,
+  tables: Readonly<Record<KvOperand, Blocks24['table']>>,
   shared: SharedBlocks,
   { pairs, singles }: { readonly pairs: readonly number[]; readonly singles: readonly number[] },
 ): void {

@@ -4,7 +4,7 @@ import { expect, it } from 'vitest';
 import type { Shares } from '../block-sparsity.js';
 import { hieraSparsePrefill } from '../hiera-sparse-prefill.js';
 import { hieraSparseStore } from '../hiera-sparse-store.js';
-import type { KvOperand } from '../mixed-blocks.js';
+import type { KvOperand } from '../blocks-24.js';
 import type { HeadOracle } from '../testing/store-oracle.js';
 import { StoreRun } from '../testing/store-run.js';
 

@@ -1,11 +1,11 @@
 import type { Device, Stream, Tensor } from '@kv/sparse-core';
 import {
   blockTokens,
-  type MixedBlocks,
+  type Blocks24,
   sparseBlockElements,
   sparseBlockWords,
   type SparseDType,
-} from '../mixed-blocks.js';
+} from '../blocks-24.js';
 
 export interface PoolSizes {
   readonly dtype: SparseDType;
@@ -17,7 +17,7 @@ export interface PoolSizes {
 }
 
 /** Pools of blocks with given contents; sparse ones are poisoned. */
-export interface TestPools extends MixedBlocks {
+export interface TestPools extends Blocks24 {
   readonly dense: Tensor<SparseDType, readonly ['block', 'blockToken', 'dim']>;
   readonly table: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
 }
@@ -59,7 +59,7 @@ export interface ReadBlocks {
   readonly metadata: (id: number) => Uint32Array;
 }
 
-export async function readPools(stream: Stream, pools: MixedBlocks): Promise<ReadBlocks> {
+export async function readPools(stream: Stream, pools: Blocks24): Promise<ReadBlocks> {
   const part =
     <T extends Uint16Array | Uint32Array>(all: T, length: number) =>
     (id: number) =>

@@ -1,4 +1,4 @@
-import { blockTokens, type KvOperand } from '../mixed-blocks.js';
+import { blockTokens, type KvOperand } from '../blocks-24.js';
 
 /** 2:4 pruning of one block in plain steps, for oracles: slow and obviously right. */
 
@@ -27,7 +27,7 @@ export function pruned(operand: KvOperand, headDim: number, block: Uint16Array):
   return result;
 }
 
-/** Where `native/kernels/mixed-blocks.h` says that things lie, read as it is written there. */
+/** Where `native/shared/blocks-24/blocks-24.h` says that things lie, read as it is written there. */
 export const layout = {
   /** Element of the non-zeros that holds number `kept` (of `headDim / 2`) of a key's token. */
   keyNonZero(headDim: number, token: number, kept: number): number {

@@ -1,5 +1,5 @@
 import { attentionRow, decode, type OracleRow, unitRoundoff } from '@kv/sparse-core/testing';
-import { blockTokens, type KvOperand, type SparseDType } from '../mixed-blocks.js';
+import { blockTokens, type KvOperand, type SparseDType } from '../blocks-24.js';
 import { pruned } from './sparse-oracle.js';
 
 /** What a store should hold of one kv head of one sequence, in plain steps. */

@@ -9,7 +9,7 @@ import {
 } from '@kv/sparse-core';
 import { decode, type Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect } from 'vitest';
-import type { SparseDType } from '../mixed-blocks.js';
+import type { SparseDType } from '../blocks-24.js';
 import { excess, HeadOracle } from './store-oracle.js';
 
 const axes = ['token', 'queryHead', 'dim'] as const;

@@ -1,0 +1,27 @@
+// Reads the tensors of a cache of dense and 2:4 sparse blocks.
+#pragma once
+
+#include "bindings/paged-batch.h"
+#include "shared/blocks-24/blocks-24.h"
+
+namespace kv {
+
+inline SparseBlocks24 sparse_blocks(const TensorArgument& non_zeros, const TensorArgument& metadata) {
+  return {non_zeros.data, metadata.as<uint32_t>(), static_cast<int32_t>(non_zeros.extent(0))};
+}
+
+// Those of paged_attention_arguments, of which the block table is the index map of the keys, then valueTable
+// [slot, kvHead, block], keyNonZeros, valueNonZeros [sparseBlock, element], keyMetadata, valueMetadata
+// [sparseBlock, word], hasSparseKeys, hasSparseValues.
+inline Attention24Arguments attention_24_arguments(OperationCall& call) {
+  Attention24Arguments arguments;
+  static_cast<PagedAttentionArguments&>(arguments) = paged_attention_arguments(call);
+  arguments.value_table = call.tensor(12).as<int32_t>();
+  arguments.sparse_keys = sparse_blocks(call.tensor(13), call.tensor(15));
+  arguments.sparse_values = sparse_blocks(call.tensor(14), call.tensor(16));
+  arguments.has_sparse_keys = call.flag(17);
+  arguments.has_sparse_values = call.flag(18);
+  return arguments;
+}
+
+}  // namespace kv

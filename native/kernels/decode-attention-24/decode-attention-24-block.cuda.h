@@ -1,0 +1,313 @@
+// Decode attention over 2:4 blocks by one thread block. Its warps but the last take blocks in turn, each on its own. The last one
+// plans what they take, and merges what they leave of a segment. The partial outputs of warps, then of segments, are
+// merged in f32 as decode attention's. Device code.
+#pragma once
+
+#include <cstdint>
+
+#include "shared/cuda/arrivals.cuda.h"
+#include "shared/attention/decode/merge-partials.cuda.h"
+#include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
+#include "kernels/decode-attention-24/decode-attention-24-plan.cuda.h"
+#include "kernels/decode-attention-24/decode-attention-24-stream.cuda.h"
+#include "ptx/dependent-launch.cuda.h"
+
+namespace kv {
+
+template <typename Element, int kHeadDim, int kColumnTiles, typename Copies>
+class DecodeBlock24 {
+ public:
+  static constexpr int kRows = 8 * kColumnTiles;
+  static constexpr int kWarps = Copies::kWarps;  // that stream
+  static constexpr int kThreads = 32 * (kWarps + 1);
+  using Parameters = DecodeParameters24<typename Copies::Maps>;
+  using Line = Line24<kThreads, kRows>;
+  using Planner = Planner24<Parameters, kWarps, Line>;
+  using Stream = WarpStream24<Element, kHeadDim, Copies>;
+  using Attention = DecodeWarp24<Element, kHeadDim, kColumnTiles>;
+  using Partial = DecodePartial<kRows, kHeadDim>;
+
+  // Entries of which this thread block's segment was the last to come. It takes no more runs, each of which may finish
+  // two, before there could be too many; runs are few enough for the other thread blocks.
+  static constexpr int kMostFinished = 32;
+
+  struct Shared {
+    typename Stream::Ring rings[kWarps];
+    Partial partials[kWarps];
+    StageRing<1> partials_ring;  // each warp leaves one, of the same segment
+    Plan24 plan;
+    typename Line::Shared line;
+    Segment24 last;  // that this thread block takes, if any
+    bool has_last;
+    Segment24 finished[kMostFinished];
+    int finished_count;
+  };
+
+  static __device__ void run(const Parameters& parameters, Shared& shared) {
+    if (threadIdx.x == 0) {
+      shared.partials_ring.init(32, 32 * kWarps);
+      shared.plan.ring.init(32 * kWarps, 32);
+    }
+    const bool plans = threadIdx.x / 32 == kWarps;
+    auto& ring = shared.rings[plans ? 0 : threadIdx.x / 32];
+    Copies copies(parameters, ring.copies, !plans && threadIdx.x % 32 == 0);
+    ptx::let_next_kernel_start();
+    Line line(parameters.arguments, shared.line);
+    Planner planner(parameters, line, shared.plan);
+    const bool prepared = line.lay_out_ahead();
+    if (prepared && plans) planner.prepare();
+    ptx::wait_for_previous_kernel();
+    if (prepared && plans) planner.look_up();
+    if (!line.lay_out(parameters.faults)) return;
+    DecodeBlock24 block(parameters, shared, line);
+    if (plans) {
+      planner.begin();
+      block.plan(planner);
+    } else {
+      Stream stream(parameters.arguments, shared.plan, copies, ring);
+      block.stream(stream);
+    }
+    __syncthreads();
+    if (shared.has_last) block.merge_last();
+    for (int i = 0; i < shared.finished_count; ++i) block.merge_segments(shared.finished[i]);
+  }
+
+ private:
+  // What the next piece of a block is. Sparse blocks have no second halves.
+  enum class Part { keys, second_keys, values, second_values };
+
+  __device__ DecodeBlock24(const Parameters& parameters, Shared& shared, const Line& line)
+      : parameters_(parameters),
+        arguments_(parameters.arguments),
+        shared_(shared),
+        line_(line),
+        partials_(static_cast<Partial*>(parameters.partials)) {}
+
+  __device__ const typename Line::Entries& entries() const { return line_.entries(); }
+  __device__ Partial& partial_of(int warp) const { return shared_.partials[warp]; }
+
+  // ---- What the last warp does. ----
+
+  __device__ void plan(Planner& planner) {
+    RingPosition<1> left;
+    Plan24::Position oldest;
+    int finished = 0;
+    int planned = 0;
+    // The last stretch and the one that says that there is no more are left.
+    for (bool more = true; more || planned > 2;) {
+      if (more && planned < Plan24::kDepth) {
+        more = planner.add(finished < kMostFinished - 2 * Plan24::kDepth);
+        if (!more && threadIdx.x % 32 == 0) parameters_.tickets->finish();
+        ++planned;
+        continue;
+      }
+      const Stretch24& stretch = shared_.plan.stretches[oldest.stage];
+      if (stretch.ends) {
+        shared_.partials_ring.wait_full(left);
+        const Segment24 segment = stretch.segment;
+        merge_warps_of(segment, stretch.rows, threadIdx.x % 32, 32, destination_of(segment));
+        __syncwarp();
+        shared_.partials_ring.release_by_thread(left);
+        left.advance();
+        if (threadIdx.x % 32 == 0 && completes_entry(segment)) shared_.finished[finished++] = segment;
+        finished = __shfl_sync(0xffffffffu, finished, 0);
+      }
+      oldest.advance();
+      --planned;
+    }
+    if (threadIdx.x % 32 != 0) return;
+    shared_.finished_count = finished;
+    shared_.has_last = planned == 2;
+    if (shared_.has_last) shared_.last = shared_.plan.stretches[oldest.stage].segment;
+  }
+
+  // Counts a segment whose partial is written. Whether all of its entry's are.
+  __device__ bool completes_entry(const Segment24& segment) {
+    return segment.count > 1 &&
+           arrives_last(parameters_.arrivals[segment.entry.index], static_cast<unsigned>(segment.count));
+  }
+
+  // Null where the segment is all of its entry: then its outputs are written.
+  __device__ Partial* destination_of(const Segment24& segment) const {
+    return segment.count > 1 ? &partials_[segment.number] : nullptr;
+  }
+
+  // The last segment of the thread block, which streams nothing any more: all its threads call it.
+  __device__ void merge_last() {
+    const Segment24& segment = shared_.last;
+    merge_warps_of(segment, entries().rows(segment.head, segment.entry), threadIdx.x, kThreads,
+                   destination_of(segment));
+    __syncthreads();
+    if (threadIdx.x == 0 && completes_entry(segment)) shared_.finished[shared_.finished_count++] = segment;
+    __syncthreads();
+  }
+
+  // Into a partial of the entry or, without one, its outputs.
+  __device__ void merge_warps_of(const Segment24& segment, int rows, int thread, int threads, Partial* partial) {
+    const auto use = [&](const MergedPartial& merged, int row, int dim) {
+      if (partial != nullptr) {
+        merged.write(*partial, row, dim);
+        return;
+      }
+      write_row<Element>(arguments_, entries().token(segment.head, segment.entry, row),
+                         entries().query_head(segment.entry, row), merged, dim);
+    };
+    merge_warps<kWarps, kHeadDim>(rows, thread, threads, [this](int warp) -> Partial& { return partial_of(warp); },
+                                  use);
+  }
+
+  // Into the outputs of an entry whose segments' partials are all there. All threads of the block call it.
+  __device__ void merge_segments(const Segment24& segment) {
+    const int rows = entries().rows(segment.head, segment.entry);
+    const int warp = threadIdx.x / 32;
+    if (warp < kWarps) {
+      merge_blocks<kWarps>(&partials_[segment.first_number], segment.count, rows, partial_of(warp));
+    }
+    __syncthreads();
+    merge_warps_of(segment, rows, threadIdx.x, kThreads, nullptr);
+    __syncthreads();
+  }
+
+  // ---- What the other warps do. ----
+
+  __device__ void stream(Stream& stream) {
+    Attention attention(arguments_.scale);
+    Plan24::Position at;
+    RingPosition<1> leaving;
+    const Stretch24* stretch = nullptr;
+    int block = 0;
+    int blocks = 0;
+    Part part = Part::keys;
+    // Every step is in one place: the code is long, and instructions that come from memory take their time.
+    for (;;) {
+      stream.fill();
+      if (block < blocks) {
+        attend(*stretch, block, part, stream, attention);
+        if (part == Part::keys) block += kWarps;
+        continue;
+      }
+      if (stretch != nullptr) {
+        if (stretch->ends) {
+          shared_.partials_ring.wait_empty(leaving);
+          leave_partial(attention);
+          shared_.partials_ring.fill_by_thread(leaving);
+          leaving.advance();
+        }
+        shared_.plan.ring.release_by_thread(at);
+        at.advance();
+      }
+      shared_.plan.ring.wait_full(at);
+      stretch = &shared_.plan.stretches[at.stage];
+      if (stretch->nothing) return;
+      blocks = stretch->blocks;
+      block = stretch->template first_of_warp<kWarps>();
+      if (!stretch->begins) continue;
+      attention.clear();
+      set_rows(*stretch, attention);
+    }
+  }
+
+  // Rows past the pack's are zeros; their results are not written.
+  __device__ void set_rows(const Stretch24& stretch, Attention& attention) {
+    const Segment24& segment = stretch.segment;
+    const int lane = threadIdx.x % 32;
+    const int rows = stretch.rows;
+#pragma unroll
+    for (int tile = 0; tile < kColumnTiles; ++tile) {
+      const int row = 8 * tile + lane / 4;
+      attention.set_query(tile, row < rows ? static_cast<const Element*>(arguments_.query) +
+                                                 entries().token(segment.head, segment.entry, row) *
+                                                     arguments_.query_token_stride +
+                                                 entries().query_head(segment.entry, row) *
+                                                     arguments_.query_head_stride
+                                           : nullptr);
+    }
+#pragma unroll
+    for (int column = 0; column < 2 * kColumnTiles; ++column) {
+      const int row = row_of(column);
+      attention.set_visible_keys(column, row < rows ? entries().visible_keys(segment.head, segment.entry, row) : 0);
+    }
+  }
+
+  // Takes the next piece of a block into account, and sets which part of a block comes then.
+  __device__ void attend(const Stretch24& stretch, int block, Part& part, Stream& stream, Attention& attention) {
+    auto& piece = stream.take();
+    const int first_key = (stretch.first_block + block) * kBlock24Tokens;
+    if (part == Part::keys || part == Part::second_keys) {
+      if (stream.sparse()) {
+        attention.score_sparse(piece.sparse_keys);
+      } else if (part == Part::keys) {
+        attention.template score_dense<0>(piece.dense_half);
+        part = Part::second_keys;
+        return;
+      } else {
+        attention.template score_dense<1>(piece.dense_half);
+      }
+      attention.weigh(first_key, first_key + kBlock24Tokens > stretch.fewest_visible);
+      part = Part::values;
+      return;
+    }
+    if (stream.sparse()) {
+      attention.add_sparse(piece.sparse_values);
+      part = Part::keys;
+      return;
+    }
+    const int first_value = first_key + (part == Part::values ? 0 : kHalfBlock24Tokens);
+    clear_rows(piece.dense_half, stretch.segment.head.keys - first_value, stream);
+    if (part == Part::values) {
+      attention.template add_dense<0>(piece.dense_half);
+      part = Part::second_values;
+    } else {
+      attention.template add_dense<1>(piece.dense_half);
+      part = Part::keys;
+    }
+  }
+
+  // Behind a sequence's last value a block may hold anything, which times a weight of zero need not be zero.
+  __device__ void clear_rows(Panels24<Element, kHeadDim>& values, int first_row, Stream& stream) {
+    if (first_row >= kHalfBlock24Tokens) return;
+    const int lane = threadIdx.x % 32;
+    for (int row = max(0, first_row); row < kHalfBlock24Tokens; ++row) {
+      for (auto& panel : values.panels) reinterpret_cast<uint32_t*>(panel[row])[lane] = 0;
+    }
+    stream.release_writes();
+    __syncwarp();
+  }
+
+  __device__ void leave_partial(Attention& attention) {
+    attention.finish();
+    const int lane = threadIdx.x % 32;
+    Partial& partial = partial_of(threadIdx.x / 32);
+#pragma unroll
+    for (int column = 0; column < 2 * kColumnTiles; ++column) {
+      const int row = row_of(column);
+      if (lane / 4 == 0) {
+        partial.reference[row] = attention.softmax().reference(column);
+        partial.sum[row] = attention.softmax().sum(column);
+      }
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 8; ++i) {
+        partial.output[row][8 * i + lane / 4] = attention.output(i / 2, i % 2, column);
+      }
+    }
+  }
+
+  // Of this thread's columns.
+  static __device__ int row_of(int column) { return column / 2 * 8 + threadIdx.x % 4 * 2 + column % 2; }
+
+  const Parameters& parameters_;
+  const Attention24Arguments& arguments_;
+  Shared& shared_;
+  const Line& line_;
+  Partial* const partials_;
+};
+
+template <typename Element, int kHeadDim, int kColumnTiles, typename Copies>
+__global__ void __launch_bounds__(32 * (Copies::kWarps + 1), 1)
+    decode_24_kernel(const __grid_constant__ DecodeParameters24<typename Copies::Maps> parameters) {
+  using Block = DecodeBlock24<Element, kHeadDim, kColumnTiles, Copies>;
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  Block::run(parameters, *reinterpret_cast<typename Block::Shared*>(shared_memory));
+}
+
+}  // namespace kv

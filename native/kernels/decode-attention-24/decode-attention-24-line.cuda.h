@@ -1,0 +1,257 @@
+// How decode attention over 2:4 blocks is shared out. The blocks of all entries (work-spans.cuda.h) form one line. It is
+// cut into equal shares, one for each thread block. Most of a share is one run, which that thread block takes; the rest
+// is cut into small runs, which thread blocks take as they get done: blocks differ in bytes, and multiprocessors in the
+// bandwidth that they get. Where a run and an entry meet is a segment. The line is cut by the lengths alone, not by who
+// takes what, so that the results do not depend on it either. Device code.
+#pragma once
+
+#include <cstdint>
+
+#include "shared/cuda/arrivals.cuda.h"
+#include "shared/attention/decode/work-spans.cuda.h"
+#include "shared/blocks-24/blocks-24.h"
+
+namespace kv {
+
+// Lengths in blocks.
+struct Runs24 {
+  static constexpr int kMostOfShare = 3;
+
+  // Runs are multiples of the warps of a thread block, which take turns.
+  __device__ void share_out(int blocks, int thread_blocks, int warps) {
+    const auto parts = [](int length, int part) { return (length + part - 1) / part; };
+    share = max(1, parts(parts(blocks, thread_blocks), warps)) * warps;
+    small = parts(parts(share, 32), warps) * warps;
+    // Too little is not worth another partial output.
+    small_of_share = share <= 4 * warps ? 0 : parts(parts(share, 16), small);
+    large = share - small_of_share * small;
+  }
+
+  __device__ int first_of_share(int number) const { return number * (1 + small_of_share); }
+
+  __device__ int first_block(int run) const {
+    const int in_share = run % (1 + small_of_share);
+    return run / (1 + small_of_share) * share + (in_share == 0 ? 0 : large + (in_share - 1) * small);
+  }
+  __device__ int run_of(int block) const {
+    const int in_share = block % share;
+    return first_of_share(block / share) + (in_share < large ? 0 : 1 + (in_share - large) / small);
+  }
+
+  int share = 0;
+  int large = 0;           // the first run of a share
+  int small = 0;           // each of the others
+  int small_of_share = 0;  // how many of those
+};
+
+struct Place24 {
+  DecodeEntry entry;
+  DecodeHead head;  // of the entry
+  int first_block;  // on the line
+  int blocks;       // on the line
+};
+
+// Where entries lie on the line, and what the tables say of them. An entry without keys has a block on the line, so that
+// its output is written.
+template <int kThreads, int kRows>
+class Line24 {
+ public:
+  using Entries = DecodeEntries<kBlock24Tokens, kRows>;
+  struct Shared {
+    // Before the cache heads that each thread counted.
+    int blocks[kThreads];
+    int entries[kThreads];
+    DecodeHead heads[kThreads];  // the first that each thread counted
+    int2 warp_totals[kThreads / 32];
+  };
+
+  __device__ Line24(const PagedAttentionArguments& arguments, Shared& shared)
+      : arguments_(arguments),
+        entries_(arguments),
+        shared_(shared),
+        heads_of_thread_((entries_.cache_heads() + kThreads - 1) / kThreads),
+        begin_(min(static_cast<int>(threadIdx.x) * heads_of_thread_, entries_.cache_heads())),
+        end_(min(begin_ + heads_of_thread_, entries_.cache_heads())) {}
+
+  // Lays out the line by what the tables say ahead of the kernel's turn, when they may still change. All threads of the
+  // block call it. Whether rows and slots are inside their tensors; if not, nothing may be asked of the line.
+  __device__ bool lay_out_ahead() {
+    prepared_ = heads_of_thread_ == 1 && lay_out(EntriesAhead(arguments_), nullptr);
+    return prepared_;
+  }
+
+  // The same in the kernel's turn. Reports rows and slots that lead outside. Nothing moves on the line if it still is as
+  // it was laid out ahead, but keys may have come.
+  __device__ bool lay_out(const FaultSink& faults) {
+    DecodeHead head;
+    if (prepared_ && begin_ < end_) head = shared_.heads[threadIdx.x];
+    const bool same = prepared_ && (begin_ == end_ || entries_.renew(begin_, head));
+    prepared_ = __syncthreads_and(same);
+    if (!prepared_) return lay_out(entries_, blockIdx.x == 0 ? &faults : nullptr);
+    if (begin_ < end_) shared_.heads[threadIdx.x] = head;
+    __syncthreads();
+    return true;
+  }
+
+  // After that: whether it still is.
+  __device__ bool prepared() const { return prepared_; }
+
+  __device__ int blocks() const { return blocks_; }
+
+  // The entry that holds a block of the line. All lanes of a warp call it.
+  __device__ Place24 find(int block) const {
+    int thread = -1;  // the last before whose cache heads there are no more blocks than that
+    for (int first = 0; first < kThreads; first += 32) {
+      thread += __popc(__ballot_sync(kFullWarp, shared_.blocks[first + threadIdx.x % 32] <= block));
+    }
+    int cache_head = thread * heads_of_thread_;
+    int first_block = shared_.blocks[thread];
+    int first_entry = shared_.entries[thread];
+    for (;; ++cache_head) {
+      const DecodeHead head = this->head(cache_head);
+      const int packs = entries_.packs(head);
+      const int blocks = entries_.units(head);
+      if (block < first_block + packs * blocks) {
+        const int pack = (block - first_block) / blocks;
+        return {{first_entry + pack, cache_head, pack}, head, first_block + pack * blocks, blocks};
+      }
+      first_block += packs * blocks;
+      first_entry += packs;
+    }
+  }
+
+  __device__ DecodeHead head(int cache_head) const {
+    if (heads_of_thread_ == 1) return shared_.heads[cache_head];
+    DecodeHead head;
+    entries_.read_head(cache_head, nullptr, head);
+    return head;
+  }
+
+  __device__ const Entries& entries() const { return entries_; }
+
+ private:
+  using EntriesAhead = DecodeEntries<kBlock24Tokens, kRows, true>;
+  static constexpr unsigned kFullWarp = 0xffffffffu;
+
+  template <typename AnyEntries>
+  __device__ bool lay_out(const AnyEntries& entries, const FaultSink* faults) {
+    int2 own = {0, 0};
+    bool inside = true;
+    for (int cache_head = begin_; cache_head < end_; ++cache_head) {
+      DecodeHead head;
+      inside = entries.read_head(cache_head, faults, head);
+      if (!inside) break;
+      if (cache_head == begin_) shared_.heads[threadIdx.x] = head;
+      const int packs = entries.packs(head);
+      own.x += packs * entries.units(head);
+      own.y += packs;
+    }
+    int2 sum = own;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int2 before = {__shfl_up_sync(kFullWarp, sum.x, distance), __shfl_up_sync(kFullWarp, sum.y, distance)};
+      if (static_cast<int>(threadIdx.x) % 32 >= distance) sum = {sum.x + before.x, sum.y + before.y};
+    }
+    if (threadIdx.x % 32 == 31) shared_.warp_totals[threadIdx.x / 32] = sum;
+    if (!__syncthreads_and(inside)) return false;
+    blocks_ = 0;
+    for (int warp = 0; warp < kThreads / 32; ++warp) {
+      const int2 total = shared_.warp_totals[warp];
+      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + total.x, sum.y + total.y};
+      blocks_ += total.x;
+    }
+    shared_.blocks[threadIdx.x] = sum.x - own.x;
+    shared_.entries[threadIdx.x] = sum.y - own.y;
+    __syncthreads();
+    return true;
+  }
+
+  const PagedAttentionArguments& arguments_;
+  const Entries entries_;
+  Shared& shared_;
+  const int heads_of_thread_;
+  const int begin_;  // of this thread's cache heads
+  const int end_;
+  bool prepared_ = false;
+  int blocks_ = 0;
+};
+
+struct Segment24 {
+  DecodeEntry entry = {};
+  DecodeHead head = {};  // of the entry
+  int line_block = 0;   // of the first block
+  int first_block = 0;  // of the entry
+  int end_block = 0;
+  int number = 0;        // among all segments, those of an entry being neighbours
+  int first_number = 0;  // of the entry's first
+  int count = 0;         // of the entry
+};
+
+// Who takes which small run, in global memory: zeros before and after a launch.
+struct Tickets24 {
+  unsigned taken;
+  unsigned finished;  // thread blocks that take no more
+
+  // All lanes of a warp call it.
+  __device__ int take() {
+    unsigned ticket = 0;
+    if (threadIdx.x % 32 == 0) ticket = atomicAdd(&taken, 1u);
+    return __shfl_sync(0xffffffffu, static_cast<int>(ticket), 0);
+  }
+
+  // One thread of each thread block calls it when that takes no more. The last one leaves zeros behind.
+  __device__ void finish() {
+    if (arrives_last(finished, gridDim.x)) taken = 0;
+  }
+};
+
+// Goes through the segments that a thread block takes. All lanes of one warp call it.
+template <typename Line>
+class Turns24 {
+ public:
+  __device__ Turns24(const Line& line, Tickets24& tickets) : line_(line), tickets_(tickets) {}
+
+  // Once the line is laid out.
+  __device__ void begin(int warps) {
+    runs_.share_out(line_.blocks(), gridDim.x, warps);
+    enter(runs_.first_of_share(blockIdx.x));
+  }
+
+  // False when there are no more. Without `small_runs` those of the thread block's own run only.
+  __device__ bool next(bool small_runs, Segment24& segment) {
+    if (block_ >= end_block_) {
+      if (runs_.small_of_share == 0 || !small_runs) return false;
+      const int small = tickets_.take();
+      enter(runs_.first_of_share(small / runs_.small_of_share) + 1 + small % runs_.small_of_share);
+      if (block_ >= end_block_) return false;
+    }
+    const Place24 place = line_.find(block_);
+    const int end = min(end_block_, place.first_block + place.blocks);
+    segment.entry = place.entry;
+    segment.head = place.head;
+    segment.line_block = block_;
+    segment.first_block = block_ - place.first_block;
+    segment.end_block = end - place.first_block;
+    const int first_run = runs_.run_of(place.first_block);
+    segment.number = run_ + place.entry.index;
+    segment.first_number = first_run + place.entry.index;
+    segment.count = runs_.run_of(place.first_block + place.blocks - 1) - first_run + 1;
+    block_ = end;
+    return true;
+  }
+
+ private:
+  __device__ void enter(int run) {
+    run_ = run;
+    block_ = runs_.first_block(run);
+    end_block_ = min(runs_.first_block(run + 1), line_.blocks());
+  }
+
+  const Line& line_;
+  Tickets24& tickets_;
+  Runs24 runs_;
+  int run_ = 0;
+  int block_ = 0;  // what is next, on the line
+  int end_block_ = 0;
+};
+
+}  // namespace kv

@@ -1,0 +1,198 @@
+// What a thread block streams next, written ahead by a warp that does nothing else: tickets, tables and index maps take
+// as long to come as a piece of the cache does, behind which they stand in line. Device code.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
+#include "shared/cuda/stage-ring.cuda.h"
+#include "ptx/async-copy.cuda.h"
+#include "runtime/fault.h"
+
+namespace kv {
+
+template <typename Maps>
+struct DecodeParameters24 {
+  Attention24Arguments arguments;
+  FaultSink faults;
+  Tickets24* tickets;
+  unsigned* arrivals;  // [entry], segments whose partial is there; zeros before and after
+  void* partials;      // [segment]
+  Maps maps;
+};
+
+// Some neighbouring blocks of a segment, which the warps of a thread block take in turn.
+struct Stretch24 {
+  static constexpr int kMostBlocks = 32;  // one a lane
+
+  Segment24 segment;
+  int rows;            // of the entry
+  int fewest_visible;  // keys, to a row
+  int first_block;     // of the entry
+  int blocks;
+  int first_warp;  // which takes the first block
+  bool begins;     // its segment
+  bool ends;       // its segment
+  bool nothing;    // there is no more to do
+  // Of index maps.
+  int key_places[kMostBlocks];
+  int value_places[kMostBlocks];
+
+  // The first block that this warp takes.
+  template <int kWarps>
+  __device__ int first_of_warp() const {
+    const int turn = static_cast<int>(threadIdx.x) / 32 - first_warp;
+    return turn < 0 ? turn + kWarps : turn;
+  }
+};
+
+// In shared memory.
+struct Plan24 {
+  static constexpr int kDepth = 2;  // with more a thread block takes runs long before it gets to them
+  using Position = RingPosition<kDepth>;
+
+  Stretch24 stretches[kDepth];
+  StageRing<kDepth> ring;
+};
+
+// Writes the plan. All lanes of one warp call it.
+template <typename Parameters, int kWarps, typename Line>
+class Planner24 {
+ public:
+  __device__ Planner24(const Parameters& parameters, const Line& line, Plan24& plan)
+      : arguments_(parameters.arguments),
+        faults_(parameters.faults),
+        line_(line),
+        turns_(line, *parameters.tickets),
+        plan_(plan) {}
+
+  // Ahead of the kernel's turn, on a line laid out ahead: what comes first, by tables that may still change.
+  __device__ void prepare() {
+    turns_.begin(kWarps);
+    prepared_ = turns_.next(false, segment_);
+    next_block_ = segment_.first_block;
+    if (prepared_) prefetch();
+  }
+
+  // In the kernel's turn, before the line is laid out: asks for what is read first, to have it after.
+  __device__ void look_up() {
+    const int block = next_block_ + lane_;
+    if (block >= min(segment_.end_block, arguments_.table_width)) return;
+    const int64_t place = table_row() * arguments_.table_width + block;
+    key_place_ = arguments_.block_table[place];
+    value_place_ = arguments_.value_table[place];
+  }
+
+  // In the kernel's turn, on a line laid out.
+  __device__ void begin() {
+    if (line_.prepared()) {
+      segment_.head = line_.head(segment_.entry.cache_head);
+      return;
+    }
+    prepared_ = false;
+    segment_ = {};
+    next_block_ = 0;
+    turns_.begin(kWarps);
+  }
+
+  // Adds a stretch, once the oldest has been left. False if there is none, which the plan then says. Of the small runs
+  // it takes some only if `small_runs`.
+  __device__ bool add(bool small_runs) {
+    plan_.ring.wait_empty(at_);
+    Stretch24& stretch = plan_.stretches[at_.stage];
+    const bool begins = prepared_ || next_block_ >= segment_.end_block;
+    const bool more = prepared_ || !begins || turns_.next(small_runs, segment_);
+    if (begins) next_block_ = segment_.first_block;
+    if (more) {
+      if (!prepared_) look_up();
+      write(stretch, begins);
+    } else if (lane_ == 0) {
+      stretch.nothing = true;
+      stretch.blocks = 0;
+    }
+    prepared_ = false;
+    __syncwarp();
+    plan_.ring.fill_by_thread(at_);
+    at_.advance();
+    return more;
+  }
+
+ private:
+  static constexpr int kBlocksAhead = 12;
+
+  __device__ int64_t table_row() const {
+    return line_.entries().table_row(segment_.entry.cache_head, segment_.head.slot);
+  }
+
+  // Brings the first blocks of the segment to the second-level cache, keys by one lane and values by the next.
+  __device__ void prefetch() const {
+    const int block = segment_.first_block + lane_ / 2;
+    if (lane_ / 2 >= kBlocksAhead || block >= min(segment_.end_block, arguments_.table_width)) return;
+    const bool of_keys = lane_ % 2 == 0;
+    const int32_t* table = of_keys ? arguments_.block_table : arguments_.value_table;
+    const int place = __ldcg(table + table_row() * arguments_.table_width + block);
+    const SparseBlocks24& sparse = of_keys ? arguments_.sparse_keys : arguments_.sparse_values;
+    const int64_t row_bytes = int64_t{2} * arguments_.head_dim;
+    if (place < 0 && place >= -sparse.block_count) {
+      const int64_t bytes = kBlock24Tokens / 2 * row_bytes;
+      const int words = sparse_block_words(arguments_.head_dim);
+      ptx::prefetch(static_cast<const char*>(sparse.non_zeros) + (-place - 1) * bytes, bytes);
+      ptx::prefetch(sparse.metadata + int64_t{-place - 1} * words, words * sizeof(uint32_t));
+    } else if (place > 0 && place <= arguments_.block_count && arguments_.token_stride == arguments_.head_dim) {
+      ptx::prefetch(static_cast<const char*>(of_keys ? arguments_.keys : arguments_.values) +
+                        (place - 1) * 2 * arguments_.block_stride,
+                    kBlock24Tokens * row_bytes);
+    }
+  }
+
+  __device__ void write(Stretch24& stretch, bool begins) {
+    const int keys = segment_.head.keys;
+    // A cache head without keys has a block on the line, and none to read.
+    const int there = min(segment_.end_block, (keys + kBlock24Tokens - 1) / kBlock24Tokens);
+    const int blocks = max(0, min(Stretch24::kMostBlocks, there - next_block_));
+    bool inside = true;
+    if (lane_ < blocks) {
+      const bool whole = (next_block_ + lane_ + 1) * kBlock24Tokens <= keys;
+      inside = check(key_place_, whole, arguments_.has_sparse_keys ? arguments_.sparse_keys.block_count : 0) &&
+               check(value_place_, whole, arguments_.has_sparse_values ? arguments_.sparse_values.block_count : 0);
+      stretch.key_places[lane_] = key_place_;
+      stretch.value_places[lane_] = value_place_;
+    }
+    inside = __all_sync(0xffffffffu, inside);
+    const int first_block = next_block_;
+    next_block_ += Stretch24::kMostBlocks;
+    if (lane_ != 0) return;
+    stretch.segment = segment_;
+    stretch.rows = line_.entries().rows(segment_.head, segment_.entry);
+    stretch.fewest_visible = line_.entries().visible_keys(segment_.head, segment_.entry, 0);
+    stretch.first_block = first_block;
+    stretch.blocks = inside ? blocks : 0;  // what leads outside is reported, and not read
+    stretch.first_warp = (segment_.line_block + first_block - segment_.first_block) % kWarps;
+    stretch.begins = begins;
+    stretch.ends = next_block_ >= segment_.end_block;
+    stretch.nothing = false;
+  }
+
+  __device__ bool check(int place, bool whole, int sparse_blocks) const {
+    if (place > 0 && place <= arguments_.block_count) return true;
+    if (place < 0 && place >= -sparse_blocks && whole) return true;
+    report_fault(faults_, FaultCode::block_out_of_range, place);
+    return false;
+  }
+
+  const Attention24Arguments& arguments_;
+  const FaultSink& faults_;
+  const Line& line_;
+  Turns24<Line> turns_;
+  Plan24& plan_;
+  const int lane_ = threadIdx.x % 32;
+  Plan24::Position at_;
+  bool prepared_ = false;  // the first segment, which was not added yet
+  Segment24 segment_;
+  int next_block_ = 0;  // of the segment
+  // Of the segment's next blocks, one a lane.
+  int key_place_ = 0;
+  int value_place_ = 0;
+};
+
+}  // namespace kv

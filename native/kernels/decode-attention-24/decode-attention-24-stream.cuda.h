@@ -1,0 +1,111 @@
+// Streaming of a cache with 2:4 blocks by one warp: every kWarps-th block of stretch after stretch, in pieces that pass through a
+// ring in shared memory. A piece is a sparse block or half of a dense one, which are about as large. Device code.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/decode-attention-24/decode-attention-24-plan.cuda.h"
+#include "kernels/decode-attention-24/decode-attention-24-warp.cuda.h"
+
+namespace kv {
+
+template <typename Element, int kHeadDim>
+union alignas(1024) Piece24 {
+  Panels24<Element, kHeadDim> dense_half;
+  SparseKeys<Element, kHeadDim> sparse_keys;
+  SparseValues<Element, kHeadDim> sparse_values;
+};
+
+// Copies is how pieces travel: kSlots, and for a slot of the ring start_sparse, start_dense_half, start_nothing, wait
+// and release_writes.
+template <typename Element, int kHeadDim, typename Copies>
+class WarpStream24 {
+ public:
+  static constexpr int kSlots = Copies::kSlots;
+  static constexpr int kWarps = Copies::kWarps;
+  using Piece = Piece24<Element, kHeadDim>;
+  struct Ring {
+    Piece pieces[kSlots];
+    typename Copies::Shared copies;
+    bool sparse[kSlots];
+  };
+
+  __device__ WarpStream24(const Attention24Arguments& arguments, Plan24& plan, Copies& copies, Ring& ring)
+      : arguments_(arguments), plan_(plan), ring_(ring), copies_(copies) {}
+
+  // Requests all pieces that there is room for, as far as the plan goes. The piece last taken gives way.
+  __device__ void fill() {
+    __syncwarp();
+    while (requested_ < kSlots && find_block()) request();
+  }
+
+  // Takes the next piece, after a fill.
+  __device__ Piece& take() {
+    for (int missing = requested_; missing < kSlots; ++missing) copies_.start_nothing();
+    copies_.wait(taking_);
+    Piece& piece = ring_.pieces[taking_.stage];
+    sparse_ = ring_.sparse[taking_.stage];
+    taking_.advance();
+    --requested_;
+    return piece;
+  }
+
+  // Whether the piece last taken is a sparse block.
+  __device__ bool sparse() const { return sparse_; }
+
+  // To be called by lanes that wrote to a piece, before it gives way.
+  __device__ void release_writes() { copies_.release_writes(); }
+
+ private:
+  // Whether there is a block to request. Does not wait for the plan.
+  __device__ bool find_block() {
+    while (block_ >= stretch_blocks_) {
+      if (!plan_.ring.is_full(next_stretch_)) return false;
+      const Stretch24& stretch = plan_.stretches[next_stretch_.stage];
+      if (stretch.nothing) return false;
+      stretch_ = next_stretch_.stage;
+      stretch_blocks_ = stretch.blocks;
+      block_ = stretch.template first_of_warp<kWarps>();
+      next_stretch_.advance();
+    }
+    return true;
+  }
+
+  __device__ void request() {
+    const bool of_keys = part_ < 2;
+    const Stretch24& stretch = plan_.stretches[stretch_];
+    const int place = of_keys ? stretch.key_places[block_] : stretch.value_places[block_];
+    const bool sparse = place < 0;
+    Piece& piece = ring_.pieces[requesting_.stage];
+    if (threadIdx.x % 32 == 0) ring_.sparse[requesting_.stage] = sparse;
+    if (sparse) {
+      copies_.start_sparse(of_keys ? arguments_.sparse_keys : arguments_.sparse_values, -place - 1, &piece,
+                           requesting_);
+    } else {
+      copies_.start_dense_half(of_keys, place - 1, part_ % 2, &piece, requesting_);
+    }
+    requesting_.advance();
+    ++requested_;
+    part_ += sparse ? 2 : 1;
+    if (part_ < 4) return;
+    part_ = 0;
+    block_ += kWarps;
+  }
+
+  const Attention24Arguments& arguments_;
+  Plan24& plan_;
+  Ring& ring_;
+  Copies& copies_;
+  RingPosition<kSlots> requesting_;
+  RingPosition<kSlots> taking_;
+  int requested_ = 0;  // pieces that were not yet taken
+  bool sparse_ = false;
+  // What to request next: half part_ % 2 of the keys (0, 1) or values (2, 3) of block_ of a stretch.
+  Plan24::Position next_stretch_;
+  int stretch_ = 0;
+  int stretch_blocks_ = 0;
+  int block_ = 0;
+  int part_ = 0;
+};
+
+}  // namespace kv

@@ -1,0 +1,112 @@
+// The product for few rows of input, bound by reading the weights: each row of weights is read once,
+// in memory order, and widened once for a group of input rows. Lanes run along the input features, so
+// the weights need no packing.
+#pragma once
+
+#include "kernels/linear/linear-rows.cpu.h"
+
+namespace kv {
+namespace KV_ISA {
+namespace {
+
+// Few enough for the input to stay in a first-level cache while the weights pass through it.
+constexpr int64_t kMostFewRows = 16;
+constexpr int64_t kMostFewFloats = 8 << 10;
+// Input rows in registers at once, and running sums of each: an FMA takes several issues to finish.
+// A row's terms are added in the same order in a group of any size.
+constexpr int kGroupRows = kLanes == 16 ? 8 : 4;
+constexpr int kChains = 2;
+// So many input rows leave registers for the sums of two weight rows.
+constexpr int kPairedRows = kGroupRows / 2;
+// Weights are asked for this far ahead of their use: further than hardware looks.
+constexpr int64_t kPrefetchAhead = 8 << 10;
+constexpr int64_t kMostChunkOuts = 256;
+
+// dots[row][out] = the scalar product of each of a packed group of input rows with each of `outs` weight
+// rows. Two weight rows at once are two streams of memory, and a core fetches those faster than one.
+template <int rows, int outs, class W>
+void dot_rows(const float* group, const W* weight, int64_t weight_stride, int64_t in_features, float* dots,
+              int64_t dots_stride) {
+  Vec total[outs][rows][kChains] = {};
+  int64_t k = 0;
+  for (; k + kChains * kLanes <= in_features; k += kChains * kLanes) {
+    for (int out = 0; out < outs; ++out) {
+      const W* row = weight + out * weight_stride + k;
+      for (size_t byte = 0; byte < kChains * kLanes * sizeof(W); byte += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte + kPrefetchAhead);
+      }
+      for (int chain = 0; chain < kChains; ++chain) {
+        const Vec w = load(row + chain * kLanes);
+        const float* inputs = group + (k + chain * kLanes) * rows;
+        for (int i = 0; i < rows; ++i) total[out][i][chain] += load(inputs + i * kLanes) * w;
+      }
+    }
+  }
+  for (; k < in_features; k += kLanes) {
+    for (int out = 0; out < outs; ++out) {
+      const Vec w = load_up_to(weight + out * weight_stride + k, in_features - k);
+      for (int i = 0; i < rows; ++i) total[out][i][0] += load(group + k * rows + i * kLanes) * w;
+    }
+  }
+#pragma GCC unroll 2
+  for (int out = 0; out < outs; ++out) {
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; ++i) dots[i * dots_stride + out] = horizontal_sum(total[out][i][0] + total[out][i][1]);
+  }
+}
+
+template <int rows, int outs, class W>
+inline auto dot_rows_of(int64_t count) {
+  if constexpr (rows == 1) {
+    return dot_rows<1, outs, W>;
+  } else {
+    return count == rows ? dot_rows<rows, outs, W> : dot_rows_of<rows - 1, outs, W>(count);
+  }
+}
+
+bool are_few_rows(const LinearArguments& a) {
+  return a.tokens == 1 || (a.tokens <= kMostFewRows && a.tokens * a.in_features <= kMostFewFloats);
+}
+
+void multiply_few_rows(const LinearArguments& a, Workers& workers) {
+  const int64_t padded = round_up(a.in_features, kLanes);
+  const size_t group_bytes = static_cast<size_t>(a.tokens * padded) * sizeof(float);
+  float* groups = static_cast<float*>(workers.shared_scratch(group_bytes));
+  for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
+    pack_rows(a, row, smaller(a.tokens - row, kGroupRows), groups + row * padded);
+  }
+  const int64_t chunk = smaller(kMostChunkOuts, divide_up(a.out_features, 4 * workers.count()));
+  workers.for_each(static_cast<size_t>(divide_up(a.out_features, chunk)), [&](size_t index, int) {
+    const int64_t begin = static_cast<int64_t>(index) * chunk;
+    const int64_t outs = smaller(chunk, a.out_features - begin);
+    float sums[kMostFewRows * kMostChunkOuts];
+    with_float_type(a.weight_dtype, [&](auto element) {
+      using W = decltype(element);
+      const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
+      int64_t out = 0;
+      if (a.tokens <= kPairedRows) {
+        const auto dot = dot_rows_of<kPairedRows, 2, W>(a.tokens);
+        for (; out + 2 <= outs; out += 2) {
+          dot(groups, weight + out * a.weight_stride, a.weight_stride, a.in_features, sums + out, chunk);
+        }
+      }
+      for (; out < outs; ++out) {
+        for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
+          const auto dot = dot_rows_of<kGroupRows, 1, W>(smaller(a.tokens - row, kGroupRows));
+          dot(groups + row * padded, weight + out * a.weight_stride, 0, a.in_features, sums + row * chunk + out, chunk);
+        }
+      }
+    });
+    float bias[kMostChunkOuts];
+    read_bias(a, begin, outs, bias);
+    with_float_type(a.dtype, [&](auto element) {
+      for (int64_t row = 0; row < a.tokens; ++row) {
+        write_sums<decltype(element)>(a, row, begin, outs, sums + row * chunk, bias);
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace KV_ISA
+}  // namespace kv

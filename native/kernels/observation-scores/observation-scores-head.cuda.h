@@ -1,0 +1,95 @@
+// What the CUDA kernels of observation scores share: which keys a kv head's rows see, and where the
+// softmax's statistics of a row lie. Device code.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/observation-scores/observation-scores.cuda.h"
+#include "shared/scores/small-scores.h"
+#include "runtime/fault.h"
+
+namespace kv {
+
+// One kv head of one batch entry.
+struct ObservedHead {
+  int kv_head;
+  const int32_t* blocks;
+  int first_token;  // the row of the first query, in `query`
+  int queries;
+  int key_count;
+  int prefix;       // keys that get a score
+  int seen_keys;    // by the last query
+  float* scores;
+
+  __device__ ObservedHead(const ObservationScoresArguments& a, int index) : kv_head(index % a.kv_heads) {
+    const int entry = index / a.kv_heads;
+    const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + kv_head;
+    blocks = a.block_table + cache_head * a.table_width;
+    first_token = a.query_start[entry];
+    queries = a.query_start[entry + 1] - first_token;
+    key_count = a.key_counts[cache_head];
+    prefix = max(0, key_count - queries);
+    causal_ = a.domain == ScoreDomain::full;
+    seen_keys = causal_ ? key_count : prefix;
+    scores = a.scores + int64_t{index} * a.score_tokens;
+  }
+
+  // How many leading keys are in the denominator of query i.
+  __device__ int visible(int query) const { return causal_ ? max(0, key_count - queries + query + 1) : prefix; }
+
+ private:
+  bool causal_;
+};
+
+// By one thread.
+__device__ inline void check_room(const ObservationScoresArguments& a, const ObservationScoresLaunch& launch,
+                                  const ObservedHead& head) {
+  if (head.prefix <= a.score_tokens) return;
+  report_fault(launch.faults, FaultCode::too_many_scores, head.prefix, head.kv_head, a.score_tokens);
+}
+
+// Part `part` of `parts` of a row of things to do.
+struct PartOf {
+  int begin;
+  int end;
+
+  __device__ PartOf(int things, int part, int parts)
+      : begin(static_cast<int>(int64_t{things} * part / parts)),
+        end(static_cast<int>(int64_t{things} * (part + 1) / parts)) {}
+};
+
+// Where the statistics of a row over the keys of one part lie.
+__device__ inline RowStatistics& statistics_of(const ObservationScoresArguments& a,
+                                               const ObservationScoresLaunch& launch, int part, int query_head,
+                                               int token) {
+  return launch.statistics[(int64_t{part} * a.query_heads + query_head) * a.query_tokens + token];
+}
+
+__device__ inline float& log_sum_of(const ObservationScoresArguments& a, const ObservationScoresLaunch& launch,
+                                    int query_head, int token) {
+  return launch.log_sums[int64_t{query_head} * a.query_tokens + token];
+}
+
+// Of the keys of both. A reference of minus infinity adds nothing, but for the NaN that its sum may be.
+__device__ inline RowStatistics merged(RowStatistics a, RowStatistics b) {
+  const float higher = fmaxf(a.reference, b.reference);
+  const float offset = higher == -INFINITY ? 0.0f : higher;
+  return {higher, a.sum * exp2f(a.reference - offset) + b.sum * exp2f(b.reference - offset)};
+}
+
+__device__ inline RowStatistics merged_across_warp(RowStatistics own) {
+  for (int distance = 16; distance > 0; distance /= 2) {
+    own = merged(own, {__shfl_xor_sync(0xffffffffu, own.reference, distance),
+                       __shfl_xor_sync(0xffffffffu, own.sum, distance)});
+  }
+  return own;
+}
+
+// The score of sum * 2^reference; minus infinity goes with a sum of 0.
+__device__ inline float scaled_score(float sum, float reference) {
+  const float whole = floorf(fmaxf(reference, -2e9f));
+  return score_of(sum * exp2f(fmaxf(reference, whole) - whole), static_cast<int>(whole));
+}
+
+}  // namespace kv

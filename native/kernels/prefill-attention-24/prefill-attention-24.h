@@ -1,0 +1,16 @@
+// Attention of a prompt, or of a chunk of one, over a cache of dense and 2:4 sparse blocks (HieraSparse, algorithm 1
+// and section III-C2): what prefill_attention computes, of the cache as decompress-24 would write it out.
+// A sparse block costs half of a dense one's products: S^T = K Q^T with K sparse, O^T = V^T P^T with V sparse.
+#pragma once
+
+#include "shared/blocks-24/blocks-24.h"
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+// Over dense blocks alone the result is that of prefill_attention, bit for bit, on the CPU. Refuses sizes, dtypes and
+// tables that contradict each other (invalid_value, capability).
+Status prefill_attention_24(const Attention24Arguments& arguments, ExecutionContext& context);
+
+}  // namespace kv

@@ -1,0 +1,39 @@
+// Blocks of one cluster and each other's shared memory (sm_90). For older devices, whose blocks stand alone, a
+// cluster is one block.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/shared-address.cuda.h"
+
+namespace kv::ptx {
+
+// Returns when every thread of the cluster has come here; what they wrote before is visible after.
+__device__ inline void cluster_sync() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// What block `rank` holds where this block has `shared`; 16-byte aligned.
+__device__ inline uint4 cluster_load(const void* shared, uint32_t rank) {
+  uint4 value;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .u32 address;\n"
+      "mapa.shared::cluster.u32 address, %4, %5;\n"
+      "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [address];\n"
+      "}"
+      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+      : "r"(shared_address(shared)), "r"(rank)
+      : "memory");
+#else
+  value = *static_cast<const uint4*>(shared);
+#endif
+  return value;
+}
+
+}  // namespace kv::ptx

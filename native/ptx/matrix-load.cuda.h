@@ -1,0 +1,34 @@
+// Loads and stores of four 8x8 matrices of 16-bit elements between shared memory and the fragments of mma.
+// Lane l gives the address of row l % 8 of matrix l / 8; afterwards it holds, of each matrix, the elements
+// 2 * (l % 4) and the next of row l / 4.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/shared-address.cuda.h"
+
+namespace kv::ptx {
+
+__device__ inline void load_matrices(uint32_t (&fragment)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// As load_matrices, each matrix transposed.
+__device__ inline void load_matrices_transposed(uint32_t (&fragment)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// sm_90.
+__device__ inline void store_matrices(void* row, const uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
+               : "memory");
+}
+
+}  // namespace kv::ptx

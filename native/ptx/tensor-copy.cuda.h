@@ -1,0 +1,39 @@
+// Copies of boxes of a tensor, described by a tensor map, by the copy engine (sm_90).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ptx/shared-address.cuda.h"
+
+namespace kv::ptx {
+
+// Starts the copy of the box at (x, y, z), x innermost, into shared memory; its bytes count on `barrier`.
+__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z,
+                                   uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// As above, with a policy of the second-level cache.
+__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier,
+                                   uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Orders this thread's ordinary shared-memory accesses before later ones by the copy engine and by wgmma.
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace kv::ptx

@@ -1,0 +1,58 @@
+// What prefill and decode attention on the CPU share: which query rows read which keys, and rows as f32.
+#pragma once
+
+#include "shared/paged/paged-attention.h"
+#include "shared/cpu/simd.cpu.h"
+
+namespace kv {
+namespace KV_ISA {
+
+// Finite, so that a row that has seen no key yet never subtracts infinities.
+constexpr float kLowestScore = -3e38f;
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Converts `dim` elements and fills up to `padded_dim` with zeros.
+template <class T>
+inline void load_row(const T* from, float* to, int dim, int padded_dim) {
+  int d = 0;
+  for (; d + kLanes <= dim; d += kLanes) store(to + d, load(from + d));
+  for (; d < dim; ++d) to[d] = to_float(from[d]);
+  for (; d < padded_dim; ++d) to[d] = 0;
+}
+
+// The query rows of one batch entry that read one kv head: row r is query r / group of head
+// first_head + r % group.
+struct RowRange {
+  int64_t first_token;
+  int64_t first_head;
+  int64_t group;
+  int64_t queries;
+  int32_t key_count;
+  bool causal;
+  const int32_t* blocks;
+
+  RowRange(const PagedAttentionArguments& a, int32_t batch_entry, int64_t kv_head)
+      : first_token(a.query_start[batch_entry]),
+        first_head(kv_head * (a.query_heads / a.kv_heads)),
+        group(a.query_heads / a.kv_heads),
+        queries(a.query_start[batch_entry + 1] - a.query_start[batch_entry]),
+        causal(a.causal) {
+    const int64_t cache_head = int64_t{a.slots[batch_entry]} * a.kv_heads + kv_head;
+    key_count = a.key_counts[cache_head];
+    blocks = a.block_table + cache_head * a.table_width;
+  }
+
+  int64_t rows() const { return queries * group; }
+  int64_t token(int64_t row) const { return first_token + row / group; }
+  int64_t head(int64_t row) const { return first_head + row % group; }
+
+  // How many leading keys the row sees; never fewer than the row before.
+  int32_t visible(int64_t row) const {
+    const int64_t seen = causal ? key_count - queries + row / group + 1 : key_count;
+    return seen > 0 ? static_cast<int32_t>(seen) : 0;
+  }
+};
+
+}  // namespace KV_ISA
+}  // namespace kv

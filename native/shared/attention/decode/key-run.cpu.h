@@ -1,0 +1,155 @@
+// A few query rows against a run of keys or values that lie one after the other in memory. The lanes of a
+// vector are dimensions, and each vector of the cache is converted once for all rows.
+#pragma once
+
+#include "shared/cpu/simd.cpu.h"
+
+namespace kv {
+namespace KV_ISA {
+
+// Query rows that share one pass over a run.
+constexpr int kRowGroup = 4;
+// Keys whose dot products are in flight together.
+constexpr int kKeyGroup = 4;
+// Output vectors of a row that stay in registers: with kRowGroup rows 16 of 32 registers, or 8 of 16.
+template <int kRows>
+constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
+
+typedef float Quad __attribute__((vector_size(16)));
+
+// Lane i of the result is lane pick(i) of a followed by b.
+template <class Pick>
+inline Vec shuffle(Vec a, Vec b, Pick pick) {
+  VecInt lanes = {};
+  for (int i = 0; i < kLanes; ++i) lanes[i] = pick(i);
+  return __builtin_shuffle(a, b, lanes);
+}
+
+// Within each four lanes: a0 + a2, b0 + b2, a1 + a3, b1 + b3.
+inline Vec add_halves(Vec a, Vec b) {
+  return shuffle(a, b, [](int i) { return (i & ~3) + (i & 3) / 2 + (i & 1) * kLanes; }) +
+         shuffle(a, b, [](int i) { return (i & ~3) + 2 + (i & 3) / 2 + (i & 1) * kLanes; });
+}
+
+// The sums over the lanes of a, b, c and d.
+inline Quad horizontal_sums(Vec a, Vec b, Vec c, Vec d) {
+  const Vec ab = add_halves(a, b);
+  const Vec cd = add_halves(c, d);
+  const Vec quads = shuffle(ab, cd, [](int i) { return (i & ~3) + (i & 1) + (i & 2) / 2 * kLanes; }) +
+                    shuffle(ab, cd, [](int i) { return (i & ~3) + 2 + (i & 1) + (i & 2) / 2 * kLanes; });
+  Quad parts[kLanes / 4];
+  std::memcpy(parts, &quads, sizeof parts);
+  Quad total = parts[0];
+  for (int i = 1; i < kLanes / 4; ++i) total += parts[i];
+  return total;
+}
+
+// Rows of the cache that lie `stride` elements apart, and those that will be read after them: fetching these
+// already, one for each row in use, keeps the memory busy while this run is computed.
+template <class T>
+struct Run {
+  const T* rows;
+  const T* next;
+  int64_t stride;
+  int count;
+
+  // Dims d .. d + kLanes - 1 of a row.
+  Vec at(int row, int d) const { return load(rows + row * stride + d); }
+  void fetch_next(int row, int first, int elements) const {
+    constexpr int kLineElements = 64 / sizeof(T);
+    for (int d = first; d < first + elements; d += kLineElements)
+      __builtin_prefetch(next + row * stride + d, 0, 2);
+  }
+};
+
+// scores[row * score_stride + k] = the sum over the lanes of totals[row][k].
+template <int kRows, int kKeys>
+inline void store_sums(const Vec (&totals)[kRows][kKeys], float* scores, int64_t score_stride) {
+  constexpr int kRowsAtOnce = kKeyGroup / kKeys;
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; row += kRowsAtOnce) {
+    const Vec* first = totals[row];
+    const Vec* last = totals[row + kRowsAtOnce <= kRows ? row + kRowsAtOnce - 1 : row];
+    const Quad sums = horizontal_sums(first[0], first[1], last[kKeys - 2], last[kKeys - 1]);
+    float parts[kKeyGroup];
+    std::memcpy(parts, &sums, sizeof sums);
+    std::memcpy(scores + row * score_stride, parts, kKeys * sizeof(float));
+    if (last != first) std::memcpy(scores + (row + 1) * score_stride, parts + kKeys, kKeys * sizeof(float));
+  }
+}
+
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys of a run. Query rows are
+// `dim` floats apart; dim is a multiple of kLanes. Rounds the number of scores written up to kKeyGroup.
+template <int kRows, class Keys>
+inline void score_run(const float* queries, const Keys& keys, int dim, float* scores, int64_t score_stride) {
+  // Of 16 registers, sums of four rows and four keys leave none.
+  constexpr int kKeys = kLanes < 16 && kRows > 2 ? 2 : kKeyGroup;
+  for (int key = 0; key < keys.count; key += kKeys) {
+    int group[kKeys];
+    for (int k = 0; k < kKeys; ++k) {
+      group[k] = key + k < keys.count ? key + k : keys.count - 1;
+      keys.fetch_next(key + k, 0, dim);
+    }
+    Vec totals[kRows][kKeys] = {};
+    for (int d = 0; d < dim; d += kLanes) {
+      Vec loaded[kKeys];
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeys; ++k) loaded[k] = keys.at(group[k], d);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) {
+        Vec query = load(queries + row * dim + d);
+        if (kKeys < kKeyGroup) asm("" : "+x"(query));  // or it is loaded once for each key
+#pragma GCC unroll 4
+        for (int k = 0; k < kKeys; ++k) totals[row][k] += query * loaded[k];
+      }
+    }
+    store_sums(totals, scores + key, score_stride);
+  }
+}
+
+// output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key],
+// for the columns of `values` from `first` on.
+template <int kRows, int kVectors, class Values>
+inline void add_value_columns(const float* weights, int64_t weight_stride, const Values& values, int first,
+                              float* output, int64_t output_stride) {
+  Vec totals[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) totals[row][v] = load(output + row * output_stride + v * kLanes);
+  }
+  for (int key = 0; key < values.count; ++key) {
+    values.fetch_next(key, first, kVectors * kLanes);
+    Vec loaded[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+      loaded[v] = values.at(key, first + v * kLanes);
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+      const Vec weight = splat(weights[row * weight_stride + key]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) totals[row][v] += weight * loaded[v];
+    }
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(output + row * output_stride + v * kLanes, totals[row][v]);
+  }
+}
+
+// As above for all columns from `first` on, of `dim`, a multiple of kLanes; output rows are `dim` floats apart.
+template <int kRows, int kVectors = kValueVectors<kRows>, class Values>
+inline void add_values(const float* weights, int64_t weight_stride, const Values& values, int dim, float* output,
+                       int first = 0) {
+  int d = first;
+  for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes) {
+    add_value_columns<kRows, kVectors>(weights, weight_stride, values, d, output + d, dim);
+  }
+  if constexpr (kVectors > 1) {
+    if (d < dim) add_values<kRows, kVectors / 2>(weights, weight_stride, values, dim, output, d);
+  }
+}
+
+}  // namespace KV_ISA
+}  // namespace kv

@@ -1,0 +1,225 @@
+// Decode attention over a cache of any kind: its keys in splits of fixed length that workers share, and the merging
+// of their results.
+#pragma once
+
+#include <math.h>
+
+#include "shared/attention/attention-rows.cpu.h"
+#include "shared/attention/decode/key-run.cpu.h"
+#include "runtime/workers.h"
+
+namespace kv {
+namespace KV_ISA {
+
+// Keys of one split.
+constexpr int kSplitKeys = 256;
+// A row's scores lie this far apart: a run may write up to kKeyGroup - 1 scores too many.
+constexpr int kScoreStride = kSplitKeys + kLanes;
+// Splits that a worker takes at a time, one after the other in memory, if every worker still finds
+// kTasksPerWorker such tasks.
+constexpr int64_t kTaskSplits = 8;
+constexpr int64_t kTasksPerWorker = 8;
+// The result of one row over one split: output[dim] = sum exp(score - maximum) * value, and its statistics.
+struct Partial {
+  float* output;
+  float* maximum;
+  float* sum;
+};
+
+// The memory between the two halves: results of every row of every split.
+struct Partials {
+  float* data;
+  int64_t rows;  // the most that a batch entry has
+  int dim;       // rounded up to kLanes
+
+  static size_t bytes(int64_t splits, int64_t rows, int dim) {
+    return static_cast<size_t>(splits * rows * (dim + 2)) * sizeof(float);
+  }
+  // Rows of a split lie `dim` floats apart.
+  Partial at(int64_t split, int64_t row) const {
+    float* base = data + split * rows * (dim + 2);
+    return {base + row * dim, base + rows * dim + row, base + rows * (dim + 1) + row};
+  }
+};
+
+template <int kRows>
+struct Rows {
+  static constexpr int count = kRows;
+};
+
+template <class Body>
+inline void with_rows(int64_t rows, Body&& body) {
+  switch (rows) {
+    case 1:
+      return body(Rows<1>{});
+    case 2:
+      return body(Rows<2>{});
+    case 3:
+      return body(Rows<3>{});
+    default:
+      return body(Rows<kRowGroup>{});
+  }
+}
+
+// Turns a row's scores into weights relative to their maximum; those past `count` get none.
+inline void softmax(float* scores, int32_t count, Partial partial) {
+  for (int32_t key = count; key < kSplitKeys; ++key) scores[key] = -HUGE_VALF;
+  Vec largest = splat(kLowestScore);
+  for (int32_t key = 0; key < kSplitKeys; key += kLanes) largest = maximum(largest, load(scores + key));
+  const float peak = horizontal_maximum(largest);
+  Vec sum = {};
+  for (int32_t key = 0; key < kSplitKeys; key += kLanes) {
+    const Vec weight = exponential(load(scores + key) - peak);
+    store(scores + key, weight);
+    sum += weight;
+  }
+  *partial.maximum = peak;
+  *partial.sum = horizontal_sum(sum);
+}
+
+template <class T>
+inline void load_queries(const PagedAttentionArguments& a, const RowRange& range, int dim, float* queries) {
+  for (int64_t row = 0; row < range.rows(); ++row) {
+    const T* query = static_cast<const T*>(a.query) + range.token(row) * a.query_token_stride +
+                     range.head(row) * a.query_head_stride;
+    float* to = queries + row * dim;
+    load_row(query, to, a.head_dim, dim);
+    for (int d = 0; d < dim; d += kLanes) store(to + d, load(to + d) * a.scale);
+  }
+}
+
+// The keys first .. end - 1 of a split, and the first of those that the worker will read after them.
+struct SplitKeys {
+  int32_t first;
+  int32_t end;
+  int32_t next;
+};
+
+// Calls body(first row, rows) for groups of up to kRowGroup rows, the number as a type.
+template <class Body>
+inline void for_each_row_group(int64_t rows, Body&& body) {
+  for (int64_t row = 0; row < rows; row += kRowGroup) {
+    with_rows(rows - row, [&](auto group) { body(row, group); });
+  }
+}
+
+template <class Cache>
+inline void attend_split(const PagedAttentionArguments& a, const Cache& cache, const RowRange& range,
+                         const SplitKeys& keys, const Partials& partials, int64_t split, float* scratch) {
+  const int dim = partials.dim;
+  const int64_t rows = range.rows();
+  float* queries = scratch;
+  float* scores = queries + rows * dim;
+  float* work = scores + rows * kScoreStride;
+  with_float_type(a.query_dtype,
+                  [&](auto element) { load_queries<decltype(element)>(a, range, dim, queries); });
+  cache.score(range, keys, queries, dim, scores, work);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int32_t seen = range.visible(row) - keys.first;
+    softmax(scores + row * kScoreStride, seen < 0 ? 0 : seen, partials.at(split, row));
+  }
+  float* output = partials.at(split, 0).output;
+  std::memset(output, 0, static_cast<size_t>(rows * dim) * sizeof(float));
+  cache.add_values(range, keys, scores, dim, output, work);
+}
+
+// Merges the splits of a row, into the first of them, and writes the result.
+template <class T>
+inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, int64_t row, const Partials& partials,
+                      int64_t first_split, int64_t last_split) {
+  T* output = static_cast<T*>(a.output) + range.token(row) * a.output_token_stride +
+              range.head(row) * a.output_head_stride;
+  float peak = kLowestScore;
+  for (int64_t split = first_split; split < last_split; ++split) {
+    const float largest = *partials.at(split, row).maximum;
+    peak = largest > peak ? largest : peak;
+  }
+  float sum = 0;
+  for (int64_t split = first_split; split < last_split; ++split) {
+    const Partial partial = partials.at(split, row);
+    const float weight = exponential(splat(*partial.maximum - peak))[0];
+    sum += weight * *partial.sum;
+    float* total = partials.at(first_split, row).output;
+    for (int d = 0; d < partials.dim; d += kLanes) {
+      const Vec before = split == first_split ? Vec{} : load(total + d);
+      store(total + d, before + weight * load(partial.output + d));
+    }
+  }
+  const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+  for (int d = 0; d < a.head_dim; ++d) {
+    from_float(output + d, sum == 0 ? 0.0f : partials.at(first_split, row).output[d] * inverse);
+  }
+  if (a.log_sum_exp != nullptr) {
+    a.log_sum_exp[range.token(row) * a.query_heads + range.head(row)] =
+        sum == 0 ? -HUGE_VALF : peak + logf(sum);
+  }
+}
+
+// `Cache` reads the blocks of the keys and values:
+//   score(range, keys, queries [row, dim], dim, scores [row, kScoreStride], work): the scores of the split's keys, and
+//     of up to kKeyGroup - 1 more places;
+//   add_values(range, keys, weights [row, kScoreStride], dim, output [row, dim], work): adds the weighted values;
+//   work_floats(rows, dim): the size of `work`.
+// `dim` is the head dimension rounded up to kLanes.
+template <class Cache>
+inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
+  // An item is one kv head of one batch entry; item i owns the splits split_start[i] .. split_start[i + 1]
+  // - 1.
+  const int64_t items = int64_t{a.batch} * a.kv_heads;
+  const auto range_of = [&](int64_t item) {
+    return RowRange(a, static_cast<int32_t>(item / a.kv_heads), item % a.kv_heads);
+  };
+  int64_t splits = 0;
+  int64_t most_rows = 0;
+  for (int64_t item = 0; item < items; ++item) {
+    const RowRange range = range_of(item);
+    if (range.rows() == 0) continue;
+    splits += divide_up(range.key_count, kSplitKeys);
+    most_rows = range.rows() > most_rows ? range.rows() : most_rows;
+  }
+  Partials partials;
+  partials.rows = most_rows;
+  partials.dim = static_cast<int>(divide_up(a.head_dim, kLanes)) * kLanes;
+  const size_t start_bytes = static_cast<size_t>(items + 1) * sizeof(int64_t);
+  int64_t* split_start = static_cast<int64_t*>(
+      workers.shared_scratch(start_bytes + Partials::bytes(splits, most_rows, partials.dim)));
+  partials.data = reinterpret_cast<float*>(split_start + items + 1);
+  split_start[0] = 0;
+  for (int64_t item = 0; item < items; ++item) {
+    const RowRange range = range_of(item);
+    split_start[item + 1] =
+        split_start[item] + (range.rows() == 0 ? 0 : divide_up(range.key_count, kSplitKeys));
+  }
+
+  const size_t scratch_floats =
+      static_cast<size_t>(most_rows * (partials.dim + kScoreStride) + cache.work_floats(most_rows, partials.dim));
+  int64_t task_splits = splits / (workers.count() * kTasksPerWorker);
+  task_splits = task_splits < 1 ? 1 : task_splits > kTaskSplits ? kTaskSplits : task_splits;
+  workers.for_each(static_cast<size_t>(divide_up(splits, task_splits)), [&](size_t index, int worker) {
+    float* scratch = static_cast<float*>(workers.scratch(worker, scratch_floats * sizeof(float)));
+    const int64_t first_split = static_cast<int64_t>(index) * task_splits;
+    const int64_t last_split = first_split + task_splits < splits ? first_split + task_splits : splits;
+    int64_t item = 0;
+    for (int64_t split = first_split; split < last_split; ++split) {
+      while (split >= split_start[item + 1]) ++item;
+      const RowRange range = range_of(item);
+      const int32_t first_key = static_cast<int32_t>(split - split_start[item]) * kSplitKeys;
+      const int32_t end = range.key_count < first_key + kSplitKeys ? range.key_count : first_key + kSplitKeys;
+      // What comes next is usually the next split of the same head; a wrong guess costs a few cache lines.
+      const int32_t next_key = end < range.key_count ? end : first_key;
+      attend_split(a, cache, range, {first_key, end, next_key}, partials, split, scratch);
+    }
+  });
+  workers.for_each(static_cast<size_t>(items), [&](size_t index, int) {
+    const int64_t item = static_cast<int64_t>(index);
+    const RowRange range = range_of(item);
+    with_float_type(a.output_dtype, [&](auto element) {
+      for (int64_t row = 0; row < range.rows(); ++row) {
+        merge_row<decltype(element)>(a, range, row, partials, split_start[item], split_start[item + 1]);
+      }
+    });
+  });
+}
+
+}  // namespace KV_ISA
+}  // namespace kv

@@ -1,0 +1,167 @@
+// How decode attention is shared out. Device code.
+//
+// A cache head is one kv head of one batch entry; its rows are the batch entry's queries with the query heads
+// that read the kv head, in packs of kPackRows. An entry is one pack of one cache head. The keys of all
+// entries, in units of some tokens, form one line, which is cut into equal spans, one for each thread block.
+// The piece where a span and an entry meet is a segment.
+#pragma once
+
+#include <cstdint>
+
+#include "shared/paged/paged-attention.h"
+#include "runtime/fault.h"
+
+namespace kv {
+
+struct DecodeEntry {
+  int index;  // among all entries
+  int cache_head;
+  int pack;
+};
+
+// What the tables say of a cache head, each number read once.
+struct DecodeHead {
+  int32_t first_token;
+  int32_t end_token;
+  int32_t slot;
+  int32_t keys;
+};
+
+// With kAhead it reads past the first-level cache, what may yet change before the kernel's turn.
+template <int kUnitTokens, int kPackRows, bool kAhead = false>
+class DecodeEntries {
+ public:
+  __device__ explicit DecodeEntries(const PagedAttentionArguments& arguments)
+      : arguments_(arguments), group_(arguments.query_heads / arguments.kv_heads) {}
+
+  __device__ int cache_heads() const { return arguments_.batch * arguments_.kv_heads; }
+
+  // Whether rows and slot are inside their tensors; if not, nothing else may be asked of this cache head. Reports what
+  // leads outside to `faults`, if that is not null.
+  __device__ bool read_head(int cache_head, const FaultSink* faults, DecodeHead& head) const {
+    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
+    head = {read(start), read(start + 1), slot(cache_head), 0};
+    const bool ascends =
+        head.first_token >= 0 && head.end_token >= head.first_token && head.end_token <= arguments_.query_tokens;
+    if (!ascends || head.slot < 0 || head.slot >= arguments_.slot_count) {
+      if (faults == nullptr) return false;
+      if (ascends) {
+        report_fault(*faults, FaultCode::slot_out_of_range, head.slot, 0, arguments_.slot_count);
+      } else {
+        report_fault(*faults, FaultCode::rows_not_ascending, 0, 0, arguments_.query_tokens);
+      }
+      return false;
+    }
+    head.keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
+    if (fit(head.keys)) return true;
+    head.keys = 0;
+    if (faults != nullptr) report_fault(*faults, FaultCode::cache_overflow, head.slot);
+    return true;
+  }
+
+  // Renews how many keys there are. False if the tables no longer say so in anything else, or if that changes the
+  // number of units. These reads do not wait for each other.
+  __device__ bool renew(int cache_head, DecodeHead& head) const {
+    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
+    const int32_t first_token = read(start);
+    const int32_t end_token = read(start + 1);
+    const int32_t slot = this->slot(cache_head);
+    const int32_t keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
+    const bool same = first_token == head.first_token && end_token == head.end_token && slot == head.slot &&
+                      fit(keys) && units_of(keys) == units_of(head.keys);
+    if (same) head.keys = keys;
+    return same;
+  }
+
+  __device__ int packs(const DecodeHead& head) const { return packs_of(head.end_token - head.first_token); }
+  __device__ int units(const DecodeHead& head) const { return units_of(head.keys); }
+
+  // The row of the block table and of the key counts.
+  __device__ int64_t table_row(int cache_head) const { return table_row(cache_head, slot(cache_head)); }
+  __device__ int64_t table_row(int cache_head, int32_t slot) const {
+    return int64_t{slot} * arguments_.kv_heads + cache_head % arguments_.kv_heads;
+  }
+  // None where the table has no room for so many.
+  __device__ int key_count(int cache_head) const {
+    const int32_t keys = read(arguments_.key_counts + table_row(cache_head));
+    return fit(keys) ? keys : 0;
+  }
+  __device__ int packs(int cache_head) const { return packs_of(queries(cache_head)); }
+  // Of each pack. Without keys still one, so that the output is written.
+  __device__ int units(int cache_head) const { return units_of(key_count(cache_head)); }
+
+  __device__ int rows(const DecodeHead& head, const DecodeEntry& entry) const {
+    return rows_of(head.end_token - head.first_token, entry);
+  }
+  __device__ int rows(const DecodeEntry& entry) const { return rows_of(queries(entry.cache_head), entry); }
+  __device__ int64_t token(const DecodeHead& head, const DecodeEntry& entry, int row) const {
+    return head.first_token + query(entry, row);
+  }
+  __device__ int64_t token(const DecodeEntry& entry, int row) const {
+    return read(arguments_.query_start + batch_entry(entry.cache_head)) + query(entry, row);
+  }
+  __device__ int query_head(const DecodeEntry& entry, int row) const {
+    return entry.cache_head % arguments_.kv_heads * group_ + (entry.pack * kPackRows + row) % group_;
+  }
+  // How many keys the row sees.
+  __device__ int visible_keys(const DecodeHead& head, const DecodeEntry& entry, int row) const {
+    return visible_of(head.keys, head.end_token - head.first_token, entry, row);
+  }
+  __device__ int visible_keys(const DecodeEntry& entry, int row) const {
+    return visible_of(key_count(entry.cache_head), queries(entry.cache_head), entry, row);
+  }
+
+  // The entry after this one; only where there is one.
+  __device__ DecodeEntry next(DecodeEntry entry) const {
+    ++entry.index;
+    ++entry.pack;
+    while (entry.pack >= packs(entry.cache_head)) {
+      ++entry.cache_head;
+      entry.pack = 0;
+    }
+    return entry;
+  }
+
+ private:
+  static __device__ int32_t read(const int32_t* number) { return kAhead ? __ldcg(number) : *number; }
+  __device__ int32_t slot(int cache_head) const { return read(arguments_.slots + batch_entry(cache_head)); }
+  __device__ int packs_of(int queries) const { return (queries * group_ + kPackRows - 1) / kPackRows; }
+  __device__ int rows_of(int queries, const DecodeEntry& entry) const {
+    return min(kPackRows, queries * group_ - entry.pack * kPackRows);
+  }
+  __device__ int visible_of(int keys, int queries, const DecodeEntry& entry, int row) const {
+    return arguments_.causal ? keys - queries + query(entry, row) + 1 : keys;
+  }
+  static __device__ int units_of(int32_t keys) { return max(1, (keys + kUnitTokens - 1) / kUnitTokens); }
+  __device__ bool fit(int32_t keys) const {
+    return keys >= 0 && keys <= int64_t{arguments_.table_width} * arguments_.block_tokens;
+  }
+  __device__ int batch_entry(int cache_head) const { return cache_head / arguments_.kv_heads; }
+  __device__ int queries(int cache_head) const {
+    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
+    return read(start + 1) - read(start);
+  }
+  __device__ int query(const DecodeEntry& entry, int row) const {
+    return (entry.pack * kPackRows + row) / group_;
+  }
+
+  const PagedAttentionArguments& arguments_;
+  const int group_;
+};
+
+class DecodeSpans {
+ public:
+  // No more spans than units: none is empty.
+  __device__ DecodeSpans(int64_t units, int blocks)
+      : units_(units), count_(static_cast<int>(min(units, int64_t{blocks}))) {}
+
+  __device__ int count() const { return count_; }
+  __device__ int64_t first_unit(int span) const { return units_ * span / count_; }
+  __device__ int span_of(int64_t unit) const { return static_cast<int>(((unit + 1) * count_ - 1) / units_); }
+
+ private:
+  int64_t units_;
+  int count_;
+};
+
+}  // namespace kv

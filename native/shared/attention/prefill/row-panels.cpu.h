@@ -1,0 +1,154 @@
+// Prefill attention over a cache of any kind: its query rows in panels that workers share, each of which goes over the
+// keys a tile at a time.
+#pragma once
+
+#include <math.h>
+
+#include "shared/attention/attention-rows.cpu.h"
+#include "shared/attention/prefill/key-tile.cpu.h"
+#include "runtime/workers.h"
+
+namespace kv {
+namespace KV_ISA {
+
+// Panels that share each converted tile of keys: enough to make the conversion cheap, few enough that
+// their queries and outputs stay in the second-level cache.
+constexpr int64_t kTaskPanels = 8;
+// Tasks that each worker should find, where the work allows, so that the last ones end together.
+constexpr int64_t kTasksPerWorker = 8;
+
+// The memory of one task, cut from a worker's scratch.
+struct Scratch {
+  int stride;
+  float* tile;
+  float* scores;
+  Panel panels[kTaskPanels];
+
+  static size_t bytes(int stride, int64_t tile_floats) {
+    const int64_t floats = tile_floats + kTileKeys * kPanelRows + kTaskPanels * (2 * stride + 3) * kPanelRows;
+    return static_cast<size_t>(floats) * sizeof(float);
+  }
+
+  Scratch(void* memory, int stride, int64_t tile_floats) : stride(stride) {
+    float* next = static_cast<float*>(memory);
+    const auto take = [&](int64_t floats) {
+      float* taken = next;
+      next += floats;
+      return taken;
+    };
+    tile = take(tile_floats);
+    scores = take(kTileKeys * kPanelRows);
+    for (Panel& panel : panels) {
+      panel.query = take(stride * kPanelRows);
+      panel.output = take(stride * kPanelRows);
+      panel.maximum = take(kPanelRows);
+      panel.sum = take(kPanelRows);
+      panel.visible = reinterpret_cast<int32_t*>(take(kPanelRows));
+    }
+  }
+};
+
+template <class T>
+inline void begin_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
+                        int stride, Panel& panel) {
+  std::memset(panel.query, 0, sizeof(float) * static_cast<size_t>(stride) * kPanelRows);
+  std::memset(panel.output, 0, sizeof(float) * static_cast<size_t>(stride) * kPanelRows);
+  for (int row = 0; row < kPanelRows; ++row) {
+    panel.maximum[row] = kLowestScore;
+    panel.sum[row] = 0;
+    panel.visible[row] = 0;
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* query = static_cast<const T*>(a.query) + range.token(first_row + row) * a.query_token_stride +
+                     range.head(first_row + row) * a.query_head_stride;
+    for (int d = 0; d < a.head_dim; ++d) panel.query[d * kPanelRows + row] = to_float(query[d]) * a.scale;
+    panel.visible[row] = range.visible(first_row + row);
+  }
+  panel.fewest_visible = panel.visible[0];
+  panel.most_visible = panel.visible[rows - 1];
+}
+
+template <class T>
+inline void finish_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
+                         const Panel& panel) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t token = range.token(first_row + row);
+    const int64_t head = range.head(first_row + row);
+    const float sum = panel.sum[row];
+    const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+    T* output = static_cast<T*>(a.output) + token * a.output_token_stride + head * a.output_head_stride;
+    for (int d = 0; d < a.head_dim; ++d) from_float(output + d, panel.output[d * kPanelRows + row] * inverse);
+    if (a.log_sum_exp != nullptr) {
+      a.log_sum_exp[token * a.query_heads + head] = sum == 0 ? -HUGE_VALF : panel.maximum[row] + logf(sum);
+    }
+  }
+}
+
+// Attention of up to `panels` panels of rows from `first_row` on.
+template <class Cache>
+inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, const RowRange& range, int64_t first_row,
+                        int64_t panels, Scratch& scratch) {
+  const auto rows_of = [&](int64_t panel) {
+    const int64_t left = range.rows() - (first_row + panel * kPanelRows);
+    return left < kPanelRows ? left : kPanelRows;
+  };
+  while (panels > 1 && rows_of(panels - 1) <= 0) --panels;
+  with_float_type(a.query_dtype, [&](auto element) {
+    for (int64_t p = 0; p < panels; ++p) {
+      begin_panel<decltype(element)>(a, range, first_row + p * kPanelRows, rows_of(p), scratch.stride,
+                                     scratch.panels[p]);
+    }
+  });
+  const int32_t keys = scratch.panels[panels - 1].most_visible;
+  for (int32_t first_key = 0; first_key < keys; first_key += kTileKeys) {
+    const int32_t count = keys - first_key < kTileKeys ? keys - first_key : kTileKeys;
+    cache.with_tile(range, first_key, count, scratch.tile, [&](const auto& tile_keys, const auto& tile_values) {
+      for (int64_t p = 0; p < panels; ++p) {
+        attend(scratch.panels[p], first_key, count, tile_keys, tile_values, scratch.scores);
+      }
+    });
+  }
+  with_float_type(a.output_dtype, [&](auto element) {
+    for (int64_t p = 0; p < panels; ++p) {
+      finish_panel<decltype(element)>(a, range, first_row + p * kPanelRows, rows_of(p), scratch.panels[p]);
+    }
+  });
+}
+
+// `Cache` reads the blocks of the keys and values:
+//   with_tile(range, first_key, count, memory, body): calls body(keys, values), which multiply as DenseTile does;
+//   tile_floats(stride): the size of `memory`.
+// `stride` is the head dimension rounded up to kStep.
+template <class Cache>
+inline void prefill_panels(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
+  const int64_t group = a.query_heads / a.kv_heads;
+  const auto rows_of = [&](int64_t b) { return (a.query_start[b + 1] - a.query_start[b]) * group; };
+  int64_t panels = 0;
+  for (int32_t b = 0; b < a.batch; ++b) panels += a.kv_heads * divide_up(rows_of(b), kPanelRows);
+  int64_t task_panels = panels / (workers.count() * kTasksPerWorker);
+  task_panels = task_panels < 1 ? 1 : task_panels > kTaskPanels ? kTaskPanels : task_panels;
+  const int64_t task_rows = task_panels * kPanelRows;
+
+  // Entry b owns the tasks task_start[b] .. task_start[b + 1] - 1.
+  int64_t* task_start =
+      static_cast<int64_t*>(workers.shared_scratch(sizeof(int64_t) * (static_cast<size_t>(a.batch) + 1)));
+  task_start[0] = 0;
+  for (int32_t b = 0; b < a.batch; ++b) {
+    task_start[b + 1] = task_start[b] + a.kv_heads * divide_up(rows_of(b), task_rows);
+  }
+  const int stride = static_cast<int>(divide_up(a.head_dim, kStep)) * kStep;
+  workers.for_each(static_cast<size_t>(task_start[a.batch]), [&](size_t index, int worker) {
+    int32_t b = 0;
+    while (static_cast<int64_t>(index) >= task_start[b + 1]) ++b;
+    const int64_t task = static_cast<int64_t>(index) - task_start[b];
+    const int64_t kv_head = task % a.kv_heads;
+    // Later queries see more keys: they go first, so that short tasks fill the end.
+    const int64_t chunk = divide_up(rows_of(b), task_rows) - 1 - task / a.kv_heads;
+    const int64_t tile_floats = cache.tile_floats(stride);
+    Scratch scratch(workers.scratch(worker, Scratch::bytes(stride, tile_floats)), stride, tile_floats);
+    attend_rows(a, cache, RowRange(a, b, kv_head), chunk * task_rows, task_panels, scratch);
+  });
+}
+
+}  // namespace KV_ISA
+}  // namespace kv

@@ -1,0 +1,58 @@
+// A ring of shared-memory stages that a producer fills and consumers read.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/mbarrier.cuda.h"
+
+namespace kv {
+
+// Which stage comes next, and the parity of its barriers on this round.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <int kStages>
+struct StageRing {
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+
+  __device__ void init(int consumer_warps, int producer_arrivals = 1) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      ptx::mbarrier_init(&full[stage], producer_arrivals);
+      ptx::mbarrier_init(&empty[stage], consumer_warps);
+    }
+  }
+
+  // Producer: a fresh barrier's previous phase counts as complete, so the first round does not wait.
+  __device__ void wait_empty(RingPosition<kStages> at) {
+    ptx::mbarrier_wait(&empty[at.stage], at.parity ^ 1);
+  }
+
+  __device__ void wait_full(RingPosition<kStages> at) { ptx::mbarrier_wait(&full[at.stage], at.parity); }
+
+  // Whether all lanes of a warp would return from wait_full at once.
+  __device__ bool is_full(RingPosition<kStages> at) {
+    return __all_sync(0xffffffffu, ptx::mbarrier_test(&full[at.stage], at.parity));
+  }
+
+  // Where every thread of the producers and consumers counts: what each of them did before is done.
+  __device__ void fill_by_thread(RingPosition<kStages> at) { ptx::mbarrier_arrive(&full[at.stage]); }
+  __device__ void release_by_thread(RingPosition<kStages> at) { ptx::mbarrier_arrive(&empty[at.stage]); }
+
+  // Consumers: one arrival for each warp, after an instruction that waits for all its lanes' reads.
+  __device__ void release(RingPosition<kStages> at) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[at.stage]);
+  }
+};
+
+}  // namespace kv

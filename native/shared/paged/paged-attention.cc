@@ -1,0 +1,88 @@
+#include "shared/paged/paged-attention.h"
+
+#include <string>
+
+namespace kv {
+namespace {
+
+Status invalid(std::string message) { return Status::failure(StatusCode::invalid_value, std::move(message)); }
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+// The table of one kv head of batch entry `entry` for the keys first .. end - 1.
+Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t first, int64_t end) {
+  const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
+  const std::string place = "slot " + text(b.slots[entry]) + ", kv head " + text(head);
+  const int64_t capacity = int64_t{b.table_width} * b.block_tokens;
+  if (b.key_counts[cache_head] < 0 || end > capacity) {
+    return invalid(place + " counts " + text(b.key_counts[cache_head]) + " keys and needs " + text(end) +
+                   ", but its block table holds 0 to " + text(capacity) + ": give it a wider table");
+  }
+  for (int64_t key = first; key < end; key += b.block_tokens - key % b.block_tokens) {
+    const int32_t block = b.block_table[cache_head * b.table_width + key / b.block_tokens];
+    if (block < 0 || block >= b.block_count) {
+      return invalid(place + " has block " + text(block) + " for key " + text(key) +
+                     ", but blocks are 0 to " + text(b.block_count - 1) + ": give the slot a block first");
+    }
+  }
+  return Status::success();
+}
+
+}  // namespace
+
+Status validate_sizes(const PagedBatch& b) {
+  if (!is_float(b.cache_dtype)) {
+    return Status::failure(StatusCode::capability, "keys and values must be f32, f16 or bf16");
+  }
+  if (b.kv_heads <= 0 || b.head_dim <= 0 || b.block_tokens <= 0) {
+    return invalid("kv heads (" + text(b.kv_heads) + "), head dimension (" + text(b.head_dim) +
+                   ") and tokens of a block (" + text(b.block_tokens) + ") must be positive");
+  }
+  return Status::success();
+}
+
+Status validate_sizes(const PagedAttentionArguments& a) {
+  Status status = validate_sizes(static_cast<const PagedBatch&>(a));
+  if (!status.ok()) return status;
+  if (!is_float(a.query_dtype) || !is_float(a.output_dtype)) {
+    return Status::failure(StatusCode::capability, "queries and outputs must be f32, f16 or bf16");
+  }
+  if (a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
+    return invalid("the query heads (" + text(a.query_heads) + ") must be a multiple of the kv heads (" +
+                   text(a.kv_heads) + ")");
+  }
+  return Status::success();
+}
+
+Status validate_rows(const PagedBatch& b) {
+  for (int32_t entry = 0; entry < b.batch; ++entry) {
+    const int32_t first = b.query_start[entry];
+    const int32_t last = b.query_start[entry + 1];
+    if (first < 0 || last < first || last > b.query_tokens) {
+      return invalid("batch entry " + text(entry) + " has the rows " + text(first) + " to " + text(last) +
+                     ", but rows must ascend from 0 to at most " + text(b.query_tokens));
+    }
+    if (b.slots[entry] < 0 || b.slots[entry] >= b.slot_count) {
+      return invalid("batch entry " + text(entry) + " names slot " + text(b.slots[entry]) +
+                     ", but slots are 0 to " + text(b.slot_count - 1));
+    }
+  }
+  return Status::success();
+}
+
+Status validate_tables(const PagedBatch& b, bool appending) {
+  Status status = validate_rows(b);
+  if (!status.ok()) return status;
+  for (int32_t entry = 0; entry < b.batch; ++entry) {
+    const int32_t rows = b.query_start[entry + 1] - b.query_start[entry];
+    if (rows == 0) continue;
+    for (int32_t head = 0; head < b.kv_heads; ++head) {
+      const int64_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
+      status = appending ? validate_head(b, entry, head, count, count + rows) : validate_head(b, entry, head, 0, count);
+      if (!status.ok()) return status;
+    }
+  }
+  return Status::success();
+}
+
+}  // namespace kv

@@ -1,0 +1,39 @@
+// What the host checks of a batch's tables on the CPU, checked on a CUDA device, whose memory the host cannot read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "shared/paged/paged-attention.h"
+#include "runtime/execution.h"
+#include "runtime/status.h"
+
+namespace kv {
+
+// Copies in device memory of a batch's tables, in which nothing leads outside: rows and keys that would are not there.
+struct CheckedTables {
+  int32_t* query_start = nullptr;
+  int32_t* slots = nullptr;
+  int32_t* key_counts = nullptr;  // of the slots that the batch names
+
+  // `memory` holds checked_tables_bytes(batch) bytes, 4-byte aligned.
+  CheckedTables(const PagedBatch& batch, void* memory);
+};
+
+// A multiple of 256, so that other working memory may follow.
+size_t checked_tables_bytes(const PagedBatch& batch);
+
+// Fills `tables` from the batch's own, and reports a fault of the stream when these lead outside.
+Status check_tables_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context,
+                         bool looks_without_rows = false);
+
+// The batch with its tables replaced.
+template <class Arguments>
+Arguments with_tables(Arguments arguments, const CheckedTables& tables) {
+  arguments.query_start = tables.query_start;
+  arguments.slots = tables.slots;
+  arguments.key_counts = tables.key_counts;
+  return arguments;
+}
+
+}  // namespace kv

@@ -1,0 +1,137 @@
+// Compression and the attention over what it leaves, against the oracle on the cache written out.
+#include "kernels/compress-24/compress-24.h"
+#include "kernels/decompress-24/decompress-24.h"
+#include "kernels/decode-attention-24/decode-attention-24.h"
+#include "kernels/prefill-attention-24/prefill-attention-24.h"
+#include "tests/attention-case.h"
+#include "tests/check.h"
+
+namespace kv {
+namespace {
+
+using Attention24 = Status (*)(const Attention24Arguments&, ExecutionContext&);
+
+// One operand of a case: its index map, and its sparse blocks, which the case's pool holds written out as well, so that
+// the case's oracle knows them.
+struct Operand24 {
+  std::vector<int32_t> table;
+  std::vector<uint16_t> non_zeros;
+  std::vector<uint32_t> metadata;
+  int32_t block_count = 0;
+
+  // Makes a random number of the first full blocks of every head sparse.
+  Operand24(AttentionCase& attention, KvOperand operand, std::mt19937& random, ExecutionContext& context) {
+    const PagedAttentionArguments& a = attention.arguments;
+    std::vector<uint8_t>& pool = operand == KvOperand::keys ? attention.keys : attention.values;
+    block_count = a.block_count;
+    for (const int32_t block : attention.block_table) table.push_back(block + 1);
+    non_zeros.resize(static_cast<size_t>(block_count * sparse_block_elements(a.head_dim)), 0x7e00);
+    metadata.resize(static_cast<size_t>(block_count * sparse_block_words(a.head_dim)), 0xffffffffu);
+    std::vector<int32_t> ids(static_cast<size_t>(block_count));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), random);
+    std::vector<Pruning> prunings;
+    int32_t next = 0;
+    for (int32_t row = 0; row < a.slot_count * a.kv_heads; ++row) {
+      const int32_t count = pick(random, 0, a.key_counts[row] / kBlock24Tokens);
+      prunings.push_back({row, 0, count, count, next, 0});
+      next += count;
+    }
+    Compress24Arguments c;
+    c.operand = operand;
+    c.dtype = a.cache_dtype;
+    c.head_dim = a.head_dim;
+    c.dense = pool.data();
+    c.dense_block_count = a.block_count;
+    c.non_zeros = non_zeros.data();
+    c.metadata = metadata.data();
+    c.sparse_block_count = block_count;
+    c.table = table.data();
+    c.table_width = a.table_width;
+    c.kv_heads = a.kv_heads;
+    c.slot_count = a.slot_count;
+    c.prunings = prunings.data();
+    c.pruning_count = static_cast<int32_t>(prunings.size());
+    c.most_blocks = a.table_width;
+    c.ids = ids.data();
+    c.id_count = block_count;
+    CHECK(compress_24(c, context).ok());
+    write_out(operand, a, pool, context);
+  }
+
+  SparseBlocks24 sparse() const { return {non_zeros.data(), metadata.data(), block_count}; }
+
+ private:
+  void write_out(KvOperand operand, const PagedAttentionArguments& a, std::vector<uint8_t>& pool,
+                 ExecutionContext& context) const {
+    for (size_t entry = 0; entry < table.size(); ++entry) {
+      if (table[entry] > 0) continue;
+      const int32_t id = -table[entry] - 1;
+      Decompress24Arguments d;
+      d.operand = operand;
+      d.dtype = a.cache_dtype;
+      d.head_dim = a.head_dim;
+      d.sparse = sparse();
+      d.ids = &id;
+      d.count = 1;
+      const int32_t first = 0;
+      d.places = &first;
+      d.dense_count = 1;
+      d.dense = pool.data() + a.block_table[entry] * a.block_stride * 2;
+      CHECK(decompress_24(d, context).ok());
+    }
+  }
+};
+
+void check(Attention24 attend, const AttentionShape& shape, unsigned seed, Isa isa) {
+  Workers workers(3);
+  ExecutionContext context{workers, isa};
+  std::mt19937 random(seed);
+  AttentionCase attention(shape, seed);
+  const Operand24 keys(attention, KvOperand::keys, random, context);
+  const Operand24 values(attention, KvOperand::values, random, context);
+  Attention24Arguments a;
+  static_cast<PagedAttentionArguments&>(a) = attention.arguments;
+  a.block_table = keys.table.data();
+  a.value_table = values.table.data();
+  a.sparse_keys = keys.sparse();
+  a.sparse_values = values.sparse();
+  CHECK(attend(a, context).ok());
+  CHECK(attention.agrees(isa));
+}
+
+AttentionShape random_shape(std::mt19937& random, std::initializer_list<int> queries) {
+  AttentionShape shape;
+  shape.kv_heads = pick(random, 1, 2);
+  shape.query_heads = shape.kv_heads * pick(random, 1, 6);
+  shape.head_dim = pick_from(random, {64, 128});
+  shape.cache_dtype = pick_from(random, {DType::f16, DType::bf16});
+  shape.query_dtype = pick_from(random, {DType::f32, DType::f16});
+  const int batch = pick(random, 1, 3);
+  for (int b = 0; b < batch; ++b) {
+    shape.queries.push_back(pick_from(random, queries));
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      shape.key_counts.push_back(shape.queries.back() + pick(random, 0, 300));
+    }
+  }
+  return shape;
+}
+
+TEST("decode attention over 2:4 blocks agrees with the oracle on the cache written out") {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    std::mt19937 random(seed);
+    const AttentionShape shape = random_shape(random, {1, 1, 2});
+    on_every_isa([&](Isa isa) { check(decode_attention_24, shape, seed, isa); });
+  }
+}
+
+TEST("2:4 prefill attention agrees with the oracle on the cache written out") {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    std::mt19937 random(seed);
+    const AttentionShape shape = random_shape(random, {1, 9, 60, 130});
+    on_every_isa([&](Isa isa) { check(prefill_attention_24, shape, seed, isa); });
+  }
+}
+
+}  // namespace
+}  // namespace kv

@@ -1,0 +1,87 @@
+import { prefillAttention } from '@kv/sparse-core';
+import { describeOnDevices, Random } from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+import {
+  attend,
+  checkEveryGroup,
+  checkMixedAgainstOracle,
+  checkMixedRefusals,
+  checkPlaces,
+  mixedCache,
+  type Sizes24,
+  mixtures,
+  randomMixedSizes,
+  type Share,
+} from '../testing/attention-24-checks.js';
+import { checkLargeScores, checkNaNShows } from '../testing/attention-24-extremes.js';
+import { prefillAttention24 } from './prefill-attention-24.js';
+
+function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): Sizes24 {
+  return {
+    rows: [60, 7],
+    keyCounts: [
+      [200, 317],
+      [64, 128],
+    ],
+    kvHeads: 2,
+    group: 5,
+    headDim,
+    dtype: 'f16',
+    sparse,
+  };
+}
+
+describeOnDevices('prefillAttention24', ({ open }) => {
+  it('matches the float64 oracle over random shapes, dtypes and mixtures', async () => {
+    const device = open();
+    const random = new Random(1);
+    for (let round = 0; round < 6; round++) {
+      const sizes = randomMixedSizes(random, [0, 1, 3, 17, 70, 140], [-1, 0, 1, 63, 64, 130, 200]);
+      await checkMixedAgainstOracle(prefillAttention24, device, random, sizes);
+    }
+  });
+
+  // On the CPU a product that is left out is one that adds zero: the sums are the same, bit for bit.
+  it.each(mixtures)(
+    'computes what the cache written out gives (keys $keys, values $values sparse)',
+    async (sparse) => {
+      const device = open();
+      for (const headDim of [64, 128]) {
+        const sizes = sizesOf(sparse, headDim);
+        if (device.kind === 'cuda') {
+          await checkMixedAgainstOracle(prefillAttention24, device, new Random(2), sizes);
+          continue;
+        }
+        const cache = await mixedCache(device, new Random(2), sizes);
+        const { slots, queryStart } = cache.mixed;
+        const mixed = await attend(prefillAttention24, device, new Random(3), sizes, cache.mixed);
+        const dense = await attend(prefillAttention, device, new Random(3), sizes, {
+          blocks: cache.dense,
+          slots,
+          queryStart,
+        });
+        expect(mixed).toEqual(dense);
+      }
+    },
+  );
+
+  it('serves every group of 1 to 16 query heads a kv head', async () => {
+    await checkEveryGroup(prefillAttention24, open(), 3);
+  });
+
+  it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {
+    await checkLargeScores(prefillAttention24, open(), 40);
+  });
+
+  it('shows a NaN in the rows that see it, and in no other', async () => {
+    await checkNaNShows(prefillAttention24, open(), 40);
+  });
+
+  it('gives the same bits wherever the blocks lie', async () => {
+    await checkPlaces(prefillAttention24, open(), sizesOf({ keys: 'all', values: 'some' }, 128));
+  });
+
+  it('refuses bad input with a typed error', async () => {
+    await checkMixedRefusals(prefillAttention24, open(), new Random(7));
+  });
+});

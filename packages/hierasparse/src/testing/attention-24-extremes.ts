@@ -1,0 +1,114 @@
+import type { Device, ElementArray, FloatDType } from '@kv/sparse-core';
+import { decode, encode, Random, unitRoundoff } from '@kv/sparse-core/testing';
+import { expect } from 'vitest';
+import { blockTokens, sparseDTypes } from '../blocks-24.js';
+import { type Attention24, type Cache24, mixedCache, type Sizes24 } from './attention-24-checks.js';
+
+const [kvHeads, group, headDim] = [2, 3, 128];
+const keyCounts = [200, 130] as const;
+
+function sizesOf(dtype: Sizes24['dtype'], rows: number): Sizes24 {
+  const sparse = { keys: 'some', values: 'some' } as const;
+  return { rows: [rows], keyCounts: [keyCounts], kvHeads, group, headDim, dtype, sparse };
+}
+
+/** Of the keys, which a cache draws first, one in each row has other elements than all the rest. */
+class OneOtherKey extends Random {
+  #draws = 0;
+
+  constructor(
+    seed: number,
+    private readonly token: number,
+    private readonly number: number,
+    private readonly rest: number,
+  ) {
+    super(seed);
+  }
+
+  override elements<D extends FloatDType>(dtype: D, length: number): ElementArray<D> {
+    if (this.#draws++ > 0) return super.elements(dtype, length);
+    const rowTokens = length / headDim / kvHeads;
+    const tokenOf = (index: number) => Math.floor(index / headDim) % rowTokens;
+    return encode(
+      dtype,
+      Float64Array.from({ length }, (_, index) => (tokenOf(index) === this.token ? this.number : this.rest)),
+    );
+  }
+}
+
+/** Attends with `rows` queries of one number: outputs [token, queryHead, dim] and log-sum-exps [token, queryHead]. */
+async function attendWith(
+  attention: Attention24,
+  device: Device,
+  { mixed }: Cache24,
+  { rows, dtype, sparse }: Sizes24,
+  number: number,
+  scale = headDim ** -0.5,
+) {
+  const shape = [rows[0] ?? NaN, kvHeads * group, headDim] as const;
+  const axes = ['token', 'queryHead', 'dim'] as const;
+  const numbers = new Float64Array(shape[0] * kvHeads * group * headDim).fill(number);
+  const query = device.tensor(dtype, axes, shape, encode(dtype, numbers));
+  const output = device.tensor(dtype, axes, shape);
+  const logSumExp = device.tensor('f32', ['token', 'queryHead'], [shape[0], shape[1]]);
+  const sparseOperands = { sparseKeys: sparse.keys !== 'none', sparseValues: sparse.values !== 'none' };
+  attention(device.createStream(), { query, output, logSumExp, ...mixed, ...sparseOperands, scale });
+  return { output: decode(dtype, await output.read()), logSumExp: await logSumExp.read() };
+}
+
+/** Times log2 e exactly 1/8, so that no score is rounded on the way to its weight. */
+const exactScale = Math.LN2 / 8;
+
+/** Where one key outscores all others by far, its value is the output, up to the roundings of its weight and of that. */
+export async function checkLargeScores(attention: Attention24, device: Device, rows: number): Promise<void> {
+  for (const dtype of sparseDTypes) {
+    const sizes = sizesOf(dtype, rows);
+    for (const best of [20, 70, 85]) {
+      const cacheOf = (number: number, rest: number) =>
+        mixedCache(device, new OneOtherKey(best, best, number, rest), sizes);
+      const expectBest = async (cache: Cache24, number: number, scale?: number) => {
+        const { output } = await attendWith(attention, device, cache, sizes, number, scale);
+        const excess = output.map((got, index) => {
+          const kvHead = Math.floor(index / headDim / group) % kvHeads;
+          const value = cache.number('values', 0, kvHead, best)[index % headDim] ?? NaN;
+          return Math.abs(got - value) - (2 * unitRoundoff[dtype] + 4 * unitRoundoff.f32) * Math.abs(value);
+        });
+        expect(Math.max(...excess)).toBeLessThanOrEqual(0);
+      };
+      // Scores of 2^24 and, times log2 e, more: f32 counts them by ones and twos.
+      await expectBest(await cacheOf(4 * 512, 512), 512);
+      // Of 2^30, which f32 counts by 64, an answer comes all the same.
+      const large = await cacheOf(4 * 4096, 4096);
+      expect((await attendWith(attention, device, large, sizes, 4096)).output.every(Number.isFinite)).toBe(true);
+      await expectBest(large, 4096, exactScale);
+      // Of -2^110 and less.
+      if (dtype === 'bf16') await expectBest(await cacheOf(-(2 ** 53), -(2 ** 55)), 2 ** 55, exactScale);
+    }
+  }
+}
+
+/** A key that is NaN shows in the rows that see it, and changes nothing in others. */
+export async function checkNaNShows(attention: Attention24, device: Device, rows: number): Promise<void> {
+  for (const dtype of sparseDTypes) {
+    const sizes = sizesOf(dtype, rows);
+    const cache = await mixedCache(device, new Random(9), sizes);
+    const sound = await attendWith(attention, device, cache, sizes, 1);
+    // The last key of the first kv head, of a dense block: of the rows only the last one sees it.
+    const { dense, table } = cache.mixed.keys;
+    const token = keyCounts[0] - 1;
+    const block = ((await table.read())[Math.floor(token / blockTokens)] ?? NaN) - 1;
+    const row = dense
+      .slice('block', block, block + 1)
+      .slice('blockToken', token % blockTokens, (token % blockTokens) + 1);
+    const stream = device.createStream();
+    stream.write(row, encode(dtype, new Float64Array(headDim).fill(NaN)));
+    await stream.synchronize();
+    const spoilt = await attendWith(attention, device, cache, sizes, 1);
+    const sees = (place: number) =>
+      Math.floor(place / (kvHeads * group)) === rows - 1 && place % (kvHeads * group) < group;
+    expect(spoilt.logSumExp).toEqual(sound.logSumExp.map((got, place) => (sees(place) ? NaN : got)));
+    expect(spoilt.output).toEqual(
+      sound.output.map((got, index) => (sees(Math.floor(index / headDim)) ? NaN : got)),
+    );
+  }
+}
