@@ -4,10 +4,12 @@ import {
   anyFloat,
   describeOnDevices,
   encode,
+  expectAllTried,
   freeAxis,
   legalAt,
   type MisusedFunction,
   misusedOperation,
+  misusedStore,
   MisuseSuite,
   optional,
   rowsApart,
@@ -134,22 +136,29 @@ const functions: readonly MisusedFunction[] = [
   },
 ];
 
-const harmless = {
-  blockTokens: 'a number',
+const untried = {
   sparseBlockElements: 'arithmetic of a number',
   sparseBlockWords: 'arithmetic of a number',
+  'ElementMask.dispose': 'takes nothing',
+  'ElementMask.is': 'says of anything what it is',
 };
 
+const stores = misusedStore(
+  () => hierasparse.hieraSparseStore({ keys: 0.5, values: 0.5, sinkTokens: 0, localWindow: 0 }),
+  'attend',
+  'finishPrefill',
+  'makeDense',
+);
+
 it('covers every export', () => {
-  const tried = [...operationsOn('cpu'), ...functions].map(({ name }) => name);
-  expect(Object.keys(hierasparse).sort()).toEqual([...tried, ...Object.keys(harmless)].sort());
+  expectAllTried(hierasparse, [...operationsOn('cpu'), ...functions], untried);
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
   const device = open();
   const suite = new MisuseSuite(device);
 
-  it.each([...operationsOn(device.kind), ...functions])('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operationsOn(device.kind), ...functions, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

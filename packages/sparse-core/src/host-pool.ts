@@ -7,7 +7,7 @@ import { fromNative } from './native-error.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
 import { owningTensor, type Tensor } from './tensor.js';
-import { expectObject, expectThat } from './validate.js';
+import { expectCallback, expectObject, expectSignal, expectThat } from './validate.js';
 
 export interface HostPoolProgress {
   /** Of memory that is made. */
@@ -41,9 +41,8 @@ export async function hostPool(device: Device, options: HostPoolOptions): Promis
   expectObject('hostPool', 'options', options);
   const { bytes, onProgress, signal } = options;
   expectThat('hostPool', 'bytes', bytes, Number.isSafeInteger(bytes) && bytes > 0, 'a positive whole number');
-  const callable = onProgress === undefined || typeof onProgress === 'function';
-  expectThat('hostPool', 'onProgress', onProgress, callable, 'a function');
-  expectThat('hostPool', 'signal', signal, signal === undefined || signal instanceof AbortSignal, 'an AbortSignal');
+  expectCallback('hostPool', 'onProgress', onProgress);
+  expectSignal('hostPool', signal);
   signal?.throwIfAborted();
   const free = Math.floor(process.availableMemory() * mostOfHostMemory);
   if (device.kind !== 'cpu' && bytes > free) {

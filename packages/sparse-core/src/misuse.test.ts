@@ -2,9 +2,11 @@ import { expect, it } from 'vitest';
 import type { Device } from './device.js';
 import type { DType } from './dtype.js';
 import * as core from './index.js';
+import { expectAllTried } from './testing/expect-all-tried.js';
 import { anyFinite, anyFloat, anyPositive, freeAxis, inPlace, legalAt, optional, rowsApart } from './testing/legal-values.js';
 import { type MisusedFunction, misusedOperation, MisuseSuite } from './testing/misuse.js';
 import { harmlessExports, misusedFunctions } from './testing/misused-functions.js';
+import { misusedStore } from './testing/misused-stores.js';
 import { encode } from './testing/random.js';
 import { describeOnDevices } from './testing/test-devices.js';
 
@@ -170,15 +172,16 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(core.decodeAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
 ];
 
+const stores = misusedStore(() => core.densePagedStore({ dtype: 'f16', blockTokens: 4 }));
+
 it('covers every export', () => {
-  const tried = [...operations, ...misusedFunctions].map(({ name }) => name.split('.')[0]);
-  expect(Object.keys(core).sort()).toEqual([...new Set([...tried, ...Object.keys(harmlessExports)])].sort());
+  expectAllTried(core, [...operations, ...misusedFunctions], harmlessExports);
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
-  it.each([...operations, ...misusedFunctions])('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operations, ...misusedFunctions, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

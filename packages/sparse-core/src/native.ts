@@ -5,6 +5,7 @@ expectNode();
 /** What packages that bring operations of their own build their wrappers with. */
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { Capability } from './contracts/capability.js';
+export { checkedCall, entriesOf } from './contracts/row-batch.js';
 export { loadAddon } from './load-addon.js';
 export { madeTogether } from './made-together.js';
 export { operation } from './operation.js';
@@ -19,11 +20,13 @@ export { type BlockTable, SlotTable } from './stores/slot-table.js';
 export { floats, type TensorRule } from './tensor-rules.js';
 export {
   expectBoolean,
+  expectCallback,
   expectContiguous,
   expectDType,
   expectIndices,
   expectObject,
   expectShape,
+  expectSignal,
   expectThat,
   isFinite32,
   listFor,

@@ -31,6 +31,26 @@ export function expectBoolean(operation: string, name: string, given: unknown): 
   expectThat(operation, name, given, typeof given === 'boolean', 'true or false');
 }
 
+/** @throws InvalidValueError unless it is undefined or a signal that can be asked whether it was aborted */
+export function expectSignal(operation: string, given: unknown): asserts given is AbortSignal | undefined {
+  expectThat(operation, 'signal', given, given === undefined || isSignal(given), 'an AbortSignal');
+}
+
+function isSignal(given: unknown): boolean {
+  try {
+    const signal = given as AbortSignal;
+    return typeof signal.aborted === 'boolean' && typeof signal.throwIfAborted === 'function';
+  } catch {
+    // What only looks like one throws when it is asked.
+    return false;
+  }
+}
+
+/** @throws InvalidValueError unless it is undefined or a function */
+export function expectCallback(operation: string, name: string, given: unknown): void {
+  expectThat(operation, name, given, given === undefined || typeof given === 'function', 'a function');
+}
+
 /**
  * A list of at most so many entries, copied: whoever gave it cannot change it behind the checks, and one that lies about
  * its length takes no time.

@@ -19,7 +19,7 @@ import {
   type Stream,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { expectHeld, expectPrepared, nativeOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
+import { checkedCall, entriesOf, expectHeld, expectPrepared, nativeOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
 import { allDense, anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type Blocks24, operands } from '../blocks-24.js';
@@ -92,14 +92,15 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   /** Blocks that have left the local window since, of answers too, become candidates first. */
   prepare(stream: Stream, batch: RowBatch): void {
     this.#expectPrunable(stream);
+    const entries = entriesOf('prepare', batch);
     this.#prune(
       stream,
-      batch.entries.map(({ slot }) => slot),
+      entries.map(({ slot }) => slot),
     );
     const growth: Growth[] = [];
     const written: WrittenBlocks[] = [];
     const { prompt, after } = this.#parts;
-    for (const { slot, rows } of batch.entries) {
+    for (const { slot, rows } of entries) {
       const lengths = this.lengths(slot);
       this.#slots.heads(slot).forEach((head, kvHead) => {
         const held = lengths[kvHead] ?? 0;
@@ -115,8 +116,9 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     this.#grow(stream, growth, written);
   }
 
-  append(stream: Stream, { batch, keys, values }: AppendCall): void {
+  append(stream: Stream, call: AppendCall): void {
     this.#expectUsable(stream);
+    const { batch, keys, values } = checkedCall('append', call);
     expectPrepared(this, batch, (slot, kvHead) => this.#roomOf(slot, kvHead));
     // What is appended to is dense, under one number for keys and values.
     const { slots, queryStart } = batch;
@@ -131,9 +133,10 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
    * Attention of the rows of prompts over all that their slots hold, of which this share is made sparse first.
    * @throws CapabilityError unless the store was made for prompts of this sparsity
    */
-  attend(stream: Stream, { batch, query, output, scale }: AttentionCall, sparsity: Shares = allDense): void {
+  attend(stream: Stream, call: AttentionCall, sparsity: Shares = allDense): void {
     this.#expectPrompts(sparsity);
     this.#expectPrunable(stream);
+    const { batch, query, output, scale } = checkedCall('attend', call);
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale, causal: true };
     const all = batch.entries.map(({ slot }) => slot);
@@ -147,7 +150,8 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     return name === sparsePrompts.name ? this : undefined;
   }
 
-  startDecode(stream: Stream, { batch, query, output, scale }: AttentionCall): FinishDecode {
+  startDecode(stream: Stream, call: AttentionCall): FinishDecode {
+    const { batch, query, output, scale } = checkedCall('startDecode', call);
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale };
     if (this.#alwaysDense) decodeAttention(stream, { ...rows, blocks: this.#asDense() });
@@ -156,9 +160,9 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   }
 
   makeDense(stream: Stream, slot: number): Promise<() => void> | undefined {
+    this.#expectUsable(stream);
     // Where prompts are sparse there are not enough dense blocks.
     if (!this.#isPruned(slot) || anySparse(this.#parts.prompt)) return undefined;
-    this.#expectUsable(stream);
     const read = (operand: KvOperand) => this.#slots.tables[operand].slice('slot', slot, slot + 1).read(stream);
     return Promise.all([read('keys'), read('values')]).then(
       ([keys, values]) =>

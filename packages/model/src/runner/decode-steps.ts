@@ -1,6 +1,6 @@
 import { CapabilityError, embedding } from '@kv/sparse-core';
 import type { FloatDType, Recording, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
-import { madeTogether } from '@kv/sparse-core/native';
+import { entriesOf, madeTogether } from '@kv/sparse-core/native';
 
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
@@ -84,10 +84,9 @@ class DecodeStep implements Disposable {
   replay(entries: readonly BatchEntry[]): Logits {
     const { stream, model } = this.#runner;
     const count = entries.length;
-    const rows: RowBatch = {
-      ...this.#rows,
-      entries: entries.map(({ sequence }) => ({ slot: sequence.slot, position: sequence.length, rows: 1 })),
-    };
+    const each = entries.map(({ sequence }) => ({ slot: sequence.slot, position: sequence.length, rows: 1 }));
+    // Checked once, for all layers.
+    const rows: RowBatch = { ...this.#rows, entries: entriesOf('step', { entries: each }) };
     prepareLayers(stream, this.#layers, rows);
     return madeTogether((own) => {
       const logits = own(model.device.tensor('f32', ['row', 'vocabulary'], [count, model.config.vocabularySize]));

@@ -39,13 +39,46 @@ export interface RowBatch extends Disposable {
 const mostRows = 2 ** 24;
 const mostIndex = 2 ** 31 - 1;
 
-function checkedEntry(entry: RowBatchEntry): RowBatchEntry {
-  expectObject('createRowBatch', 'entries', entry);
+/** Lists that were checked, and cannot have changed since: each layer gets the batch of a step. */
+const checkedLists = new WeakSet<readonly RowBatchEntry[]>();
+
+/** A copy that stays as it was checked. */
+function checkedEntries(operation: string, given: readonly RowBatchEntry[]): readonly RowBatchEntry[] {
+  if (checkedLists.has(given)) return given;
+  const entries = Object.freeze(listOf(operation, 'entries', given, mostRows).map((entry) => checkedEntry(operation, entry)));
+  if (new Set(entries.map((entry) => entry.slot)).size !== entries.length) {
+    throw new InvalidValueError(`${operation}: a slot appears twice in one batch; give each sequence one entry.`, {
+      subject: 'entries',
+      given: entries.map((entry) => entry.slot),
+    });
+  }
+  checkedLists.add(entries);
+  return entries;
+}
+
+function checkedEntry(operation: string, entry: RowBatchEntry): RowBatchEntry {
+  expectObject(operation, 'entries', entry);
   const { slot, position, rows } = entry;
-  expectIndices('createRowBatch', 'slot', [slot], mostIndex + 1);
-  expectIndices('createRowBatch', 'position', [position], mostIndex + 1);
-  expectThat('createRowBatch', 'rows', rows, Number.isInteger(rows) && rows > 0, 'a whole number from 1 on');
-  return { slot, position, rows };
+  expectIndices(operation, 'slot', [slot], mostIndex + 1);
+  expectIndices(operation, 'position', [position], mostIndex + 1);
+  expectThat(operation, 'rows', rows, Number.isInteger(rows) && rows > 0, 'a whole number from 1 on');
+  return Object.freeze({ slot, position, rows });
+}
+
+/**
+ * The entries of a batch, of `createRowBatch` or of whoever records steps.
+ * @throws InvalidValueError
+ */
+export function entriesOf(operation: string, batch: Pick<RowBatch, 'entries'>): readonly RowBatchEntry[] {
+  expectObject(operation, 'batch', batch);
+  return checkedEntries(operation, batch.entries);
+}
+
+/** What a store's method is given of a batch. @throws InvalidValueError unless that is there */
+export function checkedCall<Call extends { readonly batch: RowBatch }>(operation: string, call: Call): Call {
+  expectObject(operation, 'call', call);
+  entriesOf(operation, call.batch);
+  return call;
 }
 
 /**
@@ -55,15 +88,9 @@ function checkedEntry(entry: RowBatchEntry): RowBatchEntry {
 export function createRowBatch(device: Device, stream: Stream, given: readonly RowBatchEntry[]): RowBatch {
   expectStream('createRowBatch', stream);
   expectThat('createRowBatch', 'device', device, (stream).device === device, 'the device of the stream');
-  const entries = listOf('createRowBatch', 'entries', given, mostRows).map(checkedEntry);
+  const entries = checkedEntries('createRowBatch', given);
   const rows = entries.reduce((sum, entry) => sum + entry.rows, 0);
   expectThat('createRowBatch', 'the sum of rows', rows, rows > 0 && rows <= mostRows, `from 1 to ${mostRows}`);
-  if (new Set(entries.map((entry) => entry.slot)).size !== entries.length) {
-    throw new InvalidValueError('A slot appears twice in one batch; give each sequence one entry.', {
-      subject: 'entries',
-      given: entries.map((entry) => entry.slot),
-    });
-  }
   const queryStart = new Int32Array(entries.length + 1);
   const positions = new Int32Array(rows);
   entries.forEach((entry, index) => {

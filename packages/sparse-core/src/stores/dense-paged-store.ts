@@ -8,7 +8,7 @@ import type {
   KvStore,
   KvStoreFactory,
 } from '../contracts/kv-store.js';
-import type { RowBatch } from '../contracts/row-batch.js';
+import { checkedCall, entriesOf, type RowBatch } from '../contracts/row-batch.js';
 import type { SelectionOutcomes, TokenSelection } from '../contracts/token-selection.js';
 import type { FloatDType } from '../dtype.js';
 import { InvalidValueError } from '../errors.js';
@@ -20,7 +20,7 @@ import type { PagedBlocks } from '../paged-blocks.js';
 import type { Stream } from '../stream.js';
 import { show } from '../show.js';
 import { floats } from '../tensor-rules.js';
-import { expectObject, expectThat, nativeOf } from '../validate.js';
+import { expectObject, expectThat } from '../validate.js';
 import { expectCapacity } from './expect-capacity.js';
 import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
@@ -120,10 +120,11 @@ class DensePagedStore implements KvStore {
   }
 
   prepare(stream: Stream, batch: RowBatch): void {
+    this.#slots.expectUsable('prepare', stream);
     const missing: { slot: number; blocks: Blocks; count: number }[] = [];
     const written: Written[] = [];
     const { ids } = this.#pool;
-    for (const { slot, rows } of batch.entries) {
+    for (const { slot, rows } of entriesOf('prepare', batch)) {
       const lengths = this.lengths(slot);
       this.#slots.heads(slot).forEach((blocks, head) => {
         const held = lengths[head] ?? 0;
@@ -142,8 +143,9 @@ class DensePagedStore implements KvStore {
     for (const slot of new Set([...missing, ...shared].map(({ slot }) => slot))) this.#writeTable(stream, slot);
   }
 
-  append(stream: Stream, { batch, keys, values }: AppendCall): void {
-    nativeOf('append', 'the store', this.#slots.keyCounts, stream);
+  append(stream: Stream, call: AppendCall): void {
+    this.#slots.expectUsable('append', stream);
+    const { batch, keys, values } = checkedCall('append', call);
     expectPrepared(this, batch, (slot, kvHead) => this.#roomOf(slot, kvHead));
     const { slots, queryStart } = batch;
     appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart });
@@ -153,13 +155,15 @@ class DensePagedStore implements KvStore {
     this.#slots.advance(batch);
   }
 
-  startDecode(stream: Stream, { batch, query, output, scale }: AttentionCall): FinishDecode {
+  startDecode(stream: Stream, call: AttentionCall): FinishDecode {
+    const { batch, query, output, scale } = checkedCall('startDecode', call);
     const { slots, queryStart } = batch;
     decodeAttention(stream, { query, output, blocks: this.denseBlocks(), slots, queryStart, scale });
     return () => undefined;
   }
 
   keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
+    this.#slots.expectUsable('keep', stream);
     expectHeld(selection, this.lengths(slot));
     const { indices, counts } = selection;
     // Tokens move to the front, in blocks that nobody else reads.
@@ -177,12 +181,14 @@ class DensePagedStore implements KvStore {
   }
 
   truncate(stream: Stream, slot: number, tokens: number): void {
+    this.#slots.expectUsable('truncate', stream);
     const counts = shorterBy('truncate', this.lengths(slot), tokens);
     this.#slots.write(stream, slot, counts);
     this.#shrink(slot, counts);
   }
 
   copy(stream: Stream, fromSlot: number, toSlot: number, dropped = 0): void {
+    this.#slots.expectUsable('copy', stream);
     const counts = shorterBy('copy', this.lengths(fromSlot), dropped);
     this.#slots.expectEmpty(toSlot);
     const { ids } = this.#pool;
@@ -205,6 +211,7 @@ class DensePagedStore implements KvStore {
   }
 
   release(stream: Stream, slot: number): void {
+    this.#slots.expectUsable('release', stream);
     this.#slots.write(
       stream,
       slot,
@@ -217,7 +224,8 @@ class DensePagedStore implements KvStore {
     return this.#slots.lengths(slot);
   }
 
-  denseBlocks(): PagedBlocks {
+  denseBlocks(slots?: readonly number[]): PagedBlocks {
+    if (slots !== undefined) this.#slots.allHeads(slots);
     const { keys, values } = this.#pool;
     return { keys, values, blockTable: this.#blockTable, keyCounts: this.#slots.keyCounts };
   }

@@ -1,5 +1,5 @@
 import type { KvStore } from '../contracts/kv-store.js';
-import type { RowBatch } from '../contracts/row-batch.js';
+import { entriesOf, type RowBatch } from '../contracts/row-batch.js';
 import { InvalidValueError } from '../errors.js';
 
 /**
@@ -9,10 +9,10 @@ import { InvalidValueError } from '../errors.js';
  */
 export function expectPrepared(
   store: KvStore,
-  { entries }: RowBatch,
+  batch: RowBatch,
   roomOf: (slot: number, kvHead: number) => number,
 ): void {
-  for (const { slot, rows } of entries) {
+  for (const { slot, rows } of entriesOf('append', batch)) {
     for (const [kvHead, count] of store.lengths(slot).entries()) {
       const room = roomOf(slot, kvHead);
       if (count + rows <= room) continue;

@@ -1,9 +1,11 @@
 import type { KvCapacity, KvLayer } from '../contracts/kv-store.js';
-import type { RowBatch } from '../contracts/row-batch.js';
+import { entriesOf, type RowBatch } from '../contracts/row-batch.js';
 import { InvalidValueError } from '../errors.js';
 import { madeTogether } from '../made-together.js';
 import type { Stream } from '../stream.js';
+import { show } from '../show.js';
 import type { Tensor } from '../tensor.js';
+import { listOf, nativeOf } from '../validate.js';
 import { zeroTable } from './zero-table.js';
 
 export type BlockTable = Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
@@ -67,13 +69,18 @@ export class SlotTable<Blocks, Name extends string> {
    * @throws InvalidValueError when there is no such slot
    */
   lengths(slot: number): readonly number[] {
-    const lengths = this.#lengths[slot];
+    const lengths = typeof slot === 'number' ? this.#lengths[slot] : undefined;
     if (lengths !== undefined) return lengths;
-    throw new InvalidValueError(`Slot ${slot} does not exist; the cache has ${this.slots}.`, {
+    throw new InvalidValueError(`Slot ${show(slot)} does not exist; the cache has ${this.slots}.`, {
       subject: 'slot',
       given: slot,
       wanted: this.slots,
     });
+  }
+
+  /** @throws DeviceError, DisposedError unless work of the store can be enqueued there */
+  expectUsable(operation: string, stream: Stream): void {
+    nativeOf(operation, 'the store', this.keyCounts, stream);
   }
 
   /**
@@ -87,7 +94,7 @@ export class SlotTable<Blocks, Name extends string> {
 
   /** Of all slots, or of these. */
   allHeads(slots: readonly number[] = [...this.#heads.keys()]): Blocks[] {
-    return slots.flatMap((slot) => this.heads(slot));
+    return listOf('the store', 'slots', slots, this.slots).flatMap((slot) => this.heads(slot));
   }
 
   /**
@@ -106,8 +113,8 @@ export class SlotTable<Blocks, Name extends string> {
   }
 
   /** Counts a step's rows on the host; an operation counts them on the device. */
-  advance({ entries }: RowBatch): void {
-    for (const { slot, rows } of entries) {
+  advance(batch: RowBatch): void {
+    for (const { slot, rows } of entriesOf('advance', batch)) {
       this.count(
         slot,
         this.lengths(slot).map((count) => count + rows),

@@ -1,6 +1,8 @@
 /** What the tests of every package share. Not published. */
 export { attentionRow, type AttentionSizes, type OracleRow, randomCache, type RandomCache } from './attention-oracle.js';
 export * from './legal-values.js';
+export { expectAllTried } from './expect-all-tried.js';
 export { type MisusedFunction, misusedOperation, MisuseSuite } from './misuse.js';
+export { misusedStore } from './misused-stores.js';
 export { decode, encode, Random, unitRoundoff } from './random.js';
 export { describeOnDevices, type TestDevice } from './test-devices.js';

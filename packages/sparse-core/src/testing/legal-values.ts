@@ -34,3 +34,7 @@ export const freeAxis = (paths: string, axes: string) =>
   legalAt(paths, `(${axes}) = \\d+`, 'no other tensor has this axis');
 export const anyFinite = (paths: string) => legalAt(paths, '-?[\\d.]+', 'any finite f32');
 export const anyPositive = (paths: string) => legalAt(paths, '0\\.5|\\d{10,16}', 'any positive f32');
+export const aProxiedSignal = (paths: string): LegalValue => ({
+  ...legalAt(paths, 'a proxy', 'some versions of Node let a proxy of a signal be asked'),
+  seldom: true,
+});
