@@ -10,17 +10,18 @@ inline SparseBlocks24 sparse_blocks(const TensorArgument& non_zeros, const Tenso
   return {non_zeros.data, metadata.as<uint32_t>(), static_cast<int32_t>(non_zeros.extent(0))};
 }
 
-// Those of paged_attention_arguments, of which the block table is the index map of the keys, then valueTable
+// Those of paged_attention_arguments, of which the block table is the index map of the keys, then an object: valueTable
 // [slot, kvHead, block], keyNonZeros, valueNonZeros [sparseBlock, element], keyMetadata, valueMetadata
 // [sparseBlock, word], hasSparseKeys, hasSparseValues.
 inline Attention24Arguments attention_24_arguments(OperationCall& call) {
+  const auto tensor = [&call](const char* name) { return call.tensor(call.field(12, name)); };
   Attention24Arguments arguments;
   static_cast<PagedAttentionArguments&>(arguments) = paged_attention_arguments(call);
-  arguments.value_table = call.tensor(12).as<int32_t>();
-  arguments.sparse_keys = sparse_blocks(call.tensor(13), call.tensor(15));
-  arguments.sparse_values = sparse_blocks(call.tensor(14), call.tensor(16));
-  arguments.has_sparse_keys = call.flag(17);
-  arguments.has_sparse_values = call.flag(18);
+  arguments.value_table = tensor("valueTable").as<int32_t>();
+  arguments.sparse_keys = sparse_blocks(tensor("keyNonZeros"), tensor("keyMetadata"));
+  arguments.sparse_values = sparse_blocks(tensor("valueNonZeros"), tensor("valueMetadata"));
+  arguments.has_sparse_keys = call.field(12, "hasSparseKeys").ToBoolean();
+  arguments.has_sparse_values = call.field(12, "hasSparseValues").ToBoolean();
   return arguments;
 }
 

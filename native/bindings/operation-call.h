@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -44,13 +45,20 @@ class OperationCall {
   explicit OperationCall(const Napi::CallbackInfo& info) : info_(info) {}
 
   // One that is read.
-  TensorArgument tensor(size_t index) {
-    const OutputArgument argument = argument_at(index);
+  TensorArgument tensor(size_t index) { return tensor(info_[index]); }
+  TensorArgument tensor(const Napi::Value& value) {
+    const OutputArgument argument = argument_of(value);
     return {argument.data, argument.layout, argument.on_host, argument.reached, argument.foreign};
+  }
+  // A field of an argument that is an object. Throws a JavaScript error when there is none.
+  Napi::Value field(size_t index, const char* name) const {
+    const Napi::Value value = info_[index].IsObject() ? info_[index].As<Napi::Object>().Get(name) : Napi::Value();
+    if (!value.IsEmpty() && !value.IsUndefined()) return value;
+    throw make_error(info_.Env(), "KV_INVALID_VALUE", std::string("the operation's arguments lack ") + name);
   }
   // One that is written, and perhaps read. Throws a JavaScript error when its memory is read-only.
   OutputArgument output(size_t index) {
-    const OutputArgument argument = argument_at(index);
+    const OutputArgument argument = argument_of(info_[index]);
     if (holds_.back()->writable()) return argument;
     throw make_error(info_.Env(), "KV_INVALID_VALUE",
                      "an output is over a file that was mapped, which is read-only; give a tensor to write to");
@@ -70,8 +78,8 @@ class OperationCall {
 
  private:
   bool given(size_t index) const { return !info_[index].IsUndefined(); }
-  OutputArgument argument_at(size_t index) {
-    const TensorObject& object = TensorObject::from(info_[index]);
+  OutputArgument argument_of(const Napi::Value& value) {
+    const TensorObject& object = TensorObject::from(value);
     std::shared_ptr<Storage> storage = object.storage(info_.Env());
     holds_.push_back(storage);
     const bool foreign = &storage->device() != stream().device().get();

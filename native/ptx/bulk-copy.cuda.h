@@ -1,4 +1,4 @@
-// Copies of contiguous bytes from global to shared memory by the copy engine (sm_90).
+// Copies of contiguous bytes from global to shared memory by TMA (sm_90).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
       : "memory");
 }
 
-// As above, with a policy of the second-level cache.
+// As above, with a policy of L2.
 __device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                                  uint64_t policy) {
   asm volatile(

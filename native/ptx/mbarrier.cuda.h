@@ -63,7 +63,7 @@ __device__ inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// Makes initialised barriers visible to the copy engine.
+// Makes initialised barriers visible to TMA.
 __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

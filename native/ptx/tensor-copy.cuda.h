@@ -1,4 +1,4 @@
-// Copies of boxes of a tensor, described by a tensor map, by the copy engine (sm_90).
+// Copies of boxes of a tensor, described by a tensor map, by TMA (sm_90).
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, 
       : "memory");
 }
 
-// As above, with a policy of the second-level cache.
+// As above, with a policy of L2.
 __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier,
                                    uint64_t policy) {
   asm volatile(
@@ -33,7 +33,7 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Orders this thread's ordinary shared-memory accesses before later ones by the copy engine and by wgmma.
+// Orders this thread's ordinary shared-memory accesses before later ones by TMA and by wgmma.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace kv::ptx

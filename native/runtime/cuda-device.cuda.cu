@@ -6,9 +6,9 @@
 
 #include "runtime/check.cuda.h"
 #include "runtime/cuda-device.h"
-#include "runtime/queue.cuda.h"
 #include "runtime/pinned-memory.cuda.h"
 #include "runtime/pinned-range.h"
+#include "runtime/queue.cuda.h"
 #include "runtime/releases.h"
 
 namespace kv {

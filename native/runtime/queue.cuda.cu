@@ -65,8 +65,8 @@ class CudaMoment : public CudaEvent {
   Status outcome(cudaError_t result) const override {
     if (result != cudaSuccess) return cuda_status(result);
     const auto& faults = *reinterpret_cast<const CudaFaults*>(seen_->data);
-    if (faults.fault.code != FaultCode::none) {
-      return {StatusCode::invalid_value, describe(faults.fault), faults.fault.operation};
+    if (faults.fault.code != 0) {
+      return {StatusCode::invalid_value, faults.fault.text(faults.fault), faults.fault.operation};
     }
     return faults.host_part_failed != 0 ? host_->status() : Status::success();
   }
@@ -186,7 +186,7 @@ Status CudaQueue::run_on_host(HostPart part, ExecutionContext& context) {
   CudaQueue& queue = trunk();
   if (queue.host_failure_ == nullptr) queue.host_failure_ = make_host_failure();
   if (queue.host_failure_ == nullptr) return Status::failure(StatusCode::out_of_memory, "no memory for its host part");
-  const auto task = std::make_shared<HostTask>(*context.owner, queue.host_failure_, context.faults.operation,
+  const auto task = std::make_shared<HostTask>(*context.owner, queue.host_failure_, context.operation,
                                                std::move(part));
   const auto run = [](void* launched) { static_cast<HostTask*>(launched)->run(); };
   const auto stream = static_cast<cudaStream_t>(cuda_stream());

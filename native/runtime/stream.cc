@@ -172,7 +172,7 @@ Status Stream::launch_steps(const Recording& recording, const char*& current) {
 
 Status Stream::launch(const Operation& operation, Queue& queue) {
   ExecutionContext context{device_->workers(),  device_->isa(), device_->kind(),
-                           queue.cuda_stream(), device_.get(),  &queue,          {queue.fault(), operation.name}};
+                           queue.cuda_stream(), device_.get(),  &queue,          queue.fault(),   operation.name};
   std::lock_guard<std::mutex> turn(device_->turn());
   return guarded([&] { return operation.launch(context); });
 }

@@ -1,4 +1,4 @@
-// Descriptions of tensors for the copy engine, made on the host (sm_90).
+// Descriptions of tensors for TMA, made on the host (sm_90).
 #pragma once
 
 #include <cuda.h>

@@ -1,7 +1,7 @@
 // Compression and the attention over what it leaves, against the oracle on the cache written out.
 #include "kernels/compress-24/compress-24.h"
-#include "kernels/decompress-24/decompress-24.h"
 #include "kernels/decode-attention-24/decode-attention-24.h"
+#include "kernels/decompress-24/decompress-24.h"
 #include "kernels/prefill-attention-24/prefill-attention-24.h"
 #include "tests/attention-case.h"
 #include "tests/check.h"

@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
+#include "shared/paged/paged-attention.h"
 #include "tests/kernel-testing.h"
 
 namespace kv {

@@ -19,6 +19,7 @@
 #include "runtime/fault.h"
 #include "runtime/releases.h"
 #include "runtime/stream.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv::tests {
 
@@ -53,8 +54,8 @@ class DeferredMoment : public Moment {
   friend class DeferredQueue;
   Status outcome() const {
     const auto& [fault, host_part] = seen_.get();
-    if (fault.code == FaultCode::none) return host_part;
-    return {StatusCode::invalid_value, describe(fault), fault.operation};
+    if (fault.code == 0) return host_part;
+    return {StatusCode::invalid_value, fault.text(fault), fault.operation};
   }
   std::shared_future<Faults> seen_ = passed.get_future().share();
 };
@@ -87,14 +88,15 @@ class DeferredQueue : public Queue {
   // On a queue's thread.
   void report(const char* operation, int64_t value) {
     std::lock_guard<std::mutex> lock(trunk_->fault_mutex_);
-    if (trunk_->fault_.code != FaultCode::none) return;
-    trunk_->fault_.code = FaultCode::slot_out_of_range;
+    if (trunk_->fault_.code != 0) return;
+    trunk_->fault_.code = static_cast<int32_t>(PagedFault::slot_out_of_range);
+    trunk_->fault_.text = describe_paged_fault;
     trunk_->fault_.value = value;
     trunk_->fault_.operation = operation;
   }
 
   Status run_on_host(HostPart part, ExecutionContext& context) override {
-    auto task = std::make_shared<HostTask>(*context.owner, trunk_->host_failure_, context.faults.operation,
+    auto task = std::make_shared<HostTask>(*context.owner, trunk_->host_failure_, context.operation,
                                            std::move(part));
     put([task] { task->run(); });
     return Status::success();

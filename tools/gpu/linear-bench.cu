@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/linear/linear-few-rows.cuda.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace {
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "attention-compare.h"
-#include "shared/blocks-24/blocks-24.cuda.h"
 #include "kernels/prefill-attention-24/prefill-attention-24.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
+#include "shared/blocks-24/blocks-24.cuda.h"
 
 namespace {
 

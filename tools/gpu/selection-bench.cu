@@ -10,9 +10,9 @@
 #include "kernels/gather-kv/gather-kv.h"
 #include "kernels/observation-scores/observation-scores.h"
 #include "kernels/select-tokens/select-tokens.h"
-#include "shared/scores/small-scores.h"
 #include "runtime/device.h"
 #include "runtime/fault.h"
+#include "shared/scores/small-scores.h"
 
 namespace kv {
 

@@ -1,8 +1,8 @@
 #include "kernels/append-kv/append-kv.h"
-#include "shared/paged/check-tables.cuda.h"
+#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "runtime/device.h"
+#include "shared/paged/check-tables.cuda.h"
 
 namespace kv {
 namespace {
@@ -16,16 +16,16 @@ constexpr int kBlockRows = 16;
 __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache_head, FaultSink faults) {
   for (int i = static_cast<int>(threadIdx.x); i < a.batch; i += kThreads) {
     if (!rows_ascend(a, i)) {
-      report_fault(faults, FaultCode::rows_not_ascending, 0, 0, a.query_tokens);
+      report_fault(faults, PagedFault::rows_not_ascending, 0, 0, a.query_tokens);
       return false;
     }
     if (!slot_exists(a, i)) {
-      report_fault(faults, FaultCode::slot_out_of_range, a.slots[i], 0, a.slot_count);
+      report_fault(faults, PagedFault::slot_out_of_range, a.slots[i], 0, a.slot_count);
       return false;
     }
     if (i != entry && a.slots[i] == a.slots[entry] && a.query_start[i + 1] > a.query_start[i] &&
         a.query_start[entry + 1] > a.query_start[entry]) {
-      report_fault(faults, FaultCode::slot_twice, a.slots[i]);
+      report_fault(faults, AppendKvFault::slot_twice, a.slots[i]);
       return false;
     }
   }
@@ -34,14 +34,14 @@ __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache
   const int32_t count = a.key_counts[cache_head];
   const int64_t end = int64_t{count} + a.query_start[entry + 1] - a.query_start[entry];
   if (count < 0 || end > int64_t{a.table_width} * a.block_tokens) {
-    report_fault(faults, FaultCode::cache_overflow, a.slots[entry]);
+    report_fault(faults, PagedFault::cache_overflow, a.slots[entry]);
     return false;
   }
   // What the table names before the block of the first row may be of another pool.
   const int32_t* table = a.block_table + cache_head * a.table_width;
   for (int64_t i = count / a.block_tokens + threadIdx.x; i * a.block_tokens < end; i += kThreads) {
     if (table[i] >= 0 && table[i] < a.block_count) continue;
-    report_fault(faults, FaultCode::block_out_of_range, table[i]);
+    report_fault(faults, PagedFault::block_out_of_range, table[i]);
     return false;
   }
   return true;
@@ -96,7 +96,8 @@ Status append_kv_cuda(const AppendKvArguments& a, ExecutionContext& context) {
   with_cuda_float_type(a.row_dtype, [&](auto row) {
     with_cuda_float_type(a.cache_dtype, [&](auto cached) {
       const auto kernel = append_rows<decltype(row), decltype(cached)>;
-      status = launch_overlapped(kernel, blocks, kThreads, 0, stream_of(context), a, arrivals, context.faults);
+      status = launch_overlapped(kernel, blocks, kThreads, 0, stream_of(context), a, arrivals,
+                                 context.faults(describe_append_kv_fault));
     });
   });
   return status;

@@ -11,6 +11,15 @@ namespace kv {
 KV_CPU_KERNEL(append_kv, AppendKvArguments)
 KV_CUDA_KERNEL(append_kv, AppendKvArguments)
 
+static std::string named_twice(int64_t slot) {
+  return "slot " + std::to_string(slot) + " is named twice in one batch, by entries that both have rows";
+}
+
+std::string describe_append_kv_fault(const Fault& fault) {
+  const bool twice = fault.code == static_cast<int32_t>(AppendKvFault::slot_twice);
+  return twice ? named_twice(fault.value) : describe_paged_fault(fault);
+}
+
 // Of a batch whose slots exist. Two entries would both write behind the same count.
 static Status validate_slots(const AppendKvArguments& a) {
   std::vector<bool> seen(static_cast<size_t>(a.slot_count));
@@ -18,8 +27,7 @@ static Status validate_slots(const AppendKvArguments& a) {
     if (a.query_start[entry + 1] == a.query_start[entry]) continue;
     const auto slot = static_cast<size_t>(a.slots[entry]);
     if (seen[slot]) {
-      return Status::failure(StatusCode::invalid_value, "slot " + std::to_string(slot) +
-                                                            " is named twice in one batch, by entries that both have rows");
+      return Status::failure(StatusCode::invalid_value, named_twice(a.slots[entry]));
     }
     seen[slot] = true;
   }

@@ -5,9 +5,10 @@
 // and the same for values; then key_counts[slots[b], h] grows by the entry's rows.
 #pragma once
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-attention.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -23,9 +24,14 @@ struct AppendKvArguments : PagedBatch {
   void* value_pool = nullptr;
 };
 
+enum class AppendKvFault : int32_t {
+  slot_twice = static_cast<int32_t>(PagedFault::operations_own),  // value: the slot
+};
+
+std::string describe_append_kv_fault(const Fault& fault);
+
 // Refuses rows that do not fit the slot's blocks, a slot that two entries with rows name, and tables that lead
-// outside, before it writes anything
-// (invalid_value); dtypes other than f32, f16 and bf16 (capability).
+// outside, before it writes anything (invalid_value); dtypes other than f32, f16 and bf16 (capability).
 Status append_kv(const AppendKvArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "shared/cuda/elements.cuda.h"
 #include "ptx/arithmetic.cuda.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 

@@ -4,9 +4,9 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "shared/cuda/arrivals.cuda.h"
 #include "kernels/compress-24/compress-24-group.cuda.h"
 #include "kernels/compress-24/compress-24.cuda.h"
+#include "shared/cuda/arrivals.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
@@ -95,13 +95,14 @@ class PruningOfBlock {
   __device__ bool is_valid(int dense) {
     const Pruning& p = pruning_;
     if (!has_row()) {
-      return report(FaultCode::slot_out_of_range, p.table_row, int64_t{arguments_.slot_count} * arguments_.kv_heads);
+      return report(Compress24Fault::row_out_of_range, p.table_row,
+                    int64_t{arguments_.slot_count} * arguments_.kv_heads);
     }
     if (!has_range() || p.count < 0) {
-      return report(FaultCode::pruning_out_of_range, p.table_row, arguments_.table_width);
+      return report(Compress24Fault::pruning_out_of_range, p.table_row, arguments_.table_width);
     }
     if (p.first_id < 0 || p.first_id > arguments_.id_count - p.count) {
-      return report(FaultCode::pruning_out_of_range, p.table_row, arguments_.id_count);
+      return report(Compress24Fault::pruning_out_of_range, p.table_row, arguments_.id_count);
     }
     int freed = 0;
     bool outside = false;
@@ -114,16 +115,17 @@ class PruningOfBlock {
       outside |= is_outside(arguments_.ids[p.first_id + i], arguments_.sparse_block_count);
     }
     if (__syncthreads_or(outside)) return false;
-    return (sum_of(freed) == p.count && p.count <= dense) || report(FaultCode::pruning_out_of_range, p.count, dense);
+    return (sum_of(freed) == p.count && p.count <= dense) ||
+           report(Compress24Fault::pruning_out_of_range, p.count, dense);
   }
 
   __device__ bool is_outside(int block, int blocks) {
     if (block >= 0 && block < blocks) return false;
-    report_fault(faults_, FaultCode::block_out_of_range, block);
+    report_fault(faults_, PagedFault::block_out_of_range, block);
     return true;
   }
 
-  __device__ bool report(FaultCode code, int64_t value, int64_t limit) {
+  __device__ bool report(Compress24Fault code, int64_t value, int64_t limit) {
     if (threadIdx.x == 0) report_fault(faults_, code, value, blockIdx.x, limit);
     return false;
   }

@@ -5,9 +5,9 @@
 
 #include "kernels/compress-24/compress-24-group.cuda.h"
 #include "kernels/compress-24/compress-24.cuda.h"
+#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "runtime/device.h"
 
 namespace kv {
 namespace {
@@ -176,7 +176,8 @@ Status compress_24_cuda(const Compress24Arguments& arguments, ExecutionContext& 
   if (counters == nullptr || workspace == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for a plan of the prunings");
   }
-  return enqueue_compress_24(arguments, counters, workspace, context.faults, stream_of(context));
+  return enqueue_compress_24(arguments, counters, workspace, context.faults(describe_compress_24_fault),
+                             stream_of(context));
 }
 
 }  // namespace kv

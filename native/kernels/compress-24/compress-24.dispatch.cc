@@ -51,6 +51,19 @@ Status validate(const Compress24Arguments& a, int32_t index) {
 
 }  // namespace
 
+std::string describe_compress_24_fault(const Fault& fault) {
+  const std::string pruning = "pruning " + std::to_string(fault.row);
+  switch (static_cast<Compress24Fault>(fault.code)) {
+    case Compress24Fault::row_out_of_range:
+      return pruning + " names row " + std::to_string(fault.value) + ", which the index map does not have";
+    case Compress24Fault::pruning_out_of_range:
+      return pruning + " asks for " + std::to_string(fault.value) + " of " + std::to_string(fault.limit) +
+             ", or for a range, ids or freed blocks that do not fit them";
+    default:
+      return describe_paged_fault(fault);
+  }
+}
+
 KV_CPU_KERNEL(compress_24, Compress24Arguments)
 KV_CUDA_KERNEL(compress_24, Compress24Arguments)
 

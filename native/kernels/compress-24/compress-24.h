@@ -18,9 +18,10 @@
 // block order. The map is updated.
 #pragma once
 
-#include "shared/blocks-24/blocks-24.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/blocks-24/blocks-24.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -70,6 +71,13 @@ static constexpr uint32_t rank_of_given_loss(float loss, uint32_t bits) {
   if (loss == 0.0f) return 0x80000000u;
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
+
+enum class Compress24Fault : int32_t {
+  row_out_of_range = static_cast<int32_t>(PagedFault::operations_own),  // value: the row of the index map
+  pruning_out_of_range,  // value: what is asked for; limit: what there is
+};
+
+std::string describe_compress_24_fault(const Fault& fault);
 
 // Refuses other dtypes and head sizes (capability); maps, ranges and ids that lead outside, or a `count` that the range
 // does not have (invalid_value), before it writes anything.

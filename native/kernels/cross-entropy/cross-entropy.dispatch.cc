@@ -1,5 +1,5 @@
-#include "shared/dispatch/cpu-dispatch.h"
 #include "kernels/cross-entropy/cross-entropy.h"
+#include "shared/dispatch/cpu-dispatch.h"
 #include "shared/dispatch/cuda-dispatch.h"
 
 namespace kv {

@@ -5,12 +5,12 @@
 
 #include <cstdint>
 
-#include "shared/cuda/arrivals.cuda.h"
-#include "shared/attention/decode/merge-partials.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24-plan.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24-stream.cuda.h"
 #include "ptx/dependent-launch.cuda.h"
+#include "shared/attention/decode/merge-partials.cuda.h"
+#include "shared/cuda/arrivals.cuda.h"
 
 namespace kv {
 

@@ -1,9 +1,10 @@
 // Which kernel a CUDA device computes decode attention over 2:4 blocks with.
-#include "shared/cuda/elements.cuda.h"
-#include "kernels/decode-attention/decode-attention.cuda.h"
-#include "shared/blocks-24/blocks-24.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24.cuda.h"
+#include "kernels/decode-attention/decode-attention.cuda.h"
 #include "runtime/device.h"
+#include "shared/blocks-24/blocks-24.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 namespace {
@@ -33,7 +34,8 @@ Status decode_dense_blocks(const Attention24Arguments& given, ExecutionContext& 
   if (!status.ok()) return status;
   const Attention24Arguments arguments = with_tables(given, tables);
   return cuda::decode_attention(as_plain_cache(arguments), arguments.value_table, memory.counters,
-                                memory.workspace + tables_bytes, context.faults, stream_of(context));
+                                memory.workspace + tables_bytes, context.faults(describe_paged_fault),
+                                stream_of(context));
 }
 
 }  // namespace
@@ -54,7 +56,8 @@ Status decode_attention_24_cuda(const Attention24Arguments& given, ExecutionCont
   if (status.ok()) status = take_memory(context, needed.counter_bytes, needed.workspace_bytes, &memory);
   if (!status.ok()) return status;
   const auto decode = major == 9 ? sm90a::decode_attention_24 : sm80::decode_attention_24;
-  return decode(given, memory.counters, memory.workspace, context.faults, stream_of(context));
+  return decode(given, memory.counters, memory.workspace, context.faults(describe_paged_fault),
+                                stream_of(context));
 }
 
 }  // namespace kv

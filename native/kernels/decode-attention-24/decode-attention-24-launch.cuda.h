@@ -4,10 +4,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "shared/cuda/overlapped-launch.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24-block.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24.cuda.h"
 #include "runtime/check.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 

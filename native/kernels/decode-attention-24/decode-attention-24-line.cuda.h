@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "shared/cuda/arrivals.cuda.h"
 #include "shared/attention/decode/work-spans.cuda.h"
 #include "shared/blocks-24/blocks-24.h"
+#include "shared/cuda/arrivals.cuda.h"
 
 namespace kv {
 

@@ -1,9 +1,9 @@
 // What decode attention over 2:4 blocks takes, and the memory that it needs.
-#include "shared/attention/tensor-core-shapes.h"
-#include "shared/attention/decode/merge-partials.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24.cuda.h"
 #include "runtime/check.cuda.h"
+#include "shared/attention/decode/merge-partials.cuda.h"
+#include "shared/attention/tensor-core-shapes.h"
 
 namespace kv {
 

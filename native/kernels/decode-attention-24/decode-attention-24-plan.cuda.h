@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
-#include "shared/cuda/stage-ring.cuda.h"
 #include "ptx/async-copy.cuda.h"
-#include "runtime/fault.h"
+#include "shared/cuda/stage-ring.cuda.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -124,7 +124,7 @@ class Planner24 {
     return line_.entries().table_row(segment_.entry.cache_head, segment_.head.slot);
   }
 
-  // Brings the first blocks of the segment to the second-level cache, keys by one lane and values by the next.
+  // Brings the first blocks of the segment to L2, keys by one lane and values by the next.
   __device__ void prefetch() const {
     const int block = segment_.first_block + lane_ / 2;
     if (lane_ / 2 >= kBlocksAhead || block >= min(segment_.end_block, arguments_.table_width)) return;
@@ -176,7 +176,7 @@ class Planner24 {
   __device__ bool check(int place, bool whole, int sparse_blocks) const {
     if (place > 0 && place <= arguments_.block_count) return true;
     if (place < 0 && place >= -sparse_blocks && whole) return true;
-    report_fault(faults_, FaultCode::block_out_of_range, place);
+    report_fault(faults_, PagedFault::block_out_of_range, place);
     return false;
   }
 

@@ -6,19 +6,19 @@
 #include <cmath>
 #include <cstdint>
 
-#include "shared/blocks-24/blocks-24.h"
 #include "ptx/arithmetic.cuda.h"
 #include "ptx/matrix-load.cuda.h"
 #include "ptx/matrix-transpose.cuda.h"
 #include "ptx/mma-sparse.cuda.h"
 #include "ptx/mma.cuda.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
 
 constexpr int kHalfBlock24Tokens = kBlock24Tokens / 2;  // of a dense block come at a time
 
 // 32 rows of a dense block, or the non-zeros of a sparse block of values: panels of 64 dims, the 16-byte chunks of
-// whose rows stand in another order (as the 128-byte swizzle of the copy engine leaves them).
+// whose rows stand in another order (as the 128-byte swizzle of TMA leaves them).
 template <typename Element, int kHeadDim>
 struct Panels24 {
   Element panels[kHeadDim / 64][kHalfBlock24Tokens][64];

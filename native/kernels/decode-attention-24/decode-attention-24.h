@@ -3,9 +3,9 @@
 // reading the cache, of which a sparse block has 9/16 of a dense one's bytes.
 #pragma once
 
-#include "shared/blocks-24/blocks-24.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
 

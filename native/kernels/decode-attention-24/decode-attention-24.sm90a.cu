@@ -1,5 +1,5 @@
-// Decode attention over 2:4 blocks whose pieces are brought by the copy engine: a sparse block in two plain copies, half of a
-// dense one in a copy for each panel, swizzled on the way.
+// Decode attention over 2:4 blocks whose pieces are brought by TMA: a sparse block in two bulk copies, half of a dense
+// one in a tensor copy for each panel, swizzled on the way.
 #include <algorithm>
 
 #include "kernels/decode-attention-24/decode-attention-24-launch.cuda.h"

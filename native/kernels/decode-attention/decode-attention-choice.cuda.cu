@@ -1,10 +1,11 @@
 // Which kernel a CUDA device computes decode attention with.
+#include "kernels/decode-attention/decode-attention.cuda.h"
+#include "runtime/device.h"
+#include "shared/attention/any-shape/attention.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
 #include "shared/cuda/elements.cuda.h"
-#include "kernels/decode-attention/decode-attention.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
-#include "shared/attention/any-shape/attention.cuda.h"
-#include "runtime/device.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 namespace {
@@ -32,7 +33,8 @@ Status decode_attention_cuda(const PagedAttentionArguments& given, ExecutionCont
   void* counters = context.queue->zeroed_workspace(memory.counter_bytes);
   void* workspace = context.queue->workspace(memory.workspace_bytes);
   if (counters == nullptr || workspace == nullptr) return no_room();
-  return cuda::decode_attention(given, given.block_table, counters, workspace, context.faults, stream_of(context));
+  return cuda::decode_attention(given, given.block_table, counters, workspace, context.faults(describe_paged_fault),
+                                stream_of(context));
 }
 
 }  // namespace kv

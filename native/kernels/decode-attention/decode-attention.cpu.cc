@@ -6,7 +6,7 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Keys that are read again from the first-level cache when there are more rows than kRowGroup.
+// Keys that are read again from L1 when there are more rows than kRowGroup.
 constexpr int kRunKeys = 64;
 
 template <class T>

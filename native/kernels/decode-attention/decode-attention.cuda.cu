@@ -9,15 +9,15 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "shared/attention/tensor-core-shapes.h"
-#include "shared/attention/decode/merge-partials.cuda.h"
-#include "shared/attention/decode/work-spans.cuda.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
-#include "shared/cuda/overlapped-launch.cuda.h"
-#include "shared/attention/warp-attention.cuda.h"
 #include "ptx/async-copy.cuda.h"
 #include "runtime/check.cuda.h"
 #include "runtime/fault.h"
+#include "shared/attention/decode/merge-partials.cuda.h"
+#include "shared/attention/decode/work-spans.cuda.h"
+#include "shared/attention/tensor-core-shapes.h"
+#include "shared/attention/warp-attention.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv::cuda {
 namespace {
@@ -113,7 +113,7 @@ class WarpStream {
   // A block that the pool does not have is not read.
   __device__ bool exists(int block) const {
     if (block >= 0 && block < arguments_.block_count) return true;
-    report_fault(faults_, FaultCode::block_out_of_range, block);
+    report_fault(faults_, PagedFault::block_out_of_range, block);
     return false;
   }
 
@@ -213,7 +213,7 @@ class Block {
   __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
 
   // Shares the work out by what the tables say ahead of the kernel's turn, when they may still change, and brings what
-  // is read first to the second-level cache, which may still be written.
+  // is read first to L2, which may still be written.
   __device__ void prepare() {
     prepared_ = cache_heads_of_thread() == 1 && share_out(EntriesAhead(arguments_), nullptr);
     if (prepared_ && begin_ < end_) prefetch();
@@ -290,7 +290,7 @@ class Block {
     shared_.first_unit_of_entry = begin + int64_t{entry.pack} * entries.units(head);
   }
 
-  // Brings the first units of the block's span to the second-level cache, unless it is short.
+  // Brings the first units of the block's span to L2, unless it is short.
   __device__ void prefetch() {
     const DecodeHead head = shared_.head;
     if (head.keys == 0) return;

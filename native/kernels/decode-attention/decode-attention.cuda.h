@@ -4,9 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

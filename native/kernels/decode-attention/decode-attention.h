@@ -5,9 +5,9 @@
 // The length of a run never depends on the worker count, so neither does the result.
 #pragma once
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

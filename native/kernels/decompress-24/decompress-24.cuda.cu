@@ -1,7 +1,8 @@
 #include <cstdint>
 
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/decompress-24/decompress-24.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 namespace {
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) decompress_kernel(const __grid_const
   const int place = arguments.places[blockIdx.x];
   const bool known = id >= 0 && id < arguments.sparse.block_count;
   if (!known || place < 0 || place >= arguments.dense_count) {
-    if (threadIdx.x == 0) report_fault(faults, FaultCode::block_out_of_range, known ? place : id);
+    if (threadIdx.x == 0) report_fault(faults, PagedFault::block_out_of_range, known ? place : id);
     return;
   }
   const auto* non_zeros = static_cast<const uint16_t*>(arguments.sparse.non_zeros) + id * sparse_block_elements(dims);
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(kThreads) decompress_kernel(const __grid_const
 
 Status decompress_24_cuda(const Decompress24Arguments& arguments, ExecutionContext& context) {
   if (arguments.count == 0) return Status::success();
-  decompress_kernel<<<static_cast<unsigned>(arguments.count), kThreads, 0, stream_of(context)>>>(arguments,
-                                                                                                 context.faults);
+  decompress_kernel<<<static_cast<unsigned>(arguments.count), kThreads, 0, stream_of(context)>>>(
+      arguments, context.faults(describe_paged_fault));
   return launch_status();
 }
 

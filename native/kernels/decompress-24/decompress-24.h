@@ -2,9 +2,9 @@
 // (HieraSparse, section III-B).
 #pragma once
 
-#include "shared/blocks-24/blocks-24.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
 

@@ -1,5 +1,5 @@
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/embedding/embedding.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {
@@ -16,7 +16,7 @@ __device__ bool all_inside(const EmbeddingArguments& a, bool reports, FaultSink 
     const int64_t row = requested_row(a, i);
     if (row >= 0 && row < a.rows) continue;
     inside = false;
-    if (reports) report_fault(faults, FaultCode::id_out_of_range, row, i, a.rows);
+    if (reports) report_fault(faults, EmbeddingFault::id_out_of_range, row, i, a.rows);
   }
   return __syncthreads_and(inside);
 }
@@ -45,7 +45,8 @@ Status embedding_cuda(const EmbeddingArguments& a, ExecutionContext& context) {
   const auto tokens = static_cast<unsigned>(a.tokens);
   with_cuda_float_type(a.table_dtype, [&](auto from) {
     with_cuda_float_type(a.output_dtype, [&](auto to) {
-      copy_rows<decltype(from), decltype(to)><<<tokens, 256, 0, stream_of(context)>>>(a, context.faults);
+      copy_rows<decltype(from), decltype(to)>
+          <<<tokens, 256, 0, stream_of(context)>>>(a, context.faults(describe_embedding_fault));
     });
   });
   return launch_status();

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "runtime/dtype.h"
 #include "runtime/execution.h"
+#include "runtime/fault.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -30,6 +32,10 @@ static inline int64_t row_of(const EmbeddingArguments& a, int64_t token) {
   return a.id_dtype == DType::u32 ? static_cast<int64_t>(static_cast<const uint32_t*>(a.ids)[token])
                                   : static_cast<int64_t>(static_cast<const int32_t*>(a.ids)[token]);
 }
+
+enum class EmbeddingFault : int32_t { id_out_of_range = 1 };  // value: the id; row: the token
+
+std::string describe_embedding_fault(const Fault& fault);
 
 // Without `nan_outside`, invalid_value names the first id that the table does not have; nothing was written then.
 Status embedding(const EmbeddingArguments& arguments, ExecutionContext& context);

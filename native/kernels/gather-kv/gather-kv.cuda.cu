@@ -1,8 +1,8 @@
 // A block moves one slice of the bytes of every kept key or value of a head, so that many blocks share a head and
 // none needs another's order: tokens move to the front, a tile at a time, in place.
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/gather-kv/gather-kv.h"
 #include "runtime/device.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) check_selection(GatherKvArguments a,
   const auto named = [&](int32_t token) {
     const int32_t block = blocks[token / a.block_tokens];
     if (block >= 0 && block < a.block_count) return true;
-    if (a.outcomes == nullptr) report_fault(faults, FaultCode::block_out_of_range, block);
+    if (a.outcomes == nullptr) report_fault(faults, PagedFault::block_out_of_range, block);
     return false;
   };
   bool ascends = true;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) check_selection(GatherKvArguments a,
   if (ascends || a.outcomes != nullptr) {
     a.key_counts[head] = count < held ? count : held;
   } else {
-    report_fault(faults, FaultCode::selection_not_ascending, head);
+    report_fault(faults, GatherKvFault::selection_not_ascending, head);
   }
 }
 
@@ -108,7 +108,8 @@ Status gather_kv_cuda(const GatherKvArguments& a, ExecutionContext& context) {
   const cudaStream_t stream = stream_of(context);
   auto* moves = static_cast<int32_t*>(context.queue->workspace(static_cast<size_t>(a.kv_heads) * sizeof(int32_t)));
   if (moves == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the counts of what moves");
-  check_selection<<<static_cast<unsigned>(a.kv_heads), kThreads, 0, stream>>>(a, moves, context.faults);
+  check_selection<<<static_cast<unsigned>(a.kv_heads), kThreads, 0, stream>>>(a, moves,
+                                                                             context.faults(describe_gather_kv_fault));
   if (has_units_of(a, sizeof(uint4))) {
     launch_moves<Slice<uint4>>(a, moves, stream);
   } else if (byte_size(a.cache_dtype) == 4) {

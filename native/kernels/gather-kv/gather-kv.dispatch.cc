@@ -2,9 +2,9 @@
 #include <string>
 #include <utility>
 
+#include "kernels/gather-kv/gather-kv.h"
 #include "shared/dispatch/cpu-dispatch.h"
 #include "shared/dispatch/cuda-dispatch.h"
-#include "kernels/gather-kv/gather-kv.h"
 
 namespace kv {
 namespace {
@@ -48,6 +48,11 @@ Status check(const GatherKvArguments& a) {
 }
 
 }  // namespace
+
+std::string describe_gather_kv_fault(const Fault& fault) {
+  if (fault.code != static_cast<int32_t>(GatherKvFault::selection_not_ascending)) return describe_paged_fault(fault);
+  return "the selection of kv head " + std::to_string(fault.value) + " does not ascend within what the slot holds";
+}
 
 KV_CPU_KERNEL(gather_kv, GatherKvArguments)
 KV_CUDA_KERNEL(gather_kv, GatherKvArguments)

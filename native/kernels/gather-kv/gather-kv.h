@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "runtime/dtype.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -32,6 +34,12 @@ struct GatherKvArguments {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
 };
+
+enum class GatherKvFault : int32_t {
+  selection_not_ascending = static_cast<int32_t>(PagedFault::operations_own),  // value: the kv head
+};
+
+std::string describe_gather_kv_fault(const Fault& fault);
 
 // Refuses indices that do not ascend or that the slot does not hold, and tables that name blocks outside the pool
 // (invalid_value), before it moves anything. With `outcomes` a kv head that is refused keeps its first tokens instead, as many as it was to keep.

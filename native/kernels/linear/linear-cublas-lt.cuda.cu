@@ -4,9 +4,9 @@
 #include <mutex>
 #include <tuple>
 
-#include "shared/cuda/elements.cuda.h"
 #include "runtime/cublas-lt.cuda.h"
 #include "runtime/device.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
-#include "shared/cuda/elements.cuda.h"
 #include "ptx/mma.cuda.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 

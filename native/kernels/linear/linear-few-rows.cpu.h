@@ -9,7 +9,7 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Few enough for the input to stay in a first-level cache while the weights pass through it.
+// Few enough for the input to stay in an L1 cache while the weights pass through it.
 constexpr int64_t kMostFewRows = 16;
 constexpr int64_t kMostFewFloats = 8 << 10;
 // Input rows in registers at once, and running sums of each: an FMA takes several issues to finish.

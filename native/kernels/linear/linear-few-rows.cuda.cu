@@ -9,8 +9,8 @@
 
 #include "kernels/linear/linear-few-rows-product.cuda.h"
 #include "kernels/linear/linear-output.cuda.h"
-#include "shared/cuda/overlapped-launch.cuda.h"
 #include "ptx/async-copy.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -210,7 +210,7 @@ __device__ void finish(const Group& group, int64_t first_row, const float (&prod
   }
 }
 
-// The first weights that a block reads come to the second-level cache. Whoever writes them, this need not wait.
+// The first weights that a block reads come to L2. Whoever writes them, this need not wait.
 template <class W>
 __device__ void prefetch(const Group& group) {
   const int out = static_cast<int>(threadIdx.x);

@@ -1,8 +1,8 @@
 // What becomes of a sum.
 #pragma once
 
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/linear/linear.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 

@@ -1,7 +1,7 @@
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/linear/linear-cublas-lt.cuda.h"
 #include "kernels/linear/linear-few-rows.cuda.h"
 #include "kernels/linear/linear-output.cuda.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {

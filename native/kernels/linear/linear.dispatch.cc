@@ -1,8 +1,8 @@
 #include <algorithm>
 
+#include "kernels/linear/linear.h"
 #include "shared/dispatch/cpu-dispatch.h"
 #include "shared/dispatch/cuda-dispatch.h"
-#include "kernels/linear/linear.h"
 
 namespace kv {
 

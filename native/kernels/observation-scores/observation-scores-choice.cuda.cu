@@ -2,10 +2,10 @@
 // this device, and what lies between them.
 #include <algorithm>
 
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/observation-scores/observation-scores-head.cuda.h"
-#include "shared/paged/paged-attention.cuda.h"
 #include "runtime/device.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/paged/paged-attention.cuda.h"
 
 namespace kv {
 namespace {
@@ -64,7 +64,7 @@ Status observation_scores_cuda(const ObservationScoresArguments& given, Executio
   launch.parts = parts;
   launch.statistics = reinterpret_cast<RowStatistics*>(memory + tables_bytes);
   launch.log_sums = reinterpret_cast<float*>(memory + tables_bytes + statistics_bytes);
-  launch.faults = context.faults;
+  launch.faults = context.faults(describe_observation_scores_fault);
   launch.stream = stream_of(context);
   status = tensor_cores ? sm90a::gather_statistics(a, launch) : gather_statistics(a, launch);
   if (!status.ok()) return status;

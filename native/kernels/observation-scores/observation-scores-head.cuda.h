@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "kernels/observation-scores/observation-scores.cuda.h"
-#include "shared/scores/small-scores.h"
 #include "runtime/fault.h"
+#include "shared/scores/small-scores.h"
 
 namespace kv {
 
@@ -46,7 +46,7 @@ struct ObservedHead {
 __device__ inline void check_room(const ObservationScoresArguments& a, const ObservationScoresLaunch& launch,
                                   const ObservedHead& head) {
   if (head.prefix <= a.score_tokens) return;
-  report_fault(launch.faults, FaultCode::too_many_scores, head.prefix, head.kv_head, a.score_tokens);
+  report_fault(launch.faults, ObservationScoresFault::too_many_scores, head.prefix, head.kv_head, a.score_tokens);
 }
 
 // Part `part` of `parts` of a row of things to do.

@@ -1,8 +1,8 @@
 // Observation scores of any dtype, head size and number of queries, without tensor cores: the path of what they do
 // not take, and of devices that they are not built for. A block compares tiles of kKeys keys with kRows queries of
 // one head; a lane holds two keys, a warp four queries.
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/observation-scores/observation-scores-head.cuda.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {

@@ -24,6 +24,11 @@ Status check_sizes(const ObservationScoresArguments& a) {
   return Status::success();
 }
 
+std::string lacks_room(int64_t head, int64_t prefix, int64_t room) {
+  return "kv head " + std::to_string(head) + " has " + std::to_string(prefix) +
+         " keys before the window, but there is room for " + std::to_string(room) + " scores";
+}
+
 // Whether every prefix has room in the scores. The tables are valid.
 Status check_room(const ObservationScoresArguments& a) {
   for (int32_t entry = 0; entry < a.batch; ++entry) {
@@ -31,9 +36,7 @@ Status check_room(const ObservationScoresArguments& a) {
     for (int32_t head = 0; head < a.kv_heads; ++head) {
       const int32_t prefix = a.key_counts[int64_t{a.slots[entry]} * a.kv_heads + head] - queries;
       if (prefix > a.score_tokens) {
-        return invalid("slot " + std::to_string(a.slots[entry]) + ", kv head " + std::to_string(head) +
-                       " has " + std::to_string(prefix) + " keys before the window, but there is room for " +
-                       std::to_string(a.score_tokens) + " scores");
+        return invalid("slot " + std::to_string(a.slots[entry]) + ", " + lacks_room(head, prefix, a.score_tokens));
       }
     }
   }
@@ -41,6 +44,11 @@ Status check_room(const ObservationScoresArguments& a) {
 }
 
 }  // namespace
+
+std::string describe_observation_scores_fault(const Fault& fault) {
+  const bool room = fault.code == static_cast<int32_t>(ObservationScoresFault::too_many_scores);
+  return room ? lacks_room(fault.row, fault.value, fault.limit) : describe_paged_fault(fault);
+}
 
 KV_CPU_KERNEL(observation_scores, ObservationScoresArguments)
 KV_CUDA_KERNEL(observation_scores, ObservationScoresArguments)

@@ -8,10 +8,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-attention.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -46,6 +48,12 @@ struct ObservationScoresArguments : PagedBatch {
   float* scores = nullptr;
   int32_t score_tokens = 0;
 };
+
+enum class ObservationScoresFault : int32_t {
+  too_many_scores = static_cast<int32_t>(PagedFault::operations_own),  // value: the keys before the window; row: the kv head
+};
+
+std::string describe_observation_scores_fault(const Fault& fault);
 
 // Refuses sizes, dtypes and tables that contradict each other, and a prefix longer than score_tokens
 // (invalid_value, capability).

@@ -3,7 +3,7 @@
 // ring of stages that one producer warp fills:
 //   1. S = Q K^T; every row gathers its maximum and sum. Blocks share out the keys.
 //   2. S^T = K Q^T; now a thread holds whole keys, and adds up the weights of their rows in registers.
-// The second pass begins where the first one ended: those keys are still in the second-level cache.
+// The second pass begins where the first one ended: those keys are still in L2.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -11,12 +11,12 @@
 
 #include "kernels/observation-scores/observation-scores-head.cuda.h"
 #include "kernels/observation-scores/observation-scores-sums.cuda.h"
-#include "shared/cuda/stage-ring.cuda.h"
 #include "ptx/named-barrier.cuda.h"
 #include "runtime/check.cuda.h"
 #include "shared/attention/hopper/pool-map.cuda.h"
 #include "shared/attention/hopper/tiles.cuda.h"
 #include "shared/attention/hopper/warp-roles.cuda.h"
+#include "shared/cuda/stage-ring.cuda.h"
 
 namespace kv::sm90a {
 namespace {

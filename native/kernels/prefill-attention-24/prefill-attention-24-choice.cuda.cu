@@ -1,10 +1,10 @@
 // Which kernel a CUDA device computes prefill attention over 2:4 blocks with.
-#include "shared/attention/tensor-core-shapes.h"
-#include "shared/cuda/elements.cuda.h"
-#include "shared/blocks-24/blocks-24.cuda.h"
 #include "kernels/prefill-attention-24/prefill-attention-24.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 #include "runtime/device.h"
+#include "shared/attention/tensor-core-shapes.h"
+#include "shared/blocks-24/blocks-24.cuda.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {

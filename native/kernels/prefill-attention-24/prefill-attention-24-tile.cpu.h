@@ -2,8 +2,8 @@
 // tile has half.
 #pragma once
 
-#include "shared/blocks-24/blocks-24.h"
 #include "shared/attention/prefill/key-tile.cpu.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
 namespace KV_ISA {

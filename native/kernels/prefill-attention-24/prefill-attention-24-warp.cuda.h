@@ -6,14 +6,14 @@
 
 #include <cstdint>
 
-#include "shared/blocks-24/blocks-24.h"
 #include "kernels/prefill-attention-24/prefill-attention-24-softmax.cuda.h"
-#include "shared/attention/warp-attention.cuda.h"
 #include "ptx/arithmetic.cuda.h"
 #include "ptx/matrix-load.cuda.h"
 #include "ptx/matrix-transpose.cuda.h"
 #include "ptx/mma-sparse.cuda.h"
 #include "ptx/mma.cuda.h"
+#include "shared/attention/warp-attention.cuda.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
 

@@ -2,7 +2,7 @@
 // head of a batch entry. Row r is query r / group of query head kv_head * group + r % group, so that a chunk of few
 // queries still fills tiles. Device code.
 //
-// Tiles are numbered so that those handed out together share keys in the second-level cache: batch entry, then kv
+// Tiles are numbered so that those handed out together share keys in L2: batch entry, then kv
 // head, then from the longest causal tile to the shortest.
 #pragma once
 

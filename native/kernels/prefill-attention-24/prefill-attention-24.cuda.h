@@ -4,8 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "shared/blocks-24/blocks-24.h"
 #include "runtime/status.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
 

@@ -3,9 +3,9 @@
 // A sparse block costs half of a dense one's products: S^T = K Q^T with K sparse, O^T = V^T P^T with V sparse.
 #pragma once
 
-#include "shared/blocks-24/blocks-24.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
 

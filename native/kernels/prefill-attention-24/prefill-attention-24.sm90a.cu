@@ -9,12 +9,12 @@
 #include "kernels/prefill-attention-24/prefill-attention-24-warp.cuda.h"
 #include "kernels/prefill-attention-24/prefill-attention-24-work.cuda.h"
 #include "kernels/prefill-attention-24/prefill-attention-24.cuda.h"
-#include "shared/cuda/stage-ring.cuda.h"
 #include "ptx/bulk-copy.cuda.h"
 #include "shared/attention/hopper/persistent-blocks.cuda.h"
 #include "shared/attention/hopper/pool-map.cuda.h"
 #include "shared/attention/hopper/tiles.cuda.h"
 #include "shared/attention/hopper/warp-roles.cuda.h"
+#include "shared/cuda/stage-ring.cuda.h"
 
 namespace kv::sm90a {
 namespace {

@@ -1,10 +1,10 @@
 // Which kernel a CUDA device computes prefill attention with.
+#include "kernels/prefill-attention/prefill-attention.cuda.h"
+#include "runtime/device.h"
+#include "shared/attention/any-shape/attention.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
-#include "shared/attention/any-shape/attention.cuda.h"
-#include "kernels/prefill-attention/prefill-attention.cuda.h"
-#include "runtime/device.h"
 
 namespace kv {
 

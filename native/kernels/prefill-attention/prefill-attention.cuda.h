@@ -5,8 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

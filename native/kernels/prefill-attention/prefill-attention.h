@@ -4,9 +4,9 @@
 //   log_sum_exp[i, h] = log sum_j exp(scale * query[i, h] . key[j]).
 #pragma once
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

@@ -3,12 +3,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "shared/attention/tensor-core-shapes.h"
-#include "shared/attention/work-tile.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
-#include "shared/attention/warp-attention.cuda.h"
 #include "ptx/async-copy.cuda.h"
 #include "runtime/check.cuda.h"
+#include "shared/attention/tensor-core-shapes.h"
+#include "shared/attention/warp-attention.cuda.h"
+#include "shared/attention/work-tile.cuda.h"
 
 namespace kv::sm80 {
 namespace {

@@ -2,9 +2,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "shared/attention/tensor-core-shapes.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
 #include "shared/attention/hopper/attention.cuda.h"
+#include "shared/attention/tensor-core-shapes.h"
 
 namespace kv::sm90a {
 namespace {

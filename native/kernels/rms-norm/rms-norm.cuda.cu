@@ -1,6 +1,6 @@
+#include "kernels/rms-norm/rms-norm.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "kernels/rms-norm/rms-norm.h"
 
 namespace kv {
 namespace {

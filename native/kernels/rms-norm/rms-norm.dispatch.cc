@@ -1,6 +1,6 @@
+#include "kernels/rms-norm/rms-norm.h"
 #include "shared/dispatch/cpu-dispatch.h"
 #include "shared/dispatch/cuda-dispatch.h"
-#include "kernels/rms-norm/rms-norm.h"
 
 namespace kv {
 

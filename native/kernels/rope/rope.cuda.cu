@@ -1,6 +1,6 @@
+#include "kernels/rope/rope.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "kernels/rope/rope.h"
 
 namespace kv {
 namespace {

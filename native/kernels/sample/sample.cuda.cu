@@ -4,9 +4,9 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/sample/sample.h"
 #include "runtime/device.h"
+#include "shared/cuda/elements.cuda.h"
 
 #define KV_ISA cuda
 #include "kernels/sample/sample-random.h"
@@ -90,9 +90,9 @@ class Row {
     if (!(peak.score < INFINITY) || peak.score == -INFINITY) {
       if (thread_ != 0) return;
       if (peak.score == -INFINITY) {
-        refuse(SampleFault::no_finite_logit, FaultCode::no_finite_logit, peak.index);
+        refuse(SampleFault::no_finite_logit, peak.index);
       } else {
-        refuse(SampleFault::unordered_logit, FaultCode::unordered_logit, peak.index);
+        refuse(SampleFault::unordered_logit, peak.index);
       }
       return;
     }
@@ -114,11 +114,11 @@ class Row {
   }
 
  private:
-  __device__ void refuse(SampleFault outcome, FaultCode code, int64_t subject) {
+  __device__ void refuse(SampleFault fault, int64_t subject) {
     if (a_.outcomes == nullptr) {
-      report_fault(faults_, code, subject, row_, a_.vocabulary);
+      report_fault(faults_, fault, subject, row_, a_.vocabulary);
     } else {
-      a_.outcomes[row_] = static_cast<int32_t>(outcome);
+      a_.outcomes[row_] = static_cast<int32_t>(fault);
     }
   }
 
@@ -133,7 +133,7 @@ class Row {
       if (token == -1) continue;
       if (token < 0 || token >= a_.vocabulary) {
         inside = false;
-        refuse(SampleFault::recent_outside, FaultCode::recent_outside, token);
+        refuse(SampleFault::recent_outside, token);
         continue;
       }
       penalised_[token] = scores_[token] < 0 ? scores_[token] * penalty : scores_[token] / penalty;
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
 }  // namespace
 
 Status sample_cuda(const SampleArguments& a, ExecutionContext& context) {
-  Launch launch{a, 0, nullptr, context.faults, {}};
+  Launch launch{a, 0, nullptr, context.faults(describe_sample_fault), {}};
   for (int64_t first = 0; first < a.rows; first += kRows) {
     const int64_t rows = a.rows - first < kRows ? a.rows - first : kRows;
     launch.first_row = first;

@@ -10,16 +10,21 @@ namespace kv {
 KV_CPU_KERNEL(sample, SampleArguments)
 KV_CUDA_KERNEL(sample, SampleArguments)
 
-static std::string explain(const SampleOutcome& outcome, int64_t vocabulary) {
+static std::string explain(int64_t row, const SampleOutcome& outcome, int64_t vocabulary) {
+  const std::string place = "row " + std::to_string(row) + ": ";
   const std::string subject = std::to_string(outcome.subject);
   switch (outcome.fault) {
     case SampleFault::unordered_logit:
-      return "the score of token " + subject + " is NaN or infinite; the model's output is broken";
+      return place + "the score of token " + subject + " is NaN or infinite; the model's output is broken";
     case SampleFault::no_finite_logit:
-      return "every logit is -infinity; leave at least one token possible";
+      return place + "every logit is -infinity; leave at least one token possible";
     default:
-      return "recent token " + subject + " is not one of the " + std::to_string(vocabulary) + " of the model";
+      return place + "recent token " + subject + " is not one of the " + std::to_string(vocabulary) + " of the model";
   }
+}
+
+std::string describe_sample_fault(const Fault& fault) {
+  return explain(fault.row, {static_cast<SampleFault>(fault.code), fault.value}, fault.limit);
 }
 
 Status sample(const SampleArguments& arguments, ExecutionContext& context) {
@@ -34,8 +39,7 @@ Status sample(const SampleArguments& arguments, ExecutionContext& context) {
       a.outcomes[row] = static_cast<int32_t>(detail.fault);
       if (detail.fault != SampleFault::none) a.output[row] = -1;
     } else if (detail.fault != SampleFault::none) {
-      return Status::failure(StatusCode::invalid_value,
-                             "row " + std::to_string(row) + ": " + explain(detail, a.vocabulary));
+      return Status::failure(StatusCode::invalid_value, explain(row, detail, a.vocabulary));
     }
   }
   return Status::success();

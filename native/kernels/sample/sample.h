@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "runtime/execution.h"
+#include "runtime/fault.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -23,6 +25,8 @@ struct SampleSettings {
 
 // As `outcomes` holds it.
 enum class SampleFault : int32_t { none, unordered_logit, no_finite_logit, recent_outside };
+
+std::string describe_sample_fault(const Fault& fault);
 
 struct SampleOutcome {
   SampleFault fault = SampleFault::none;

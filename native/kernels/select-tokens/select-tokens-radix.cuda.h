@@ -67,7 +67,7 @@ struct Candidates {
   const uint32_t* best;   // or null: the greatest order of each word of 32
 };
 
-// Neither orders nor bits are read through the first-level cache: other blocks of the team write them.
+// Neither orders nor bits are read through L1: other blocks of the team write them.
 __device__ inline uint32_t read_word(const uint32_t* words, int i) {
   return *const_cast<const volatile uint32_t*>(words + i);
 }

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 
-#include "shared/cuda/elements.cuda.h"
 #include "kernels/select-tokens/select-tokens-list.cuda.h"
 #include "kernels/select-tokens/select-tokens.h"
-#include "shared/scores/small-scores.h"
 #include "runtime/device.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/scores/small-scores.h"
 
 namespace kv {
 namespace {
@@ -446,7 +446,7 @@ __global__ void __launch_bounds__(kSelectThreads) write_indices(const __grid_con
   if (!row.valid) {
     if (team.thread() == 0) {
       a.counts[index] = 0;
-      report_fault(launch.faults, FaultCode::selection_row, index, index, a.index_tokens);
+      report_fault(launch.faults, SelectTokensFault::impossible_row, index, index, a.index_tokens);
     }
     return;
   }
@@ -531,7 +531,7 @@ Status select_tokens_cuda(const SelectTokensArguments& a, ExecutionContext& cont
   const Status found = find_compute_capability(major);
   if (!found.ok()) return found;
 
-  Launch launch{a, {}, context.faults};
+  Launch launch{a, {}, context.faults(describe_select_tokens_fault)};
   Memory& memory = launch.memory;
   memory.words = (a.score_tokens + 31) / 32;
   memory.groups = std::min(*std::max_element(a.rounds, a.rounds + a.round_count), a.score_tokens);

@@ -50,6 +50,11 @@ Status check_rows(const SelectTokensArguments& a) {
 
 }  // namespace
 
+std::string describe_select_tokens_fault(const Fault& fault) {
+  return "row " + std::to_string(fault.row) + ": its tokens or sizes contradict each other or exceed the scores or the " +
+         std::to_string(fault.limit) + " indices that there is room for";
+}
+
 KV_CPU_KERNEL(select_tokens, SelectTokensArguments)
 KV_CUDA_KERNEL(select_tokens, SelectTokensArguments)
 

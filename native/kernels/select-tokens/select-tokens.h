@@ -20,8 +20,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "runtime/execution.h"
+#include "runtime/fault.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -68,6 +70,10 @@ struct SelectTokensArguments {
   int32_t index_tokens = 0;
   int32_t* counts = nullptr;
 };
+
+enum class SelectTokensFault : int32_t { impossible_row = 1 };  // limit: the indices that there is room for
+
+std::string describe_select_tokens_fault(const Fault& fault);
 
 // Refuses rows that contradict themselves or do not fit (invalid_value).
 Status select_tokens(const SelectTokensArguments& arguments, ExecutionContext& context);

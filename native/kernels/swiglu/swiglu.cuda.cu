@@ -1,6 +1,6 @@
+#include "kernels/swiglu/swiglu.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "kernels/swiglu/swiglu.h"
 
 namespace kv {
 namespace {

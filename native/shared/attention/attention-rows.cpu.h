@@ -1,8 +1,8 @@
 // What prefill and decode attention on the CPU share: which query rows read which keys, and rows as f32.
 #pragma once
 
-#include "shared/paged/paged-attention.h"
 #include "shared/cpu/simd.cpu.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 namespace KV_ISA {

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "shared/attention/online-softmax.cuda.h"
 #include "ptx/arithmetic.cuda.h"
 #include "ptx/matrix-load.cuda.h"
 #include "ptx/mma.cuda.h"
+#include "shared/attention/online-softmax.cuda.h"
 
 namespace kv {
 

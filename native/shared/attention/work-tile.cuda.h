@@ -1,6 +1,6 @@
 // How prefill attention is cut into work tiles: one tile is a run of queries of one query head.
 //
-// Tiles are numbered so that those handed out together share keys in the second-level cache: batch entry,
+// Tiles are numbered so that those handed out together share keys in L2: batch entry,
 // then kv head, then, from the longest causal tile to the shortest, the query heads that read this kv head.
 #pragma once
 

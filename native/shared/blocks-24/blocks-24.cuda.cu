@@ -1,7 +1,8 @@
 #include "shared/blocks-24/blocks-24.cuda.h"
 
-#include "shared/paged/check-tables.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
+#include "shared/paged/check-tables.cuda.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 namespace {
@@ -16,7 +17,7 @@ struct IndexMap {
     const int32_t entry = entries[place];
     if (entry > 0 && entry <= dense_count) return true;
     if (entry < 0 && entry >= -sparse_count && whole) return true;
-    report_fault(faults, FaultCode::block_out_of_range, entry);
+    report_fault(faults, PagedFault::block_out_of_range, entry);
     return false;
   }
 };
@@ -37,7 +38,7 @@ Status check_tables_cuda(const Attention24Arguments& a, const CheckedTables& tab
                        {a.value_table, a.block_count, a.has_sparse_values ? a.sparse_values.block_count : 0}};
   const dim3 blocks(static_cast<unsigned>(a.batch), static_cast<unsigned>(a.kv_heads));
   return launch_overlapped(check_tables<IndexMaps>, blocks, kCheckThreads, 0, stream_of(context),
-                           TableCheck{a, tables, context.faults, false}, maps);
+                           TableCheck{a, tables, context.faults(describe_paged_fault), false}, maps);
 }
 
 }  // namespace kv

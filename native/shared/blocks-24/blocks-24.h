@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/status.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

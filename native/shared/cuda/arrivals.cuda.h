@@ -8,9 +8,9 @@ namespace kv {
 // One thread of each of `count` thread blocks calls it when its part is done. True for the last one: what the others
 // wrote before is visible to it then, and the counter is zero again.
 __device__ inline bool arrives_last(unsigned& arrivals, unsigned count) {
-  const cuda::atomic_ref<unsigned, cuda::thread_scope_device> arrived(arrivals);
-  if (arrived.fetch_add(1, cuda::memory_order_acq_rel) + 1 < count) return false;
-  arrived.store(0, cuda::memory_order_relaxed);
+  const ::cuda::atomic_ref<unsigned, ::cuda::thread_scope_device> arrived(arrivals);
+  if (arrived.fetch_add(1, ::cuda::memory_order_acq_rel) + 1 < count) return false;
+  arrived.store(0, ::cuda::memory_order_relaxed);
   return true;
 }
 

@@ -2,9 +2,10 @@
 // whatever its blocks are. Device code.
 #pragma once
 
+#include "ptx/dependent-launch.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
-#include "ptx/dependent-launch.cuda.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -67,16 +68,16 @@ __global__ void __launch_bounds__(kCheckThreads)
         if (!blocks.check(cache_head * b.table_width + i, whole, c.faults)) inside = false;
       }
     } else if (thread == 0) {
-      report_fault(c.faults, FaultCode::cache_overflow, b.slots[entry]);
+      report_fault(c.faults, PagedFault::cache_overflow, b.slots[entry]);
     }
     inside = __syncthreads_and(inside);
     if (!fits || !inside) count = 0;
   }
   if (thread != 0) return;
   if (!ascends) {
-    report_fault(c.faults, FaultCode::rows_not_ascending, 0, 0, b.query_tokens);
+    report_fault(c.faults, PagedFault::rows_not_ascending, 0, 0, b.query_tokens);
   } else if (!known) {
-    report_fault(c.faults, FaultCode::slot_out_of_range, b.slots[entry], 0, b.slot_count);
+    report_fault(c.faults, PagedFault::slot_out_of_range, b.slots[entry], 0, b.slot_count);
   }
   write_tables(c.tables, b, entry, head, !ascends || !known, count);
 }

@@ -1,7 +1,7 @@
 #include "shared/paged/paged-attention.cuda.h"
 
-#include "shared/paged/check-tables.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
+#include "shared/paged/check-tables.cuda.h"
 
 namespace kv {
 namespace {
@@ -14,7 +14,7 @@ struct PagedTable {
   __device__ bool check(int64_t entry, bool, FaultSink faults) const {
     const int32_t block = entries[entry];
     if (block >= 0 && block < block_count) return true;
-    report_fault(faults, FaultCode::block_out_of_range, block);
+    report_fault(faults, PagedFault::block_out_of_range, block);
     return false;
   }
 };
@@ -41,7 +41,7 @@ Status check_tables_cuda(const PagedBatch& b, const CheckedTables& tables, Execu
                          bool looks_without_rows) {
   const dim3 blocks(static_cast<unsigned>(b.batch), static_cast<unsigned>(b.kv_heads));
   const PagedTable table{b.block_table, b.block_count};
-  const TableCheck check{b, tables, context.faults, looks_without_rows};
+  const TableCheck check{b, tables, context.faults(describe_paged_fault), looks_without_rows};
   return launch_overlapped(check_tables<PagedTable>, blocks, kCheckThreads, 0, stream_of(context), check, table);
 }
 

@@ -8,11 +8,11 @@
 #include <memory>
 #include <stdexcept>
 
-#include "shared/cuda/overlapped-launch.cuda.h"
 #include "runtime/check.cuda.h"
 #include "runtime/cuda-device.h"
 #include "runtime/fault.h"
 #include "runtime/stream.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv::tests {
 

@@ -1,6 +1,7 @@
 #include <chrono>
 #include <thread>
 
+#include "shared/paged/paged-faults.h"
 #include "tests/check.h"
 #include "tests/cuda/cuda-testing.h"
 
@@ -79,10 +80,10 @@ TEST("a fault on a stream fails those that waited for it, by name, and not what 
   Shared gate;
   int* const opened = gate.data();
   failing.enqueue({"append", {}, [=](ExecutionContext& context) {
-    const FaultSink sink = context.faults;
+    const FaultSink sink = context.faults(describe_paged_fault);
     return run_on_device(context, [=] __device__() {
       wait_until(opened, 1);
-      report_fault(sink, FaultCode::slot_out_of_range, 7, 0, 4);
+      report_fault(sink, PagedFault::slot_out_of_range, 7, 0, 4);
     });
   }});
   CHECK(reached(waiting).ok());
@@ -145,9 +146,9 @@ TEST("a fault on a branch is the stream's that replays") {
   stream.begin_recording();
   side.wait_for(stream);
   side.enqueue({"score", {}, [=](ExecutionContext& context) {
-    const FaultSink sink = context.faults;
+    const FaultSink sink = context.faults(describe_paged_fault);
     return run_on_device(context, [=] __device__() {
-      if (*static_cast<const volatile int*>(wanted) != 0) report_fault(sink, FaultCode::slot_out_of_range, 3, 0, 2);
+      if (*static_cast<const volatile int*>(wanted) != 0) report_fault(sink, PagedFault::slot_out_of_range, 3, 0, 2);
     });
   }});
   stream.wait_for(side);

@@ -107,18 +107,19 @@ export type NativeAttentionArguments = readonly [
 type NativeAttention = (stream: NativeStream, ...rest: NativeAttentionArguments) => void;
 
 /** As `native/bindings/blocks-24.h` reads them; the block table of the paged rows is the map of the keys. */
-type NativeMixedAttention = (
+export interface NativeBlocks24 {
+  readonly valueTable: NativeTensor;
+  readonly keyNonZeros: NativeTensor;
+  readonly valueNonZeros: NativeTensor;
+  readonly keyMetadata: NativeTensor;
+  readonly valueMetadata: NativeTensor;
+  readonly hasSparseKeys: boolean;
+  readonly hasSparseValues: boolean;
+}
+
+type NativeAttention24 = (
   stream: NativeStream,
-  ...rest: readonly [
-    ...NativeAttentionArguments,
-    valueTable: NativeTensor,
-    keyNonZeros: NativeTensor,
-    valueNonZeros: NativeTensor,
-    keyMetadata: NativeTensor,
-    valueMetadata: NativeTensor,
-    hasSparseKeys: boolean,
-    hasSparseValues: boolean,
-  ]
+  ...rest: readonly [...NativeAttentionArguments, blocks: NativeBlocks24]
 ) => void;
 
 export type DeviceKind = 'cpu' | 'cuda';
@@ -212,8 +213,8 @@ export interface Addon {
     ...layers: readonly (NativeTensor | undefined)[]
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
-  decodeAttention24: NativeMixedAttention;
-  prefillAttention24: NativeMixedAttention;
+  decodeAttention24: NativeAttention24;
+  prefillAttention24: NativeAttention24;
   observationScores(
     stream: NativeStream,
     query: NativeTensor,

@@ -1,7 +1,7 @@
 // Attention of any dtype, head size and block size, one warp a query row: the path of what the tensor-core
 // kernels do not take, and of devices that they are not built for.
-#include "shared/cuda/elements.cuda.h"
 #include "shared/attention/any-shape/attention.cuda.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 namespace {

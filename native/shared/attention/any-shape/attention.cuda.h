@@ -1,7 +1,7 @@
 #pragma once
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/execution.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv {
 

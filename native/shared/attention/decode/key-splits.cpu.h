@@ -4,9 +4,9 @@
 
 #include <math.h>
 
+#include "runtime/workers.h"
 #include "shared/attention/attention-rows.cpu.h"
 #include "shared/attention/decode/key-run.cpu.h"
-#include "runtime/workers.h"
 
 namespace kv {
 namespace KV_ISA {

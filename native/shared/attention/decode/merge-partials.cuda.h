@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstdint>
 
-#include "shared/cuda/arrivals.cuda.h"
+#include "ptx/arithmetic.cuda.h"
 #include "shared/attention/decode/work-spans.cuda.h"
 #include "shared/attention/online-softmax.cuda.h"
+#include "shared/cuda/arrivals.cuda.h"
 #include "shared/paged/paged-attention.h"
-#include "ptx/arithmetic.cuda.h"
 
 namespace kv {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "shared/paged/paged-attention.h"
-#include "runtime/fault.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -27,7 +27,7 @@ struct DecodeHead {
   int32_t keys;
 };
 
-// With kAhead it reads past the first-level cache, what may yet change before the kernel's turn.
+// With kAhead it reads past L1, what may yet change before the kernel's turn.
 template <int kUnitTokens, int kPackRows, bool kAhead = false>
 class DecodeEntries {
  public:
@@ -46,16 +46,16 @@ class DecodeEntries {
     if (!ascends || head.slot < 0 || head.slot >= arguments_.slot_count) {
       if (faults == nullptr) return false;
       if (ascends) {
-        report_fault(*faults, FaultCode::slot_out_of_range, head.slot, 0, arguments_.slot_count);
+        report_fault(*faults, PagedFault::slot_out_of_range, head.slot, 0, arguments_.slot_count);
       } else {
-        report_fault(*faults, FaultCode::rows_not_ascending, 0, 0, arguments_.query_tokens);
+        report_fault(*faults, PagedFault::rows_not_ascending, 0, 0, arguments_.query_tokens);
       }
       return false;
     }
     head.keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
     if (fit(head.keys)) return true;
     head.keys = 0;
-    if (faults != nullptr) report_fault(*faults, FaultCode::cache_overflow, head.slot);
+    if (faults != nullptr) report_fault(*faults, PagedFault::cache_overflow, head.slot);
     return true;
   }
 

@@ -5,10 +5,10 @@
 // It waits for work_posted and tile_ring.full, and signals work_taken and tile_ring.empty.
 #pragma once
 
-#include "shared/attention/online-softmax.cuda.h"
 #include "ptx/wgmma.cuda.h"
 #include "shared/attention/hopper/epilogue.cuda.h"
 #include "shared/attention/hopper/storage.cuda.h"
+#include "shared/attention/online-softmax.cuda.h"
 
 namespace kv::sm90a {
 

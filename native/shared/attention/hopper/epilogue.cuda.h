@@ -2,8 +2,8 @@
 // warp's staging memory is its own. Device code.
 #pragma once
 
-#include "shared/attention/online-softmax.cuda.h"
 #include "ptx/matrix-load.cuda.h"
+#include "shared/attention/online-softmax.cuda.h"
 #include "shared/attention/work-tile.cuda.h"
 
 namespace kv::sm90a {

@@ -1,9 +1,9 @@
 // The tensor map through which TMA reads a paged pool. Host code.
 #pragma once
 
-#include "shared/paged/paged-attention.h"
 #include "runtime/tensor-map.cuda.h"
 #include "shared/attention/hopper/tiles.cuda.h"
+#include "shared/paged/paged-attention.h"
 
 namespace kv::sm90a {
 

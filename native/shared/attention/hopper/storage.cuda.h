@@ -12,9 +12,9 @@
 
 #include <cstdint>
 
-#include "shared/cuda/stage-ring.cuda.h"
 #include "shared/attention/hopper/tiles.cuda.h"
 #include "shared/attention/hopper/warp-roles.cuda.h"
+#include "shared/cuda/stage-ring.cuda.h"
 
 namespace kv::sm90a {
 

@@ -4,15 +4,15 @@
 
 #include <math.h>
 
+#include "runtime/workers.h"
 #include "shared/attention/attention-rows.cpu.h"
 #include "shared/attention/prefill/key-tile.cpu.h"
-#include "runtime/workers.h"
 
 namespace kv {
 namespace KV_ISA {
 
 // Panels that share each converted tile of keys: enough to make the conversion cheap, few enough that
-// their queries and outputs stay in the second-level cache.
+// their queries and outputs stay in L2.
 constexpr int64_t kTaskPanels = 8;
 // Tasks that each worker should find, where the work allows, so that the last ones end together.
 constexpr int64_t kTasksPerWorker = 8;

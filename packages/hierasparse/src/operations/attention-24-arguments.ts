@@ -64,13 +64,15 @@ export function attention24(name: 'prefillAttention24' | 'decodeAttention24') {
         slots,
         starts,
         ...attentionSettings(name, args),
-        valueTable,
-        keyNonZeros,
-        valueNonZeros,
-        keyMetadata,
-        valueMetadata,
-        sparseKeys,
-        sparseValues,
+        {
+          valueTable,
+          keyNonZeros,
+          valueNonZeros,
+          keyMetadata,
+          valueMetadata,
+          hasSparseKeys: sparseKeys,
+          hasSparseValues: sparseValues,
+        },
       );
     });
   };
