@@ -41,9 +41,11 @@ for (const operation of operations) {
   for (const each of wrappers) demand(operation, `packages/${each}/src/operations/${operation}.test.ts`);
 }
 
-for (const { name } of names('docs/ops')) {
-  const operation = name.replace(/\.md$/, '');
-  if (!operations.includes(operation)) problems.push(`docs/ops/${name} names no operation of native/kernels`);
+for (const folder of ['docs/ops', 'docs/ops/notes']) {
+  for (const page of names(folder).filter((entry) => entry.isFile())) {
+    const operation = page.name.replace(/\.md$/, '');
+    if (!operations.includes(operation)) problems.push(`${folder}/${page.name} names no operation of native/kernels`);
+  }
 }
 
 for (const problem of problems) console.error(`check-operations: ${problem}`);
