@@ -1,10 +1,10 @@
-import { InvalidValueError } from '@kv/sparse-core';
+import { InvalidValueError, type KvSelector } from '@kv/sparse-core';
 import { describeOnDevices, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import { sharedCapacity } from './head-shares.js';
 import { halo, hbw } from './index.js';
-import { cachePrompt, openStore, randomPrompt } from './testing/prompt-cache.js';
+import { randomPrompt, selectedTokens } from './testing/prompt-cache.js';
 import type { Prompt } from './testing/prompt-cache.js';
 
 const sizes = { tokens: 400, window: 16, kvHeads: 2, group: 2, dim: 16 };
@@ -22,19 +22,9 @@ function promptThatLooksAt(planted: readonly number[]): Prompt {
 const range = (start: number, end: number): number[] => Array.from({ length: end - start }, (_, index) => start + index);
 
 describeOnDevices('halo', ({ open }) => {
-  const device = open();
-  const stream = device.createStream();
+  const stream = open().createStream();
 
-  async function kept(selector: ReturnType<typeof halo>, prompt: Prompt): Promise<number[][]> {
-    const store = openStore(device, prompt);
-    const call = cachePrompt(stream, store, 0, prompt, 128);
-    const selection = await selector.select(stream, call);
-    if (selection === undefined) throw new Error('a selection was expected');
-    const width = selection.indices.shape[1];
-    const indices = await selection.indices.read(stream);
-    for (const each of [selection.indices, call.lastQueries, store]) each.dispose();
-    return selection.counts.map((count, head) => [...indices.subarray(head * width, head * width + count)]);
-  }
+  const kept = (selector: KvSelector, prompt: Prompt): Promise<number[][]> => selectedTokens(stream, prompt, selector);
 
   it('keeps what is looked at with as much around it on either side', async () => {
     const heads = await kept(halo({ capacity: 16 + 25 }), promptThatLooksAt([100, 300]));

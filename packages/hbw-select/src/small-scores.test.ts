@@ -1,9 +1,8 @@
-import type { KvSelector } from '@kv/sparse-core';
 import { describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import { halo, hbw, snapKv } from './index.js';
-import { cachePrompt, openStore } from './testing/prompt-cache.js';
+import { selectedTokens } from './testing/prompt-cache.js';
 import type { Prompt } from './testing/prompt-cache.js';
 import { selectByDefinition } from './testing/select-by-definition.js';
 
@@ -32,19 +31,7 @@ function promptFarBelow(order: readonly Int32Array[], lookedAt: (token: number) 
 }
 
 describeOnDevices('scores too small for f32', ({ open }) => {
-  const device = open();
-  const stream = device.createStream();
-
-  async function keptOf(prompt: Prompt, selector: KvSelector): Promise<number[][]> {
-    const store = openStore(device, prompt);
-    const call = cachePrompt(stream, store, 0, prompt, 256);
-    const selection = await selector.select(stream, call);
-    if (selection === undefined) throw new Error('a selection was expected');
-    const width = selection.indices.shape[1];
-    const indices = await selection.indices.read(stream);
-    for (const each of [selection.indices, call.lastQueries, store]) each.dispose();
-    return selection.counts.map((count, head) => [...indices.subarray(head * width, head * width + count)]);
-  }
+  const stream = open().createStream();
 
   /** Whose steps, in float64, are the scores: of the window's queries every one sees the same. */
   const scoresOf = (steps: Int32Array, lookedAt: (token: number) => boolean) =>
@@ -63,11 +50,11 @@ describeOnDevices('scores too small for f32', ({ open }) => {
       const scores = order.map((steps) => scoresOf(steps, lookedAt));
       for (const blockTokens of [1, 6]) {
         const wanted = scores.map((of) => selectByDefinition(of, { ...row, blockTokens }, {}));
-        expect(await keptOf(prompt, hbw({ capacity: 200, blockTokens }))).toEqual(wanted);
+        expect(await selectedTokens(stream, prompt, hbw({ capacity: 200, blockTokens }))).toEqual(wanted);
       }
       // Both heads have the same scores in another order, so that budgets that move stay.
       const singles = { blockTokens: 1, rounds: [1] };
-      const moved = await keptOf(prompt, hbw({ capacity: 200, ...singles, headFloor: 0 }));
+      const moved = await selectedTokens(stream, prompt, hbw({ capacity: 200, ...singles, headFloor: 0 }));
       expect(moved).toEqual(scores.map((of) => selectByDefinition(of, { ...row, blockTokens: 1 }, singles)));
     });
 
@@ -77,7 +64,7 @@ describeOnDevices('scores too small for f32', ({ open }) => {
       const prompt = promptFarBelow(order, lookedAt, dtype);
       for (const kind of ['average', 'max'] as const) {
         const selector = kind === 'max' ? halo({ capacity: 200, window: 32, haloTokens: 5 }) : snapKv({ capacity: 200 });
-        const heads = await keptOf(prompt, selector);
+        const heads = await selectedTokens(stream, prompt, selector);
         heads.forEach((tokens, head) => {
           const scores = scoresOf(order[head] ?? new Int32Array(), lookedAt);
           const pooled = scores.map((_, token) => {

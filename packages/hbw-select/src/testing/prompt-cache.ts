@@ -1,5 +1,5 @@
 import { createRowBatch, densePagedStore } from '@kv/sparse-core';
-import type { Device, FloatDType, KvStore, SelectCall, Stream, TensorHandle } from '@kv/sparse-core';
+import type { Device, FloatDType, KvSelector, KvStore, SelectCall, Stream, TensorHandle } from '@kv/sparse-core';
 import { decode, Random } from '@kv/sparse-core/testing';
 
 export interface PromptSizes {
@@ -68,4 +68,16 @@ export function cachePrompt(stream: Stream, store: KvStore, slot: number, prompt
     queries,
   );
   return { store, slot, lastQueries, scale: dim ** -0.5, tokens };
+}
+
+/** The tokens that a selector keeps of a prompt, of each kv head. */
+export async function selectedTokens(stream: Stream, prompt: Prompt, selector: KvSelector): Promise<number[][]> {
+  const store = openStore(stream.device, prompt);
+  const call = cachePrompt(stream, store, 0, prompt, 128);
+  const selection = await selector.select(stream, call);
+  if (selection === undefined) throw new Error('a selection was expected');
+  const width = selection.indices.shape[1];
+  const indices = await selection.indices.read(stream);
+  for (const each of [selection.indices, call.lastQueries, store]) each.dispose();
+  return selection.counts.map((count, head) => [...indices.subarray(head * width, head * width + count)]);
 }

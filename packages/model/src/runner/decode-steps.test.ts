@@ -4,7 +4,7 @@ import { describe, expect, it } from 'vitest';
 
 import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
-import { liveBytes, runBatch, withRunner } from '../testing/run-model.js';
+import { liveBytes, recordedStep, unrecordedStep, withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner } from './runner.js';
@@ -29,19 +29,6 @@ async function read(runner: Runner, tokens: number, seed: number): Promise<Seque
 
 const answers = (sequences: readonly Sequence[], seed: number): BatchEntry[] =>
   sequences.map((sequence, index) => ({ sequence, ids: randomIds(1, seed + index), phase: 'decode' }));
-
-async function recorded(runner: Runner, entries: readonly BatchEntry[]): Promise<Float32Array> {
-  using logits = await runner.step(entries);
-  return await logits.read();
-}
-
-/** The same step, operation by operation. */
-async function unrecorded(runner: Runner, entries: readonly BatchEntry[]): Promise<Float32Array> {
-  using batch = runner.createBatch(entries);
-  await runBatch(runner, batch);
-  using logits = runner.head(batch);
-  return await logits.read();
-}
 
 /** Counts the recordings that a runner makes. */
 function countRecordings(runner: Runner): () => number {
@@ -74,9 +61,9 @@ describeOnDevices('a recorded step', (kind) => {
           theirs.push(await read(runner, tokens, index));
         }
         for (let step = 0; step < 90; step += 1) {
-          const logits = await recorded(runner, answers(ours, 100 * step));
+          const logits = await recordedStep(runner, answers(ours, 100 * step));
           expect(logits.some((logit) => logit !== 0)).toBe(true);
-          expect(logits).toEqual(await unrecorded(runner, answers(theirs, 100 * step)));
+          expect(logits).toEqual(await unrecordedStep(runner, answers(theirs, 100 * step)));
         }
         expect(ours.map(({ length }) => length)).toEqual(lengths.map((tokens) => tokens + 90));
         expect(recordings()).toBe(1);
@@ -92,7 +79,7 @@ describeOnDevices('a recorded step', (kind) => {
         };
         const compare = async (seed: number): Promise<void> => {
           const [ours, theirs] = [pairs.map(([one]) => one), pairs.map(([, other]) => other)];
-          expect(await recorded(runner, answers(ours, seed))).toEqual(await unrecorded(runner, answers(theirs, seed)));
+          expect(await recordedStep(runner, answers(ours, seed))).toEqual(await unrecordedStep(runner, answers(theirs, seed)));
         };
         await open(30, 1);
         for (let step = 0; step < 4; step += 1) await compare(step);
@@ -121,8 +108,8 @@ describeOnDevices('a recorded step', (kind) => {
       const known: BatchEntry = { sequence: theirs, ids: [77], phase: 'decode' };
       for (let step = 0; step < 3; step += 1) {
         const entries: BatchEntry[] = [...answers([others[0]], step), { sequence: ours, ids, phase: 'decode' }];
-        const logits = await recorded(runner, entries);
-        expect(logits).toEqual(await unrecorded(runner, [...answers([others[1]], step), known]));
+        const logits = await recordedStep(runner, entries);
+        expect(logits).toEqual(await unrecordedStep(runner, [...answers([others[1]], step), known]));
       }
     }));
 
@@ -136,7 +123,7 @@ describeOnDevices('a recorded step', (kind) => {
       const twice = [runner.step(entries), runner.step(entries)] as const;
       (await twice[0]).dispose();
       await expect(twice[1]).rejects.toThrow(/position 60 of a sequence of 61 tokens/);
-      expect(await recorded(runner, entries)).toHaveLength(vocabulary);
+      expect(await recordedStep(runner, entries)).toHaveLength(vocabulary);
       expect(sequence.length).toBe(62);
     }));
 
@@ -146,7 +133,7 @@ describeOnDevices('a recorded step', (kind) => {
       await expect(runner.step(answers([second], 1))).rejects.toThrow(OutOfMemoryError);
       expect(second.length).toBe(64);
       first.dispose();
-      expect(await recorded(runner, answers([second], 1))).toHaveLength(vocabulary);
+      expect(await recordedStep(runner, answers([second], 1))).toHaveLength(vocabulary);
       expect(second.length).toBe(65);
     }));
 
@@ -190,7 +177,7 @@ describe('a store that cannot be recorded', () => {
     for (const store of [crossing, dense]) {
       await withRunner(needleModel, { contextTokens, policy: kvPolicy({ store }) }, async (runner) => {
         const sequence = await read(runner, 40, 1);
-        for (let step = 0; step < 3; step += 1) logits.push(await recorded(runner, answers([sequence], step)));
+        for (let step = 0; step < 3; step += 1) logits.push(await recordedStep(runner, answers([sequence], step)));
         expect(sequence.length).toBe(43);
       });
     }

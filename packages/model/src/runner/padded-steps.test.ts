@@ -5,7 +5,7 @@ import { expect, it } from 'vitest';
 import { largestDifference } from '../testing/golden.js';
 import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
-import { runBatch, withRunner } from '../testing/run-model.js';
+import { recordedStep, unrecordedStep, withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner } from './runner.js';
@@ -39,18 +39,6 @@ function answers(opened: readonly Sequence[], count: number): BatchEntry[] {
   const turn = (7 * count) % sequences;
   const turned = [...opened.slice(turn), ...opened.slice(0, turn)].reverse().slice(0, count);
   return turned.map((sequence) => ({ sequence, ids: randomId(1000 * count + sequence.slot), phase: 'decode' }));
-}
-
-async function recorded(runner: Runner, entries: readonly BatchEntry[]): Promise<Float32Array> {
-  using logits = await runner.step(entries);
-  return await logits.read();
-}
-
-async function unrecorded(runner: Runner, entries: readonly BatchEntry[]): Promise<Float32Array> {
-  using batch = runner.createBatch(entries);
-  await runBatch(runner, batch);
-  using logits = runner.head(batch);
-  return await logits.read();
 }
 
 /** A dense store whose layers can be looked at. */
@@ -117,19 +105,19 @@ describeOnDevices('a recorded step that entries without rows fill up', (kind) =>
         return record(enqueue);
       };
       for (let count = 1; count <= sequences; count += 1) {
-        const logits = await recorded(runner, answers(ours, count));
-        const wanted = await unrecorded(plain, answers(theirs, count));
+        const logits = await recordedStep(runner, answers(ours, count));
+        const wanted = await unrecordedStep(plain, answers(theirs, count));
         expect(logits).toHaveLength(count * vocabulary);
         // CUDA multiplies more than 8 rows by cuBLASLt, as their number suits.
         if (kind === 'cpu' || dtype === 'f32' || count <= 8) expect(logits).toEqual(wanted);
         else apart = Math.max(apart, largestDifference(logits, wanted));
         for (const [row, entry] of answers(alone, count).entries()) {
-          const one = await recorded(single, [entry]);
+          const one = await recordedStep(single, [entry]);
           const together = logits.subarray(row * vocabulary, (row + 1) * vocabulary);
           if (dtype === 'f32') expect(largestDifference(together, one)).toBeLessThan(sameLogits);
           else apart = Math.max(apart, largestDifference(together, one));
           const [entryInF32] = answers(inF32, count).slice(row, row + 1);
-          if (entryInF32) rounded = Math.max(rounded, largestDifference(one, await recorded(exact, [entryInF32])));
+          if (entryInF32) rounded = Math.max(rounded, largestDifference(one, await recordedStep(exact, [entryInF32])));
         }
       }
       if (dtype === 'bf16') expect(apart).toBeLessThan(2 * rounded);
@@ -144,12 +132,12 @@ describeOnDevices('a recorded step that entries without rows fill up', (kind) =>
       const opened = await readAll(runner);
       const look = () => Promise.all(layers.map((layer) => contents(runner, layer)));
       // Makes the recordings, and their graphs.
-      for (const count of [3, 3, 3, 9, 9, 9]) await recorded(runner, answers(opened, count));
+      for (const count of [3, 3, 3, 9, 9, 9]) await recordedStep(runner, answers(opened, count));
       for (const count of [3, 9]) {
         const entries = answers(opened, count);
         const slots = entries.map(({ sequence }) => sequence.slot);
         const before = await look();
-        await recorded(runner, entries);
+        await recordedStep(runner, entries);
         const after = await look();
         // The layers share one pool.
         const places: number[] = [];

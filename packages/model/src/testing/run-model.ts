@@ -4,7 +4,7 @@ import { createDevice, densePagedStore, kvPolicy } from '@kv/sparse-core';
 import type { Device, DeviceKind, FloatDType } from '@kv/sparse-core';
 
 import { Model } from '../model.js';
-import type { ModelBatch } from '../runner/model-batch.js';
+import type { BatchEntry, ModelBatch } from '../runner/model-batch.js';
 import type { Runner } from '../runner/runner.js';
 import type { RunnerOptions } from '../runner/runner-options.js';
 import type { Sequence } from '../runner/sequence.js';
@@ -26,6 +26,20 @@ export async function withRunner<Result>(
 export async function runBatch(runner: Runner, batch: ModelBatch): Promise<void> {
   runner.embed(batch);
   await runner.runLayers(batch, 0, runner.model.config.layers);
+}
+
+/** The logits of a step of answers, which the runner records. */
+export async function recordedStep(runner: Runner, entries: readonly BatchEntry[]): Promise<Float32Array> {
+  using logits = await runner.step(entries);
+  return await logits.read();
+}
+
+/** The same step, operation by operation. */
+export async function unrecordedStep(runner: Runner, entries: readonly BatchEntry[]): Promise<Float32Array> {
+  using batch = runner.createBatch(entries);
+  await runBatch(runner, batch);
+  using logits = runner.head(batch);
+  return await logits.read();
 }
 
 /** The logits behind every token, `[token, vocabulary]`, of a sequence that is read in chunks. */
