@@ -1,6 +1,7 @@
-// Makes a block index map (HieraSparse, section III-B) of another that names copies of some of its blocks:
+// Makes block index maps (HieraSparse, section III-B), of keys and of values, of others that name copies of some of
+// their blocks:
 //   target[i] = to[k] where from[k] == source[i], and source[i] where there is none.
-// The two may be one.
+// Source and target may be one.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@ namespace kv {
 
 struct CopyIndexMapArguments {
   // [kv_head, block]: d + 1 for dense block d, -(s + 1) for sparse block s, 0 for none.
-  const int32_t* source = nullptr;
-  int32_t* target = nullptr;
+  const int32_t* source[2] = {};
+  int32_t* target[2] = {};
   int32_t kv_heads = 0;
   int32_t table_width = 0;
   // Entries, the first strictly ascending.
@@ -26,6 +27,8 @@ Status copy_index_map(const CopyIndexMapArguments& arguments, ExecutionContext& 
 
 // What the target says where the source says `entry`. Static: each instruction set has its own.
 static constexpr int32_t copied_entry(const CopyIndexMapArguments& a, int32_t entry) {
+  // Most entries of a long sequence name no block that was copied, many not even one of the same kind.
+  if (a.copies == 0 || entry < a.from[0] || entry > a.from[a.copies - 1]) return entry;
   int32_t first = 0;
   int32_t end = a.copies;
   while (first < end) {
@@ -33,7 +36,7 @@ static constexpr int32_t copied_entry(const CopyIndexMapArguments& a, int32_t en
     if (a.from[middle] < entry) first = middle + 1;
     else end = middle;
   }
-  return first < a.copies && a.from[first] == entry ? a.to[first] : entry;
+  return a.from[first] == entry ? a.to[first] : entry;
 }
 
 }  // namespace kv

@@ -98,11 +98,12 @@ const operationsOn = (kind: DeviceKind): readonly MisusedFunction[] => [
   misusedOperation(
     copyIndexMap,
     (device) => {
-      const { dense, sparse, table } = pools(device);
+      const { dense, sparse, table: keys } = pools(device);
       for (const tensor of [dense, sparse.nonZeros, sparse.metadata]) tensor.dispose();
-      return { table, fromSlot: 0, toSlot: 1, dense: { from: [0, 1], to: [3, 4] }, sparse: { from: [0], to: [2] } };
+      const values = device.tensor('i32', keys.axes, keys.shape, new Int32Array(keys.byteLength / 4));
+      return { keys, values, fromSlot: 0, toSlot: 1, dense: { from: [0, 1], to: [3, 4] }, sparse: { from: [0], to: [2] } };
     },
-    { outputs: ['table'], legal: [freeAxis('table', 'slot|kvHead|block')] },
+    { outputs: ['keys', 'values'], legal: [] },
   ),
   misusedOperation(prefillAttention24, attention, attentionRules(kind)),
   misusedOperation(decodeAttention24, attention, attentionRules(kind)),

@@ -169,13 +169,14 @@ export interface Addon {
   crossEntropy(stream: NativeStream, logits: NativeTensor, targets: NativeTensor, output: NativeTensor): void;
   cudaReport(): CudaReport;
   copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
-  copyBlocks(stream: NativeStream, pool: NativeTensor, from: NativeTensor, to: NativeTensor): void;
+  copyBlocks(stream: NativeStream, pool: NativeTensor, copies: NativeTensor): void;
   copyIndexMap(
     stream: NativeStream,
-    source: NativeTensor,
-    target: NativeTensor,
-    from: NativeTensor,
-    to: NativeTensor,
+    keys: NativeTensor,
+    values: NativeTensor,
+    fromSlot: number,
+    toSlot: number,
+    copies: NativeTensor,
   ): void;
   embedding(
     stream: NativeStream,

@@ -12,7 +12,7 @@ export interface Pruning {
   readonly firstBlock: number;
   readonly endBlock: number;
   /** Free blocks of the sparse pool, as many as become sparse; taken in ascending order of the blocks. */
-  readonly sparseIds: readonly number[];
+  readonly sparseIds: ArrayLike<number>;
   /** The range's dense blocks of the pool from this one on become free; as many as become sparse. */
   readonly freedFrom: number;
 }

@@ -26,10 +26,12 @@ describeOnDevices('copyIndexMap', ({ open }) => {
         const block = random.integer(0, 900);
         return random.integer(-1, 1) * (block + 1);
       };
-      const before = Int32Array.from({ length: slots * kvHeads * width }, entry);
-      using table = device.tensor('i32', axes, [slots, kvHeads, width], before);
+      const before = () => Int32Array.from({ length: slots * kvHeads * width }, entry);
+      const maps = { keys: before(), values: before() };
+      using keys = device.tensor('i32', axes, [slots, kvHeads, width], maps.keys);
+      using values = device.tensor('i32', axes, [slots, kvHeads, width], maps.values);
       const [fromSlot, toSlot] = [slots - 1, random.integer(0, slots - 1)];
-      copyIndexMap(stream, { table, fromSlot, toSlot, ...copies });
+      copyIndexMap(stream, { keys, values, fromSlot, toSlot, ...copies });
 
       const renamed = (given: number) => {
         const { from, to } = given > 0 ? copies.dense : copies.sparse;
@@ -37,9 +39,10 @@ describeOnDevices('copyIndexMap', ({ open }) => {
         return given === 0 || copy === undefined ? given : Math.sign(given) * (copy + 1);
       };
       const row = kvHeads * width;
-      const wanted = before.slice();
-      wanted.set(before.subarray(fromSlot * row, (fromSlot + 1) * row).map(renamed), toSlot * row);
-      expect(await table.read(stream)).toEqual(wanted);
+      for (const map of Object.values(maps)) {
+        map.set(map.subarray(fromSlot * row, (fromSlot + 1) * row).map(renamed), toSlot * row);
+      }
+      expect({ keys: await keys.read(stream), values: await values.read(stream) }).toEqual(maps);
     }
   });
 
@@ -54,18 +57,21 @@ describeOnDevices('copyIndexMap', ({ open }) => {
     ['a block twice', { dense: { from: [4, 7, 4], to: [1, 2, 3] } }],
   ])('refuses %s', async (_, bad) => {
     const entries = Int32Array.from({ length: 3 * 2 * 4 }, (__, index) => index);
-    using table = device.tensor('i32', axes, [3, 2, 4], entries);
+    using keys = device.tensor('i32', axes, [3, 2, 4], entries);
+    using values = device.tensor('i32', axes, [3, 2, 4], entries);
     expect(() => {
-      copyIndexMap(stream, { table, fromSlot: 0, toSlot: 1, dense: none, sparse: none, ...bad });
+      copyIndexMap(stream, { keys, values, fromSlot: 0, toSlot: 1, dense: none, sparse: none, ...bad });
     }).toThrow(InvalidValueError);
-    expect(await table.read(stream)).toEqual(entries);
+    expect([await keys.read(stream), await values.read(stream)]).toEqual([entries, entries]);
   });
 
   it('refuses tables that are none', () => {
     const slots = { fromSlot: 0, toSlot: 1, dense: none, sparse: none };
-    using table = device.tensor('i32', axes, [2, 2, 4]);
+    using keys = device.tensor('i32', axes, [2, 2, 4]);
+    using values = device.tensor('i32', axes, [2, 2, 4]);
     using floats = device.tensor('f32', axes, [2, 2, 4]);
-    expect(() => copyIndexMap(stream, { ...slots, table: table.slice('block', 0, 2) })).toThrow(ShapeError);
-    expect(() => copyIndexMap(stream, { ...slots, table: floats as never })).toThrow(DTypeError);
+    expect(() => copyIndexMap(stream, { ...slots, keys: keys.slice('block', 0, 2), values })).toThrow(ShapeError);
+    expect(() => copyIndexMap(stream, { ...slots, keys, values: values.slice('kvHead', 0, 1) })).toThrow(ShapeError);
+    expect(() => copyIndexMap(stream, { ...slots, keys, values: floats as never })).toThrow(DTypeError);
   });
 });

@@ -6,22 +6,24 @@ import { tableRule } from './block-arguments.js';
 /** Which blocks of a pool were copied onto which. */
 export interface BlockCopies {
   /** None twice. */
-  readonly from: readonly number[];
-  readonly to: readonly number[];
+  readonly from: ArrayLike<number>;
+  readonly to: ArrayLike<number>;
 }
 
 export interface CopyIndexMapArguments {
-  readonly table: Blocks24['table'];
+  /** Of one shape. */
+  readonly keys: Blocks24['table'];
+  readonly values: Blocks24['table'];
   readonly fromSlot: number;
   readonly toSlot: number;
   readonly dense: BlockCopies;
   readonly sparse: BlockCopies;
 }
 
-const enqueue = operation('copyIndexMap', [tableRule('table')], ['table']);
+const enqueue = operation('copyIndexMap', [tableRule('keys'), tableRule('values')], ['keys', 'values']);
 
 /**
- * Makes a slot's part of an index map that of another slot, or of itself, but for blocks that were copied: where one
+ * Makes a slot's part of the index maps that of another slot, or of itself, but for blocks that were copied: where one
  * has a block of `from`, the other has the block of `to`. Which block of the sequence is where, and which is sparse, the
  * host need not know.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
@@ -29,9 +31,9 @@ const enqueue = operation('copyIndexMap', [tableRule('table')], ['table']);
  *   or a block of `from` that appears twice
  */
 export function copyIndexMap(stream: Stream, args: CopyIndexMapArguments): void {
-  enqueue(stream, args, (_, [table]) => {
+  enqueue(stream, args, ([keys, values], [{ shape }]) => {
     const { fromSlot, toSlot } = args;
-    const [slots] = table.shape;
+    const [slots] = shape;
     for (const [subject, given] of Object.entries({ fromSlot, toSlot })) {
       if (Number.isInteger(given) && given >= 0 && given < slots) continue;
       throw new InvalidValueError(`copyIndexMap: ${subject} is ${show(given)}; the table has ${slots} slots.`, {
@@ -51,12 +53,9 @@ export function copyIndexMap(stream: Stream, args: CopyIndexMapArguments): void 
         given: twice[0],
       });
     }
-    const list = (which: 0 | 1) =>
-      stream.device.tensor('i32', ['copy'], [entries.length], Int32Array.from(entries, (entry) => entry[which]));
-    using from = list(0);
-    using to = list(1);
-    const rowOf = (slot: number) => table.slice(table.axes[0], slot, slot + 1).native;
-    loadAddon().copyIndexMap(stream.native, rowOf(fromSlot), rowOf(toSlot), from.native, to.native);
+    const ends = [0, 1].flatMap((end) => entries.map((entry) => entry[end] ?? NaN));
+    using copies = stream.device.tensor('i32', ['end', 'copy'], [2, entries.length], Int32Array.from(ends));
+    loadAddon().copyIndexMap(stream.native, keys, values, fromSlot, toSlot, copies.native);
   });
 }
 

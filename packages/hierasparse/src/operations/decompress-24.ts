@@ -7,11 +7,11 @@ export interface Decompress24Arguments {
   readonly operand: KvOperand;
   readonly sparse: SparseBlocks24;
   /** Which sparse blocks to write out. */
-  readonly ids: readonly number[];
+  readonly ids: ArrayLike<number>;
   /** `[block, blockToken, dim]`, contiguous. */
   readonly dense: Blocks24['dense'];
   /** Which of its blocks they are written to, none twice. Default: to the first, of which there is one for each id. */
-  readonly places?: readonly number[] | undefined;
+  readonly places?: ArrayLike<number> | undefined;
 }
 
 const enqueue = operation('decompress24', [denseRule('dense'), ...sparseRules('sparse', 'dense')], ['dense']);

@@ -13,7 +13,7 @@ export function enqueueDense(
   pools: MixedBlockPools,
   operand: KvOperand,
   entries: Int32Array,
-  places: readonly number[],
+  places: Int32Array,
 ): void {
   const dense = { from: [] as number[], to: [] as number[] };
   const sparse = { from: [] as number[], to: [] as number[] };

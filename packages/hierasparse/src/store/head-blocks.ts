@@ -1,12 +1,13 @@
 import { anySparse, type Shares } from '../block-sparsity.js';
 import { blockTokens, type KvOperand, operands } from '../blocks-24.js';
+import { joined } from './joined.js';
 import type { BlockNeeds, MixedBlockPools } from './mixed-block-pools.js';
 
 /** What becomes sparse of one head, as `compress24` takes it. */
 export interface HeadPruning {
   readonly firstBlock: number;
   readonly endBlock: number;
-  readonly sparseIds: readonly number[];
+  readonly sparseIds: Int32Array;
   readonly freedFrom: number;
 }
 
@@ -31,20 +32,27 @@ export interface HeldBlocks {
 }
 
 const nothing: BlockNeeds = { keys: 0, values: 0, singles: 0 };
+const none = new Int32Array();
 
-type Blocks = Record<KvOperand, number[]>;
+/** Of keys and of values. */
+type Blocks = Readonly<Record<KvOperand, Int32Array>>;
 
-/** Blocks of the pools that one kv head of one slot holds: which ones the host knows, though not always of what. */
+/**
+ * Blocks of the pools that one kv head of one slot holds: which ones the host knows, though not always of what. A list
+ * of blocks is never changed, but another takes its place, so that forks hold the same lists.
+ */
 export class HeadBlocks {
   readonly #rules: HeadRules;
   #finished = false;
   /** Pairs of blocks that no pruning has had in its range, in the order of the sequence. */
-  #pairs: number[] = [];
+  #pairs: Int32Array = none;
   /** How many blocks, behind the sinks, prunings have had in their range; what of them is where, the device knows. */
   #candidates = 0;
   /** Places in the dense pool, and sparse blocks, of the candidates. */
-  #dense: Blocks = { keys: [], values: [] };
-  #sparse: Blocks = { keys: [], values: [] };
+  #dense: Blocks = { keys: none, values: none };
+  #sparse: Blocks = { keys: none, values: none };
+  /** How many of the dense ones are singles. */
+  #singles = 0;
   /** What the head may come to need beyond what it holds. */
   #promised = nothing;
 
@@ -86,37 +94,34 @@ export class HeadBlocks {
     return difference(this.#mayNeed(count), this.#held);
   }
 
-  add(pairs: readonly number[]): void {
-    this.#pairs.push(...pairs);
+  add(pairs: Int32Array): void {
+    this.#pairs = joined(this.#pairs, pairs);
     this.#settle();
   }
 
   /** Pairs of the first `count` blocks, where none may be sparse. */
   pairsBelow(count: number): HeldBlocks[] {
-    return this.#pairs.slice(0, count).map((pair) => this.#wholePair(pair));
+    return Array.from(this.#pairs.subarray(0, count), (pair) => this.#wholePair(pair));
   }
 
   /** The pair of a block that is not in the range of prunings; undefined when there is none yet. */
-  pairOf(block: number): HeldBlocks | undefined {
-    const pair = this.#pairAt(block);
-    return pair === undefined ? undefined : this.#wholePair(pair);
+  pairAt(block: number): number | undefined {
+    return this.#pairs[block < this.#rules.sinkBlocks ? block : block - this.#candidates];
   }
 
   /** The same, when others hold it too. */
   sharedPairOf(block: number): HeldBlocks | undefined {
-    const pair = this.#pairAt(block);
+    const pair = this.pairAt(block);
     return pair === undefined || this.#rules.pools.pairIds.holders(pair) <= 2 ? undefined : this.#wholePair(pair);
   }
 
   /** Places of dense blocks, in no order. */
-  get places(): number[] {
-    return operands.flatMap((operand) => [
-      ...this.#rules.pools.placesOf(operand, this.#pairs),
-      ...this.#dense[operand],
-    ]);
+  get places(): Int32Array {
+    const { pools } = this.#rules;
+    return joined(...operands.flatMap((operand) => [pools.placesOf(operand, this.#pairs), this.#dense[operand]]));
   }
 
-  sparseIds(operand: KvOperand): readonly number[] {
+  sparseIds(operand: KvOperand): Int32Array {
     return this.#sparse[operand];
   }
 
@@ -127,7 +132,9 @@ export class HeadBlocks {
 
   /** Returns the blocks from `count` on, none of which may be sparse. */
   truncate(count: number): void {
-    this.#rules.pools.freePairs(this.#pairs.splice(count - this.#candidates));
+    const left = count - this.#candidates;
+    this.#rules.pools.freePairs(this.#pairs.subarray(left));
+    this.#pairs = this.#pairs.slice(0, left);
     this.#settle();
   }
 
@@ -143,15 +150,18 @@ export class HeadBlocks {
   }
 
   /** Puts the blocks below `endBlock`, but for the sinks, in the range of prunings; returns the pairs of the new ones. */
-  extendRange(endBlock: number): readonly number[] {
-    const pairs = this.#pairs.splice(this.#rules.sinkBlocks, Math.max(0, endBlock - this.endBlock));
+  extendRange(endBlock: number): Int32Array {
+    const pairs = this.#pairsUpTo(endBlock);
+    const { sinkBlocks } = this.#rules;
+    this.#pairs = joined(this.#pairs.subarray(0, sinkBlocks), this.#pairs.subarray(sinkBlocks + pairs.length));
     this.#candidates += pairs.length;
     return pairs;
   }
 
   /** Where the blocks are in the dense pool that the range was extended by. */
-  place(operand: KvOperand, places: readonly number[]): void {
-    this.#dense[operand].push(...places);
+  place(operand: KvOperand, places: Int32Array): void {
+    this.#dense = { ...this.#dense, [operand]: joined(this.#dense[operand], places) };
+    this.#singles += this.#rules.pools.countSingles(places);
     this.#settle();
   }
 
@@ -161,15 +171,15 @@ export class HeadBlocks {
    */
   movedBy(endBlock: number, targets: readonly Shares[]): HeldBlocks[] {
     if (targets.every((shares) => this.settled(endBlock, shares))) return [];
-    const { pools, sinkBlocks } = this.#rules;
+    const { pools } = this.#rules;
+    const added = this.#pairsUpTo(endBlock);
     const more = Math.max(0, endBlock - this.endBlock);
-    const added = this.#pairs.slice(sinkBlocks, sinkBlocks + more);
     const moved = targets.flatMap((shares) =>
       operands.flatMap((operand) => {
         const [share, held] = [shares[operand], this.#dense[operand]];
         const count = Math.round(share * (this.#candidates + more)) - this.#sparse[operand].length;
         if (count <= 0 || count >= held.length + more) return [];
-        return this.needsSingle(share) ? held : [...held, ...pools.placesOf(operand, added)];
+        return this.needsSingle(share) ? [...held] : [...held, ...pools.placesOf(operand, added)];
       }),
     );
     return moved.length === 0 ? [] : this.#heldAt(new Set(moved), added);
@@ -179,28 +189,31 @@ export class HeadBlocks {
   replace(places: ReadonlyMap<number, number>): void {
     const other = (place: number) => places.get(place) ?? place;
     this.#pairs = this.#pairs.map(other);
-    for (const operand of operands) this.#dense[operand] = this.#dense[operand].map(other);
+    this.#dense = { keys: this.#dense.keys.map(other), values: this.#dense.values.map(other) };
   }
 
   /** Brings the sparse part of the range up to `share`; undefined when it is that already. */
   prune(operand: KvOperand, share: number): HeadPruning | undefined {
     const { pools, sinkBlocks } = this.#rules;
-    const sparse = this.#sparse[operand];
     const count = this.#missing(operand, share);
     if (count <= 0) return undefined;
-    const dense = this.#dense[operand].sort((a, b) => a - b);
     const sparseIds = pools.sparse[operand].ids.allocate(count);
-    const freed = dense.splice(dense.length - count);
-    sparse.push(...sparseIds);
+    const dense = this.#dense[operand].toSorted();
+    const left = dense.length - count;
+    const freed = dense.subarray(left);
+    this.#dense = { ...this.#dense, [operand]: dense.slice(0, left) };
+    this.#sparse = { ...this.#sparse, [operand]: joined(this.#sparse[operand], sparseIds) };
+    this.#singles -= pools.countSingles(freed);
     pools.freeDense(freed);
     this.#settle();
     return { firstBlock: sinkBlocks, endBlock: this.endBlock, sparseIds, freedFrom: freed[0] ?? 0 };
   }
 
   /** The range is dense again, in these pairs. */
-  makeDense(pairs: readonly number[]): void {
+  makeDense(pairs: Int32Array): void {
+    const { sinkBlocks } = this.#rules;
     this.#freeCandidates();
-    this.#pairs.splice(this.#rules.sinkBlocks, 0, ...pairs);
+    this.#pairs = joined(this.#pairs.subarray(0, sinkBlocks), pairs, this.#pairs.subarray(sinkBlocks));
     this.#candidates = 0;
     this.#settle();
   }
@@ -208,18 +221,19 @@ export class HeadBlocks {
   /** Makes an empty head share the first `count` blocks of another, but for the last one if `last` takes its place. */
   copy(from: HeadBlocks, count: number, last: number | undefined): void {
     const { pools } = this.#rules;
-    this.#pairs = from.#pairs.slice(0, count - from.#candidates);
-    if (last !== undefined) this.#pairs.pop();
+    const pairs = from.#pairs.slice(0, count - from.#candidates);
+    const shared = last === undefined ? pairs : pairs.subarray(0, -1);
+    this.#pairs = last === undefined ? pairs : joined(shared, Int32Array.of(last));
+    this.#dense = from.#dense;
+    this.#singles = from.#singles;
+    this.#sparse = from.#sparse;
+    this.#candidates = from.#candidates;
+    this.#finished = from.#finished;
+    pools.sharePairs(shared);
     for (const operand of operands) {
-      this.#dense[operand] = [...from.#dense[operand]];
-      this.#sparse[operand] = [...from.#sparse[operand]];
       pools.shareDense(this.#dense[operand]);
       pools.sparse[operand].ids.share(this.#sparse[operand]);
     }
-    pools.sharePairs(this.#pairs);
-    if (last !== undefined) this.#pairs.push(last);
-    this.#candidates = from.#candidates;
-    this.#finished = from.#finished;
     this.#settle();
   }
 
@@ -227,7 +241,7 @@ export class HeadBlocks {
     this.#rules.pools.freePairs(this.#pairs);
     this.#freeCandidates();
     this.#finished = false;
-    this.#pairs = [];
+    this.#pairs = none;
     this.#candidates = 0;
     this.#settle();
   }
@@ -238,8 +252,15 @@ export class HeadBlocks {
       pools.freeDense(this.#dense[operand]);
       pools.sparse[operand].ids.free(this.#sparse[operand]);
     }
-    this.#dense = { keys: [], values: [] };
-    this.#sparse = { keys: [], values: [] };
+    this.#dense = { keys: none, values: none };
+    this.#singles = 0;
+    this.#sparse = { keys: none, values: none };
+  }
+
+  /** The pairs by which the range would grow to reach `endBlock`. */
+  #pairsUpTo(endBlock: number): Int32Array {
+    const { sinkBlocks } = this.#rules;
+    return this.#pairs.slice(sinkBlocks, sinkBlocks + Math.max(0, endBlock - this.endBlock));
   }
 
   /** How many sparse blocks the range lacks. */
@@ -247,27 +268,23 @@ export class HeadBlocks {
     return Math.round(share * this.#candidates) - this.#sparse[operand].length;
   }
 
-  #pairAt(block: number): number | undefined {
-    return this.#pairs[block < this.#rules.sinkBlocks ? block : block - this.#candidates];
-  }
-
   #wholePair(pair: number): HeldBlocks {
-    const places = operands.flatMap((operand) => this.#rules.pools.placesOf(operand, [pair]));
+    const places = operands.map((operand) => this.#rules.pools.placeOf(operand, pair));
     return { kind: 'pair', id: pair, places, holds: places.length };
   }
 
   /** What is at these places of candidates, and of pairs that are to be candidates. */
-  #heldAt(places: ReadonlySet<number>, added: readonly number[]): HeldBlocks[] {
+  #heldAt(places: ReadonlySet<number>, added: Int32Array): HeldBlocks[] {
     const { pools } = this.#rules;
     const whole = new Set(added);
     const candidates = new Set([...this.#dense.keys, ...this.#dense.values]);
-    const pairs = new Set([...places].map((place) => pools.pairAt(place)).filter((pair) => pair !== undefined));
     const ofPair = (pair: number): HeldBlocks => {
       const both = this.#wholePair(pair);
       const held = whole.has(pair) ? both.places : both.places.filter((place) => candidates.has(place));
       return { ...both, places: held, holds: held.length };
     };
-    const singles = [...places].filter((place) => pools.pairAt(place) === undefined);
+    const singles = [...places].filter((place) => pools.isSingle(place));
+    const pairs = new Set([...places].filter((place) => !pools.isSingle(place)).map((place) => pools.idAt(place)));
     return [
       ...[...pairs].map(ofPair),
       ...singles.map((place) => ({ kind: 'single' as const, id: pools.idAt(place), places: [place], holds: 1 })),
@@ -276,12 +293,7 @@ export class HeadBlocks {
 
   /** Blocks that are held, beside pairs. */
   get #held(): BlockNeeds {
-    const { keys, values } = this.#dense;
-    return {
-      keys: this.#sparse.keys.length,
-      values: this.#sparse.values.length,
-      singles: this.#rules.pools.countSingles(keys) + this.#rules.pools.countSingles(values),
-    };
+    return { keys: this.#sparse.keys.length, values: this.#sparse.values.length, singles: this.#singles };
   }
 
   /** Promises what is not held of what may come to be needed. */

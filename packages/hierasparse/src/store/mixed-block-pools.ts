@@ -81,23 +81,28 @@ export class MixedBlockPools {
     this.singleIds = new BlockIds('blocks that stay dense', singles + spareSingles, spareSingles);
   }
 
-  /** Where the block of the keys, or that of the values, of pairs is in the dense pool. */
-  placesOf(operand: KvOperand, pairs: readonly number[]): number[] {
-    return operand === 'keys' ? [...pairs] : pairs.map((pair) => this.#pairs + pair);
+  /** Where the block of the keys, or that of the values, of a pair is in the dense pool. */
+  placeOf(operand: KvOperand, pair: number): number {
+    return operand === 'keys' ? pair : this.#pairs + pair;
   }
 
-  /** The pair that has a block at this place; undefined for a single. */
-  pairAt(place: number): number | undefined {
-    return place < 2 * this.#pairs ? place % this.#pairs : undefined;
+  /** The same of several. */
+  placesOf(operand: KvOperand, pairs: Int32Array): Int32Array {
+    return pairs.map((pair) => this.placeOf(operand, pair));
   }
 
-  countSingles(places: readonly number[]): number {
-    return places.reduce((count, place) => (place < 2 * this.#pairs ? count : count + 1), 0);
+  isSingle(place: number): boolean {
+    return place >= 2 * this.#pairs;
+  }
+
+  countSingles(places: Int32Array): number {
+    return places.filter((place) => this.isSingle(place)).length;
   }
 
   /** The number of the pair, or of the single, at a place. */
   idAt(place: number): number {
-    return this.pairAt(place) ?? place - 2 * this.#pairs;
+    if (this.isSingle(place)) return place - 2 * this.#pairs;
+    return place < this.#pairs ? place : place - this.#pairs;
   }
 
   /** @throws OutOfMemoryError unless so many blocks are there that nobody was promised */
@@ -114,38 +119,42 @@ export class MixedBlockPools {
   }
 
   /** @throws OutOfMemoryError when fewer are available; none is taken then */
-  allocatePairs(count: number): number[] {
+  allocatePairs(count: number): Int32Array {
     const pairs = this.pairIds.allocate(count);
     this.pairIds.share(pairs);
     return pairs;
   }
 
-  allocateSingles(count: number): number[] {
+  allocateSingles(count: number): Int32Array {
     return this.singleIds.allocate(count).map((id) => 2 * this.#pairs + id);
   }
 
   /** A holder more for each of these dense blocks. */
-  shareDense(places: readonly number[]): void {
-    const { pairs, singles } = this.#idsAt(places);
-    this.pairIds.share(pairs);
-    this.singleIds.share(singles);
+  shareDense(places: Int32Array): void {
+    const { length } = places;
+    for (let index = 0; index < length; index++) {
+      const place = places[index] ?? NaN;
+      this.#idsOf(place).shareOne(this.idAt(place));
+    }
   }
 
   /** A holder less for each of these dense blocks. */
-  freeDense(places: readonly number[]): void {
-    const { pairs, singles } = this.#idsAt(places);
-    this.pairIds.free(pairs);
-    this.singleIds.free(singles);
+  freeDense(places: Int32Array): void {
+    const { length } = places;
+    for (let index = 0; index < length; index++) {
+      const place = places[index] ?? NaN;
+      this.#idsOf(place).freeOne(this.idAt(place));
+    }
   }
 
   /** A holder more for both blocks of each pair. */
-  sharePairs(pairs: readonly number[]): void {
+  sharePairs(pairs: Int32Array): void {
     this.pairIds.share(pairs);
     this.pairIds.share(pairs);
   }
 
   /** A holder less for both blocks of each pair. */
-  freePairs(pairs: readonly number[]): void {
+  freePairs(pairs: Int32Array): void {
     this.pairIds.free(pairs);
     this.pairIds.free(pairs);
   }
@@ -156,10 +165,8 @@ export class MixedBlockPools {
     this.sparse.values[Symbol.dispose]();
   }
 
-  #idsAt(places: readonly number[]): Record<'pairs' | 'singles', number[]> {
-    const ids = { pairs: [] as number[], singles: [] as number[] };
-    for (const place of places) (place < 2 * this.#pairs ? ids.pairs : ids.singles).push(this.idAt(place));
-    return ids;
+  #idsOf(place: number): BlockIds {
+    return this.isSingle(place) ? this.singleIds : this.pairIds;
   }
 }
 

@@ -30,6 +30,7 @@ import { prefillAttention24 } from '../operations/prefill-attention-24.js';
 import { enqueueDense } from './enqueue-dense.js';
 import { type SparsePrompts, sparsePrompts } from '../sparse-prompts.js';
 import { HeadBlocks } from './head-blocks.js';
+import { joined } from './joined.js';
 import { type MixedBlockPools, sumOfNeeds } from './mixed-block-pools.js';
 import { replaceShared, sharedOf, type WrittenBlocks } from './replace-shared.js';
 
@@ -51,7 +52,7 @@ interface Place {
 interface Extension extends Place {
   readonly blocks: HeadBlocks;
   readonly shares: Shares;
-  readonly pairs: readonly number[];
+  readonly pairs: Int32Array;
 }
 
 export interface StoreParts {
@@ -79,14 +80,15 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   readonly name: string;
   readonly layer: KvLayer;
   readonly #parts: StoreParts;
-  readonly #slots: SlotTable<HeadBlocks, KvOperand>;
+  readonly #slots: SlotTable<readonly HeadBlocks[], KvOperand>;
 
   constructor(parts: StoreParts) {
     const { layer, capacity } = parts;
     this.name = parts.name;
     this.layer = layer;
     this.#parts = parts;
-    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: operands, empty: () => new HeadBlocks(parts) });
+    const empty = () => Array.from({ length: layer.kvHeads }, () => new HeadBlocks(parts));
+    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: operands, empty });
   }
 
   /** Blocks that have left the local window since, of answers too, become candidates first. */
@@ -102,7 +104,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const { prompt, after } = this.#parts;
     for (const { slot, rows } of entries) {
       const lengths = this.lengths(slot);
-      this.#slots.heads(slot).forEach((head, kvHead) => {
+      this.#slots.blocks(slot).forEach((head, kvHead) => {
         const held = lengths[kvHead] ?? 0;
         const blocks = this.#slots.blocksFor(slot, held + rows) - head.count;
         if (blocks > 0) growth.push({ slot, kvHead, blocks });
@@ -176,7 +178,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     this.#expectDense('keep', slot);
     expectHeld(selection, this.lengths(slot));
     const { indices, counts } = selection;
-    const heads = this.#slots.heads(slot);
+    const heads = this.#slots.blocks(slot);
     const blocks = counts.map((count) => Math.ceil(count / blockTokens));
     // Tokens move to the front, in blocks that nobody else reads.
     const front = (head: HeadBlocks, kvHead: number) => head.pairsBelow(blocks[kvHead] ?? 0);
@@ -196,12 +198,12 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const counts = shorterBy('truncate', this.lengths(slot), tokens);
     this.#expectUncut('truncate', slot, counts);
     this.#slots.write(stream, slot, counts);
-    this.#slots.heads(slot).forEach((head, kvHead) => head.truncate(Math.ceil((counts[kvHead] ?? 0) / blockTokens)));
+    this.#slots.blocks(slot).forEach((head, kvHead) => head.truncate(Math.ceil((counts[kvHead] ?? 0) / blockTokens)));
   }
 
   finishPrefill(stream: Stream, slot: number): void {
     this.#expectPrunable(stream);
-    for (const head of this.#slots.heads(slot)) head.finish();
+    for (const head of this.#slots.blocks(slot)) head.finish();
     this.#prune(stream, [slot]);
   }
 
@@ -212,36 +214,37 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     this.#slots.expectEmpty(toSlot);
     this.#expectUncut('copy a part of', fromSlot, counts);
     const { pools } = this.#parts;
-    const held = this.#slots.heads(fromSlot).map((head, kvHead) => {
-      const count = counts[kvHead] ?? 0;
-      const [full, blocks] = [Math.floor(count / blockTokens), Math.ceil(count / blockTokens)];
-      return { head, blocks, open: full < blocks ? head.pairOf(full) : undefined };
+    const source = this.#slots.blocks(fromSlot);
+    const blocks = counts.map((count) => Math.ceil(count / blockTokens));
+    pools.expectUnpromised(sumOfNeeds(source.map((head, kvHead) => head.needsOfCopy(blocks[kvHead] ?? 0))));
+    // Full blocks are shared; the last one of each kv head is copied if it is not full.
+    const last = source.map((head, kvHead) => {
+      const full = Math.floor((counts[kvHead] ?? 0) / blockTokens);
+      return full === blocks[kvHead] ? undefined : head.pairAt(full);
     });
-    pools.expectUnpromised(sumOfNeeds(held.map(({ head, blocks }) => head.needsOfCopy(blocks))));
-    const open = held.map((head) => head.open).filter((pair) => pair !== undefined);
-    const pairs = pools.allocatePairs(open.length);
-    const from = open.flatMap(({ places }) => places);
-    const to = pairs.flatMap((pair) => operands.flatMap((operand) => pools.placesOf(operand, [pair])));
+    const copied = Int32Array.from(last.filter((pair) => pair !== undefined));
+    const pairs = pools.allocatePairs(copied.length);
+    const inBoth = (of: Int32Array) => joined(...operands.map((operand) => pools.placesOf(operand, of)));
+    const dense = { from: inBoth(copied), to: inBoth(pairs) };
     try {
-      copyBlocks(stream, { pool: pools.dense, from, to });
-      for (const table of Object.values(this.#slots.tables)) {
-        copyIndexMap(stream, { table, fromSlot, toSlot, dense: { from, to }, sparse: { from: [], to: [] } });
-      }
+      copyBlocks(stream, { pool: pools.dense, ...dense });
+      copyIndexMap(stream, { ...this.#slots.tables, fromSlot, toSlot, dense, sparse: { from: [], to: [] } });
     } catch (error) {
       pools.freePairs(pairs);
       throw error;
     }
-    this.#slots.heads(toSlot).forEach((head, kvHead) => {
-      const source = held[kvHead];
-      head.release();
-      if (source) head.copy(source.head, source.blocks, source.open && pairs.shift());
+    const others = pairs.values();
+    source.forEach((from, kvHead) => {
+      const head = this.#slots.blocks(toSlot)[kvHead];
+      head?.release();
+      head?.copy(from, blocks[kvHead] ?? 0, last[kvHead] === undefined ? undefined : others.next().value);
     });
     this.#slots.write(stream, toSlot, counts);
   }
 
   release(stream: Stream, slot: number): void {
     this.#expectUsable(stream);
-    const heads = this.#slots.heads(slot);
+    const heads = this.#slots.blocks(slot);
     this.#slots.write(
       stream,
       slot,
@@ -255,15 +258,15 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   }
 
   denseBlocks(slots?: readonly number[]): PagedBlocks | undefined {
-    return this.#slots.allHeads(slots).some(({ pruned }) => pruned) ? undefined : this.#asDense();
+    return this.#slots.allBlocks(slots).flat().some(({ pruned }) => pruned) ? undefined : this.#asDense();
   }
 
   /** Of the blocks, and of the two entries of the index maps for each (equations 5a to 5d). */
   bytes(slots?: readonly number[]): KvBytes {
-    const heads = this.#slots.allHeads(slots);
+    const heads = this.#slots.allBlocks(slots).flat();
     const { denseBytes, sparseBytes } = this.#parts.pools;
-    const dense = new Set(heads.flatMap(({ places }) => places)).size;
-    const sparseOf = (operand: KvOperand) => new Set(heads.flatMap((head) => head.sparseIds(operand))).size;
+    const dense = countDistinct(heads.map(({ places }) => places));
+    const sparseOf = (operand: KvOperand) => countDistinct(heads.map((head) => head.sparseIds(operand)));
     const entries = 2 * heads.reduce((sum, { count }) => sum + count, 0);
     const sparse = sparseOf('keys') + sparseOf('values');
     return { device: dense * denseBytes + sparse * sparseBytes + entries * Int32Array.BYTES_PER_ELEMENT, host: 0 };
@@ -277,7 +280,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
 
   dispose(): void {
     if (this.#slots.disposed) return;
-    for (const head of this.#slots.allHeads()) head.release();
+    for (const head of this.#slots.allBlocks().flat()) head.release();
     this.#slots.dispose();
     for (const mask of Object.values(this.#parts.masks)) mask.dispose();
     this.#parts.close();
@@ -331,7 +334,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const { masks, losses } = this.#parts;
     const unsettled = slots.flatMap((slot) => {
       const lengths = this.lengths(slot);
-      return this.#slots.heads(slot).flatMap((blocks, kvHead) => {
+      return this.#slots.blocks(slot).flatMap((blocks, kvHead) => {
         const endBlock = this.#rangeEnd(lengths[kvHead] ?? 0);
         const shares = sparsity ?? blocks.shares;
         return blocks.settled(endBlock, shares) ? [] : [{ slot, kvHead, blocks, shares, endBlock }];
@@ -360,8 +363,8 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   /** Lets the new candidates leave their pairs, those that may stay dense for singles. */
   #place(stream: Stream, operand: KvOperand, extensions: readonly Extension[]): void {
     const { pools } = this.#parts;
-    const from: number[][] = [];
-    const to: number[][] = [];
+    const from: Int32Array[] = [];
+    const to: Int32Array[] = [];
     for (const { slot, kvHead, blocks, shares, firstBlock, pairs } of extensions) {
       if (pairs.length === 0) continue;
       const places = pools.placesOf(operand, pairs);
@@ -376,8 +379,8 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
       to.push(singles);
     }
     if (from.length === 0) return;
-    copyBlocks(stream, { pool: pools.dense, from: from.flat(), to: to.flat() });
-    pools.freeDense(from.flat());
+    copyBlocks(stream, { pool: pools.dense, from: joined(...from), to: joined(...to) });
+    pools.freeDense(joined(...from));
   }
 
   /**
@@ -388,11 +391,13 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const { pools } = this.#parts;
     const shared = sharedOf(pools, written);
     if (growth.length + shared.pairs.length + shared.singles.length === 0) return;
-    const headOf = ({ slot, kvHead }: Growth) => this.#slots.heads(slot)[kvHead];
+    const headOf = ({ slot, kvHead }: Growth) => this.#slots.blocks(slot)[kvHead];
     const { singles, ...sparse } = sumOfNeeds(growth.map((one) => headOf(one)?.needs(one.blocks)));
     pools.expectUnpromised({ ...sparse, singles: singles + shared.singles.length });
-    const fresh = pools.allocatePairs(growth.reduce((total, { blocks }) => total + blocks, shared.pairs.length));
-    const others = { pairs: fresh.splice(0, shared.pairs.length), singles: pools.allocateSingles(shared.singles.length) };
+    const most = shared.pairs.length;
+    let fresh = pools.allocatePairs(growth.reduce((total, { blocks }) => total + blocks, most));
+    const others = { pairs: fresh.subarray(0, most), singles: pools.allocateSingles(shared.singles.length) };
+    fresh = fresh.subarray(most);
     try {
       replaceShared(stream, pools, this.#slots.tables, shared, others);
     } catch (error) {
@@ -400,7 +405,8 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
       throw error;
     }
     for (const one of growth) {
-      const pairs = fresh.splice(0, one.blocks);
+      const pairs = fresh.subarray(0, one.blocks);
+      fresh = fresh.subarray(one.blocks);
       const head = headOf(one);
       const place = { ...one, firstBlock: head?.count ?? 0 };
       for (const operand of operands) {
@@ -412,7 +418,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
 
   #makeDense(stream: Stream, slot: number, maps: Record<KvOperand, Int32Array>): void {
     const { pools, sinkBlocks: firstBlock } = this.#parts;
-    for (const [kvHead, head] of this.#slots.heads(slot).entries()) {
+    for (const [kvHead, head] of this.#slots.blocks(slot).entries()) {
       if (!head.pruned) continue;
       const pairs = pools.allocatePairs(head.endBlock - firstBlock);
       for (const operand of operands) {
@@ -427,10 +433,10 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   }
 
   /** Writes entries of an index map, from a block of a sequence on. */
-  #map(stream: Stream, operand: KvOperand, { slot, kvHead, firstBlock }: Place, entries: readonly number[]): void {
+  #map(stream: Stream, operand: KvOperand, { slot, kvHead, firstBlock }: Place, entries: Int32Array): void {
     if (entries.length === 0) return;
     const row = this.#slots.tables[operand].slice('slot', slot, slot + 1).slice('kvHead', kvHead, kvHead + 1);
-    stream.write(row.slice('block', firstBlock, firstBlock + entries.length), Int32Array.from(entries));
+    stream.write(row.slice('block', firstBlock, firstBlock + entries.length), entries);
   }
 
   /** Where the range of prunings ends with so many tokens. */
@@ -441,13 +447,13 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
   /** How many tokens the blocks have room for; none more than there are where other slots hold the last one too. */
   #roomOf(slot: number, kvHead: number): number {
     const held = this.lengths(slot)[kvHead] ?? 0;
-    const head = this.#slots.heads(slot)[kvHead];
+    const head = this.#slots.blocks(slot)[kvHead];
     if (head?.sharedPairOf(Math.floor(held / blockTokens)) !== undefined) return held;
     return (head?.count ?? 0) * blockTokens;
   }
 
   #isPruned(slot: number): boolean {
-    return this.#slots.heads(slot).some((head) => head.pruned);
+    return this.#slots.blocks(slot).some((head) => head.pruned);
   }
 
   #expectPrompts(sparsity: Shares): void {
@@ -462,7 +468,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
 
   /** @throws CapabilityError when a kv head would lose tokens of blocks that may be sparse */
   #expectUncut(action: string, slot: number, counts: readonly number[]): void {
-    this.#slots.heads(slot).forEach(({ sparseEnd }, kvHead) => {
+    this.#slots.blocks(slot).forEach(({ sparseEnd }, kvHead) => {
       const count = counts[kvHead] ?? 0;
       if (count >= sparseEnd) return;
       throw new CapabilityError(
@@ -482,4 +488,10 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
       { subject: action, given: 'sparse blocks', wanted: 'dense blocks' },
     );
   }
+}
+
+function countDistinct(lists: readonly Int32Array[]): number {
+  const distinct = new Set<number>();
+  for (const list of lists) for (const id of list) distinct.add(id);
+  return distinct.size;
 }

@@ -32,7 +32,7 @@ export function replaceShared(
   pools: MixedBlockPools,
   tables: Readonly<Record<KvOperand, Blocks24['table']>>,
   shared: SharedBlocks,
-  { pairs, singles }: { readonly pairs: readonly number[]; readonly singles: readonly number[] },
+  { pairs, singles }: { readonly pairs: Int32Array; readonly singles: Int32Array },
 ): void {
   const moves = [
     // Both blocks of a pair lie at its number of their part of the pool.
@@ -46,10 +46,7 @@ export function replaceShared(
     for (const slot of new Set(moves.map((move) => move.slot))) {
       const ofSlot = moves.filter((move) => move.slot === slot);
       const dense = { from: ofSlot.flatMap((move) => move.from), to: ofSlot.flatMap((move) => move.to) };
-      for (const operand of operands) {
-        const sparse = { from: [], to: [] };
-        copyIndexMap(stream, { table: tables[operand], fromSlot: slot, toSlot: slot, dense, sparse });
-      }
+      copyIndexMap(stream, { ...tables, fromSlot: slot, toSlot: slot, dense, sparse: { from: [], to: [] } });
     }
   } catch (error) {
     pools.freePairs(pairs);
@@ -61,8 +58,8 @@ export function replaceShared(
     const pairsAndPlaces = ofHead.flatMap((move) => move.from.map((place, index) => [place, move.to[index] ?? NaN] as const));
     head.replace(new Map(pairsAndPlaces));
   }
-  pools.freeDense(from);
+  pools.freeDense(Int32Array.from(from));
   // Of a pair of which the head held one block the other is nobody's.
   const taken = new Set(to);
-  pools.freeDense(operands.flatMap((operand) => pools.placesOf(operand, pairs)).filter((place) => !taken.has(place)));
+  for (const operand of operands) pools.freeDense(pools.placesOf(operand, pairs).filter((place) => !taken.has(place)));
 }

@@ -10,9 +10,9 @@ export interface CopyBlocksArguments {
   /** Any dtype, contiguous. */
   readonly pool: TensorHandle<DType, readonly ['block', ...string[]]>;
   /** Numbers of blocks; several may be the same. */
-  readonly from: readonly number[];
+  readonly from: ArrayLike<number>;
   /** As many; none appears twice or in `from`. */
-  readonly to: readonly number[];
+  readonly to: ArrayLike<number>;
 }
 
 const enqueue = operation(
@@ -47,9 +47,7 @@ export function copyBlocks(stream: Stream, args: CopyBlocksArguments): void {
         { subject: 'to', given: to },
       );
     }
-    const { device } = stream;
-    using sources = device.tensor('i32', ['copy'], [from.length], Int32Array.from(from));
-    using targets = device.tensor('i32', ['copy'], [to.length], Int32Array.from(to));
-    loadAddon().copyBlocks(stream.native, pool, sources.native, targets.native);
+    using copies = stream.device.tensor('i32', ['end', 'copy'], [2, to.length], Int32Array.from([...from, ...to]));
+    loadAddon().copyBlocks(stream.native, pool, copies.native);
   });
 }

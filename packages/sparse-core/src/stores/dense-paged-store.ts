@@ -13,7 +13,6 @@ import type { SelectionOutcomes, TokenSelection } from '../contracts/token-selec
 import type { FloatDType } from '../dtype.js';
 import { InvalidValueError } from '../errors.js';
 import { appendKv } from '../operations/append-kv.js';
-import { copyBlocks } from '../operations/copy-blocks.js';
 import { decodeAttention } from '../operations/decode-attention.js';
 import { gatherKv } from '../operations/gather-kv.js';
 import type { PagedBlocks } from '../paged-blocks.js';
@@ -26,6 +25,7 @@ import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
 import { KvBlockPool } from './kv-block-pool.js';
 import { shorterBy } from './shorter-by.js';
+import { SlotBlocks } from './slot-blocks.js';
 import { type BlockTable, SlotTable } from './slot-table.js';
 
 export interface DensePagedOptions {
@@ -66,7 +66,7 @@ export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory
       const closePool = () => {
         if (--open === 0) pool.dispose();
       };
-      const poolBytes = (pool.keys.byteLength + pool.values.byteLength) / layers.length;
+      const poolBytes = pool.byteLength / layers.length;
       const stores: DensePagedStore[] = [];
       try {
         for (const layer of layers) stores.push(new DensePagedStore(layer, { capacity, pool, poolBytes, closePool }));
@@ -89,13 +89,10 @@ interface StoreParts {
   readonly closePool: () => void;
 }
 
-/** Blocks of the pool, in the order of the sequence. */
-type Blocks = number[];
-
-/** A block that is about to be written to. */
-interface Written {
+/** A block of the pool, and where it stands: the block of a kv head of a slot that has this index. */
+interface HeldBlock {
   readonly slot: number;
-  readonly blocks: Blocks;
+  readonly kvHead: number;
   readonly index: number;
   readonly id: number;
 }
@@ -106,7 +103,7 @@ class DensePagedStore implements KvStore {
   readonly #pool: KvBlockPool;
   readonly #poolBytes: number;
   readonly #closePool: () => void;
-  readonly #slots: SlotTable<Blocks, 'blocks'>;
+  readonly #slots: SlotTable<SlotBlocks, 'blocks'>;
   readonly #blockTable: BlockTable;
 
   constructor(layer: KvLayer, { capacity, pool, poolBytes, closePool }: StoreParts) {
@@ -115,31 +112,35 @@ class DensePagedStore implements KvStore {
     this.#poolBytes = poolBytes;
     this.#closePool = closePool;
     const { blockTokens } = pool;
-    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty: (): Blocks => [] });
+    const empty = (mostBlocks: number) => new SlotBlocks(layer.kvHeads, mostBlocks);
+    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty });
     this.#blockTable = this.#slots.tables.blocks;
   }
 
   prepare(stream: Stream, batch: RowBatch): void {
     this.#slots.expectUsable('prepare', stream);
-    const missing: { slot: number; blocks: Blocks; count: number }[] = [];
-    const written: Written[] = [];
+    const missing: { slot: number; kvHead: number; count: number }[] = [];
+    const written: HeldBlock[] = [];
     const { ids } = this.#pool;
     for (const { slot, rows } of entriesOf('prepare', batch)) {
-      const lengths = this.lengths(slot);
-      this.#slots.heads(slot).forEach((blocks, head) => {
-        const held = lengths[head] ?? 0;
-        const count = this.#slots.blocksFor(slot, held + rows) - blocks.length;
-        if (count > 0) missing.push({ slot, blocks, count });
+      const blocks = this.#slots.blocks(slot);
+      this.lengths(slot).forEach((held, kvHead) => {
+        const count = this.#slots.blocksFor(slot, held + rows) - blocks.count(kvHead);
+        if (count > 0) missing.push({ slot, kvHead, count });
         const index = this.#openBlock(held);
-        const id = blocks[index];
-        if (id !== undefined && ids.holders(id) > 1) written.push({ slot, blocks, index, id });
+        const id = blocks.at(kvHead, index);
+        if (id !== undefined && ids.holders(id) > 1) written.push({ slot, kvHead, index, id });
       });
     }
     const shared = ids.toReplace(written);
     if (missing.length + shared.length === 0) return;
-    const fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
+    let fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
     this.#replace(stream, shared, fresh);
-    for (const { blocks, count } of missing) blocks.push(...fresh.splice(0, count));
+    fresh = fresh.subarray(shared.length);
+    for (const { slot, kvHead, count } of missing) {
+      this.#slots.blocks(slot).push(kvHead, fresh.subarray(0, count));
+      fresh = fresh.subarray(count);
+    }
     for (const slot of new Set([...missing, ...shared].map(({ slot }) => slot))) this.#writeTable(stream, slot);
   }
 
@@ -167,8 +168,9 @@ class DensePagedStore implements KvStore {
     expectHeld(selection, this.lengths(slot));
     const { indices, counts } = selection;
     // Tokens move to the front, in blocks that nobody else reads.
-    const written = this.#slots.heads(slot).flatMap((blocks, head) =>
-      blocks.slice(0, this.#blocksOf(counts[head] ?? 0)).map((id, index) => ({ slot, blocks, index, id })),
+    const blocks = this.#slots.blocks(slot);
+    const written = blocks.heads.flatMap((held, kvHead) =>
+      Array.from(held.subarray(0, this.#blocksOf(counts[kvHead] ?? 0)), (id, index) => ({ slot, kvHead, index, id })),
     );
     const shared = this.#pool.ids.toReplace(written);
     if (shared.length > 0) {
@@ -192,20 +194,19 @@ class DensePagedStore implements KvStore {
     const counts = shorterBy('copy', this.lengths(fromSlot), dropped);
     this.#slots.expectEmpty(toSlot);
     const { ids } = this.#pool;
-    const held = this.#slots.heads(fromSlot).map((blocks, head) => {
-      const count = counts[head] ?? 0;
-      const full = this.#openBlock(count);
-      return { full: blocks.slice(0, full), open: blocks.slice(full, this.#blocksOf(count)) };
+    const source = this.#slots.blocks(fromSlot);
+    const last = counts.flatMap((tokens, kvHead): HeldBlock[] => {
+      const index = this.#openBlock(tokens);
+      const id = index < this.#blocksOf(tokens) ? source.at(kvHead, index) : undefined;
+      return id === undefined ? [] : [{ slot: toSlot, kvHead, index, id }];
     });
-    const from = held.flatMap(({ open }) => open);
-    const to = ids.allocate(from.length);
-    this.#copyBlocks(stream, from, to);
+    const fresh = ids.allocate(last.length);
+    this.#copyBlocks(stream, last, fresh);
     this.#shrink(toSlot, []);
-    this.#slots.heads(toSlot).forEach((blocks, head) => {
-      const { full = [], open = [] } = held[head] ?? {};
-      ids.share(full);
-      blocks.push(...full, ...to.splice(0, open.length));
-    });
+    const blocks = this.#slots.blocks(toSlot);
+    blocks.copy(source, counts.map((tokens) => this.#blocksOf(tokens)));
+    counts.forEach((tokens, kvHead) => ids.share(blocks.of(kvHead, 0, this.#openBlock(tokens))));
+    last.forEach(({ kvHead, index }, copy) => blocks.replace(kvHead, index, fresh[copy] ?? NaN));
     this.#writeTable(stream, toSlot);
     this.#slots.write(stream, toSlot, counts);
   }
@@ -225,13 +226,14 @@ class DensePagedStore implements KvStore {
   }
 
   denseBlocks(slots?: readonly number[]): PagedBlocks {
-    if (slots !== undefined) this.#slots.allHeads(slots);
+    if (slots !== undefined) this.#slots.allBlocks(slots);
     const { keys, values } = this.#pool;
     return { keys, values, blockTable: this.#blockTable, keyCounts: this.#slots.keyCounts };
   }
 
   bytes(slots?: readonly number[]): KvBytes {
-    const blocks = new Set(this.#slots.allHeads(slots).flat());
+    const blocks = new Set<number>();
+    for (const { heads } of this.#slots.allBlocks(slots)) for (const ids of heads) for (const id of ids) blocks.add(id);
     return { device: blocks.size * this.#pool.blockBytes, host: 0 };
   }
 
@@ -241,7 +243,7 @@ class DensePagedStore implements KvStore {
 
   dispose(): void {
     if (this.#slots.disposed) return;
-    for (const blocks of this.#slots.allHeads()) this.#pool.ids.free(blocks.splice(0));
+    for (const { heads } of this.#slots.allBlocks()) for (const ids of heads) this.#pool.ids.free(ids);
     this.#slots.dispose();
     this.#closePool();
   }
@@ -258,46 +260,42 @@ class DensePagedStore implements KvStore {
 
   /** How many tokens the blocks have room for; none more than there are where others hold the open block too. */
   #roomOf(slot: number, kvHead: number): number {
-    const blocks = this.#slots.heads(slot)[kvHead] ?? [];
+    const blocks = this.#slots.blocks(slot);
     const held = this.lengths(slot)[kvHead] ?? 0;
-    const open = blocks[this.#openBlock(held)];
+    const open = blocks.at(kvHead, this.#openBlock(held));
     if (open !== undefined && this.#pool.ids.holders(open) > 1) return held;
-    return blocks.length * this.#pool.blockTokens;
+    return blocks.count(kvHead) * this.#pool.blockTokens;
   }
 
   /** Frees the blocks behind so many tokens of each kv head. */
   #shrink(slot: number, counts: readonly number[]): void {
-    this.#slots.heads(slot).forEach((blocks, head) => {
-      this.#pool.ids.free(blocks.splice(this.#blocksOf(counts[head] ?? 0)));
-    });
+    const blocks = this.#slots.blocks(slot);
+    for (let kvHead = 0; kvHead < this.layer.kvHeads; kvHead++) {
+      this.#pool.ids.free(blocks.cut(kvHead, this.#blocksOf(counts[kvHead] ?? 0)));
+    }
   }
 
-  /** Puts copies in the place of blocks, in the first of the `fresh` ones, which are taken off that list. */
-  #replace(stream: Stream, replaced: readonly Written[], fresh: number[]): void {
-    const from = replaced.map(({ id }) => id);
-    this.#copyBlocks(stream, from, fresh);
-    for (const { blocks, index } of replaced) blocks.splice(index, 1, ...fresh.splice(0, 1));
-    this.#pool.ids.free(from);
+  /** Puts copies in the place of blocks: the first of the `fresh` ones. */
+  #replace(stream: Stream, replaced: readonly HeldBlock[], fresh: Int32Array): void {
+    this.#copyBlocks(stream, replaced, fresh);
+    replaced.forEach(({ slot, kvHead, index }, copy) => {
+      this.#slots.blocks(slot).replace(kvHead, index, fresh[copy] ?? NaN);
+    });
+    this.#pool.ids.free(Int32Array.from(replaced, ({ id }) => id));
   }
 
   /** Copies blocks onto the first of the `fresh` ones. These are free again if that throws. */
-  #copyBlocks(stream: Stream, from: readonly number[], fresh: readonly number[]): void {
-    if (from.length === 0) return;
-    const { keys, values, ids } = this.#pool;
-    const to = fresh.slice(0, from.length);
+  #copyBlocks(stream: Stream, blocks: readonly HeldBlock[], fresh: Int32Array): void {
+    if (blocks.length === 0) return;
     try {
-      for (const pool of [keys, values]) copyBlocks(stream, { pool, from, to });
+      this.#pool.copy(stream, blocks.map(({ id }) => id), [...fresh.subarray(0, blocks.length)]);
     } catch (error) {
-      ids.free(fresh);
+      this.#pool.ids.free(fresh);
       throw error;
     }
   }
 
   #writeTable(stream: Stream, slot: number): void {
-    const { kvHeads } = this.layer;
-    const width = this.#blockTable.shape[2];
-    const table = new Int32Array(kvHeads * width);
-    this.#slots.heads(slot).forEach((blocks, head) => table.set(blocks, head * width));
-    stream.write(this.#blockTable.slice('slot', slot, slot + 1), table);
+    stream.write(this.#blockTable.slice('slot', slot, slot + 1), this.#slots.blocks(slot).table);
   }
 }

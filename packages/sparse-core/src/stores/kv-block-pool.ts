@@ -1,5 +1,7 @@
 import type { Device } from '../device.js';
 import { byteSize, type FloatDType } from '../dtype.js';
+import { copyBlocks } from '../operations/copy-blocks.js';
+import type { Stream } from '../stream.js';
 import type { Tensor } from '../tensor.js';
 import { BlockIds } from './block-ids.js';
 
@@ -12,31 +14,39 @@ export interface KvBlockPoolOptions {
   readonly blocks: number;
 }
 
+type Blocks = Tensor<FloatDType, readonly ['block', 'blockToken', 'dim']>;
+
 /** Fixed-size blocks of keys and values, handed out by their numbers. */
 export class KvBlockPool {
-  readonly keys: Tensor<FloatDType, readonly ['block', 'blockToken', 'dim']>;
-  readonly values: Tensor<FloatDType, readonly ['block', 'blockToken', 'dim']>;
+  readonly keys: Blocks;
+  readonly values: Blocks;
   readonly blockTokens: number;
   /** Bytes of one block's keys and values. */
   readonly blockBytes: number;
   readonly ids: BlockIds;
+  /** The keys, and behind them the values. */
+  readonly #both: Blocks;
 
   constructor({ device, dtype, headDim, blockTokens, blocks }: KvBlockPoolOptions) {
-    const shape = [blocks, blockTokens, headDim] as const;
-    this.keys = device.tensor(dtype, ['block', 'blockToken', 'dim'], shape);
-    try {
-      this.values = device.tensor(dtype, ['block', 'blockToken', 'dim'], shape);
-    } catch (error) {
-      this.keys.dispose();
-      throw error;
-    }
+    this.#both = device.tensor(dtype, ['block', 'blockToken', 'dim'], [2 * blocks, blockTokens, headDim]);
+    this.keys = this.#both.slice('block', 0, blocks);
+    this.values = this.#both.slice('block', blocks, 2 * blocks);
     this.blockTokens = blockTokens;
     this.blockBytes = 2 * blockTokens * headDim * byteSize(dtype);
     this.ids = new BlockIds('kv blocks', blocks);
   }
 
+  get byteLength(): number {
+    return this.#both.byteLength;
+  }
+
+  /** Copies blocks, keys and values, onto others. */
+  copy(stream: Stream, from: readonly number[], to: readonly number[]): void {
+    const inBoth = (ids: readonly number[]) => [...ids, ...ids.map((id) => this.ids.count + id)];
+    copyBlocks(stream, { pool: this.#both, from: inBoth(from), to: inBoth(to) });
+  }
+
   dispose(): void {
-    this.keys.dispose();
-    this.values.dispose();
+    this.#both.dispose();
   }
 }

@@ -17,13 +17,19 @@ export interface SlotTableOptions<Blocks, Name extends string> {
   readonly blockTokens: number;
   /** The names of the block tables. */
   readonly tables: readonly Name[];
-  /** What a kv head of an empty slot holds. */
-  readonly empty: () => Blocks;
+  /** The blocks of an empty slot, of which each kv head will have at most so many. */
+  readonly empty: (mostBlocks: number) => Blocks;
+}
+
+interface Slot<Blocks> {
+  readonly blocks: Blocks;
+  /** Tokens of each kv head. */
+  lengths: readonly number[];
 }
 
 /**
- * The slots of a store: what each kv head of each holds, on the host, how many tokens that is, on the host and on the
- * device, and the block tables on the device, which the store writes.
+ * The slots of a store: the blocks of each, on the host, how many tokens they hold, on the host and on the device, and
+ * the block tables on the device, which the store writes. A slot costs nothing on the host before it is first used.
  */
 export class SlotTable<Blocks, Name extends string> {
   /** Of zeros when made. */
@@ -33,8 +39,9 @@ export class SlotTable<Blocks, Name extends string> {
   readonly #blockTokens: number;
   /** Blocks of the longest sequence. */
   readonly #width: number;
-  readonly #heads: Blocks[][];
-  readonly #lengths: (readonly number[])[];
+  readonly #emptySlot: () => Slot<Blocks>;
+  /** Those that were used. */
+  readonly #slots = new Map<number, Slot<Blocks>>();
 
   /** @throws OutOfMemoryError */
   constructor({ layer, capacity, blockTokens, tables, empty }: SlotTableOptions<Blocks, Name>) {
@@ -48,12 +55,11 @@ export class SlotTable<Blocks, Name extends string> {
       Object.fromEntries(tables.map((name) => [name, own(table())])) as Record<Name, BlockTable>,
       own(zeroTable(device, ['slot', 'kvHead'], [slots, kvHeads])),
     ]);
-    this.#heads = Array.from({ length: slots }, () => Array.from({ length: kvHeads }, empty));
-    this.#lengths = Array.from({ length: slots }, () => Array.from({ length: kvHeads }, () => 0));
+    this.#emptySlot = () => ({ blocks: empty(width), lengths: Array.from({ length: kvHeads }, () => 0) });
   }
 
   get slots(): number {
-    return this.#heads.length;
+    return this.keyCounts.shape[0];
   }
 
   get disposed(): boolean {
@@ -69,13 +75,7 @@ export class SlotTable<Blocks, Name extends string> {
    * @throws InvalidValueError when there is no such slot
    */
   lengths(slot: number): readonly number[] {
-    const lengths = typeof slot === 'number' ? this.#lengths[slot] : undefined;
-    if (lengths !== undefined) return lengths;
-    throw new InvalidValueError(`Slot ${show(slot)} does not exist; the cache has ${this.slots}.`, {
-      subject: 'slot',
-      given: slot,
-      wanted: this.slots,
-    });
+    return this.#slot(slot).lengths;
   }
 
   /** @throws DeviceError, DisposedError unless work of the store can be enqueued there */
@@ -84,17 +84,16 @@ export class SlotTable<Blocks, Name extends string> {
   }
 
   /**
-   * What a slot holds, per kv head.
+   * The blocks of a slot.
    * @throws InvalidValueError when there is no such slot
    */
-  heads(slot: number): readonly Blocks[] {
-    this.lengths(slot);
-    return this.#heads[slot] ?? [];
+  blocks(slot: number): Blocks {
+    return this.#slot(slot).blocks;
   }
 
-  /** Of all slots, or of these. */
-  allHeads(slots: readonly number[] = [...this.#heads.keys()]): Blocks[] {
-    return listOf('the store', 'slots', slots, this.slots).flatMap((slot) => this.heads(slot));
+  /** Of all slots that were used, or of these. */
+  allBlocks(slots: readonly number[] = [...this.#slots.keys()]): Blocks[] {
+    return listOf('the store', 'slots', slots, this.slots).map((slot) => this.blocks(slot));
   }
 
   /**
@@ -124,7 +123,7 @@ export class SlotTable<Blocks, Name extends string> {
 
   /** Says on the host what a slot holds now; an operation says it on the device. */
   count(slot: number, lengths: readonly number[]): void {
-    this.#lengths[slot] = [...lengths];
+    this.#slot(slot).lengths = [...lengths];
   }
 
   /** Says on the host and on the device what a slot holds now. */
@@ -145,6 +144,21 @@ export class SlotTable<Blocks, Name extends string> {
   dispose(): void {
     for (const table of this.#tables) table.dispose();
     this.keyCounts.dispose();
+  }
+
+  #slot(slot: number): Slot<Blocks> {
+    const used = this.#slots.get(slot);
+    if (used !== undefined) return used;
+    if (!Number.isInteger(slot) || slot < 0 || slot >= this.slots) {
+      throw new InvalidValueError(`Slot ${show(slot)} does not exist; the cache has ${this.slots}.`, {
+        subject: 'slot',
+        given: slot,
+        wanted: this.slots,
+      });
+    }
+    const empty = this.#emptySlot();
+    this.#slots.set(slot, empty);
+    return empty;
   }
 
   get #tables(): BlockTable[] {
