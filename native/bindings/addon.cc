@@ -1,4 +1,4 @@
-// The list of what JavaScript sees.
+// Lists all classes and functions that JavaScript sees.
 #include <napi.h>
 
 #include "bindings/device-object.h"
@@ -9,7 +9,7 @@
 #include "bindings/tensor-object.h"
 #include "runtime/isa.h"
 
-// One line an operation: the name in JavaScript, the function of its `*.binding.cc`.
+// Each line is an operation: its name in JavaScript, and its function in a `*.binding.cc`.
 #define KV_OPERATIONS(OPERATION)                            \
   OPERATION(appendKv, append_kv)                            \
   OPERATION(compress24, compress_24)                        \

@@ -4,7 +4,7 @@
 
 namespace kv {
 
-// appendKv(stream, keys, values [token, kvHead, dim], the six of PagedBatchTensors)
+// appendKv(stream, keys, values [token, kvHead, dim], the six arguments of PagedBatchTensors)
 Napi::Value append_kv(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument keys = call.tensor(1);

@@ -1,4 +1,4 @@
-// What the JavaScript thread must not wait for.
+// Work that the JavaScript thread must not wait for.
 #pragma once
 
 #include <memory>
@@ -8,13 +8,13 @@
 
 namespace kv {
 
-// Lets go of `held` on a thread of its own; on the caller's when the process can have no more.
+// Drops `held` on a thread of its own. If the process can have no more threads, the caller's thread drops it.
 template <class T>
 void let_go_in_background(std::shared_ptr<T> held) {
   try {
     std::thread([held = std::move(held)]() mutable { held.reset(); }).detach();
   } catch (const std::system_error&) {
-    // The thread that could not start has let go of it.
+    // std::thread has already dropped `held`.
   }
 }
 

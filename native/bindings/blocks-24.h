@@ -10,9 +10,9 @@ inline SparseBlocks24 sparse_blocks(const TensorArgument& non_zeros, const Tenso
   return {non_zeros.data, metadata.as<uint32_t>(), static_cast<int32_t>(non_zeros.extent(0))};
 }
 
-// Those of paged_attention_arguments, of which the block table is the index map of the keys, then an object: valueTable
-// [slot, kvHead, block], keyNonZeros, valueNonZeros [sparseBlock, element], keyMetadata, valueMetadata
-// [sparseBlock, word], hasSparseKeys, hasSparseValues.
+// First come the arguments of paged_attention_arguments, whose block table is here the index map of the keys. After
+// them comes an object: valueTable [slot, kvHead, block], keyNonZeros, valueNonZeros [sparseBlock, element],
+// keyMetadata, valueMetadata [sparseBlock, word], hasSparseKeys, hasSparseValues.
 inline Attention24Arguments attention_24_arguments(OperationCall& call) {
   const auto tensor = [&call](const char* name) { return call.tensor(call.field(12, name)); };
   Attention24Arguments arguments;

@@ -73,13 +73,13 @@ Napi::Value DeviceObject::allocate(const Napi::CallbackInfo& info) {
   return TensorObject::create(info.Env(), std::move(storage), layout);
 }
 
-// wrap(dtype, shape, strides, 0, memory: TypedArray): no copy; the array is kept alive as long as it is used.
+// wrap(dtype, shape, strides, 0, memory: TypedArray): makes no copy. The array is kept alive as long as it is used.
 Napi::Value DeviceObject::wrap(const Napi::CallbackInfo& info) {
   const Layout layout = layout_argument(info, 0);
   const ArrayBytes memory = array_bytes(info[4]);
   auto keep = std::make_shared<Napi::Reference<Napi::Value>>(Napi::Reference<Napi::Value>::New(info[4], 1));
   keep->SuppressDestruct();
-  // A detached buffer has no memory.
+  // JavaScript may detach the buffer at any time. It has no memory then.
   const auto in_place = [keep, memory] {
     const ArrayBytes now = array_bytes(keep->Value());
     return now.data == memory.data && now.bytes >= memory.bytes;
@@ -92,7 +92,7 @@ Napi::Value DeviceObject::wrap(const Napi::CallbackInfo& info) {
   return TensorObject::create(info.Env(), std::move(storage), layout);
 }
 
-// hostPool(bytes): one of which nothing is made yet.
+// hostPool(bytes): a pool of which no memory is made yet.
 Napi::Value DeviceObject::host_pool(const Napi::CallbackInfo& info) {
   return HostPoolObject::create(info.Env(), device_, info[0].ToNumber().DoubleValue());
 }

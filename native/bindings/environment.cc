@@ -13,7 +13,7 @@ void run_job(napi_env env, napi_value, void*, void* data) {
   try {
     (*job)(Napi::Env(env));
   } catch (const Napi::Error&) {
-    // A worker that is being terminated refuses every call; nobody is left to hear the result.
+    // A JavaScript worker that is being terminated refuses every call. Nobody is left to get the result.
   }
 }
 

@@ -1,4 +1,4 @@
-// What the addon keeps for each JavaScript environment (the main thread and every worker thread has one).
+// What the addon keeps for each JavaScript environment: the main thread has one, and so has every worker thread.
 #pragma once
 
 #include <napi.h>
@@ -19,13 +19,15 @@ class Environment {
   static std::shared_ptr<Environment> create(Napi::Env env);
   static std::shared_ptr<Environment> of(Napi::Env env);
 
-  // Runs `job` on the JavaScript thread soon; from any thread. Dropped once the environment has closed.
+  // Runs `job` on the JavaScript thread soon. Any thread may call it. If the environment has closed, the job is
+  // dropped.
   void post(Job job);
 
-  // Operations may use memory of JavaScript, so what runs them is closed before that memory goes.
+  // Registers a stream to be closed with the environment. Operations may use JavaScript's memory, so they must end
+  // before that memory goes.
   void closes_with(const std::shared_ptr<Stream>& stream);
 
-  // A pending promise keeps the process alive: begin and end on the JavaScript thread.
+  // A pending promise keeps the process alive. Both calls must be made on the JavaScript thread.
   void begin_pending(Napi::Env env);
   void end_pending(Napi::Env env);
 
@@ -36,7 +38,7 @@ class Environment {
   Napi::FunctionReference host_pool_constructor;
 
  private:
-  // Native threads may hold this object longer than the environment lives.
+  // Called when the environment ends. Native threads may hold this object for longer than that.
   void close();
 
   std::mutex mutex_;

@@ -1,5 +1,5 @@
-// Native failures as JavaScript errors that carry one of the public codes; the TypeScript side turns
-// them into the public classes.
+// Turns native failures into JavaScript errors with one of the public codes. TypeScript turns these errors into the
+// public classes.
 #pragma once
 
 #include <napi.h>

@@ -62,7 +62,7 @@ HostPool& HostPoolObject::pool(Napi::Env env) const {
   return *pool_;
 }
 
-// makeSlab(): a promise of the bytes that are made; one call at a time.
+// makeSlab(): a promise of the number of bytes made. A call must wait for the previous one.
 Napi::Value HostPoolObject::make_slab(const Napi::CallbackInfo& info) {
   pool(info.Env());
   auto* worker = new MakeSlab(info.Env(), pool_);

@@ -6,8 +6,8 @@
 
 namespace kv {
 
-// linear(stream, input [token, in], rows [1] or undefined, accumulate,
-//        and for each layer weight [out, in], bias [out] or undefined, output [token, out])
+// linear(stream, input [token, in], rows [1] or undefined, accumulate, then for each layer: weight [out, in], bias
+// [out] or undefined, output [token, out])
 Napi::Value linear(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument input = call.tensor(1);

@@ -18,7 +18,8 @@
 namespace kv {
 namespace {
 
-// Pages that were read take time, some 40 ms a GiB, in which whoever else maps memory waits: let go of few at once.
+// Unmapping pages that were read takes some 40 ms a GiB, and all other threads that map memory wait meanwhile. Few
+// pages are therefore dropped at once.
 void unmap(char* data, size_t bytes) {
   constexpr size_t kPiece = size_t{16} << 20;
   for (size_t done = 0; done < bytes; done += kPiece) {
@@ -36,10 +37,10 @@ class MapFile : public Napi::AsyncWorker {
 
  protected:
   void Execute() override {
-    // Opening a pipe would wait for its other end.
+    // O_NONBLOCK, because opening a pipe would otherwise wait for its other end.
     const int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0) return SetError(std::strerror(errno));
-    struct statx facts {};  // fstat of this name needs glibc 2.33
+    struct statx facts {};  // statx, because the usual fstat needs glibc 2.33
     if (statx(file, "", AT_EMPTY_PATH, STATX_TYPE | STATX_SIZE, &facts) != 0) {
       SetError(std::strerror(errno));
     } else if (!S_ISREG(facts.stx_mode) || facts.stx_size == 0) {

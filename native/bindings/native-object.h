@@ -1,5 +1,5 @@
-// What all objects with a native half have in common: each kind has a tag, so that one given as another, or an object
-// that only looks like one, is refused where it is unwrapped.
+// The base of all objects with a native half. Each class has a tag. An object of another class, or one that only
+// looks right, is refused where it is unwrapped.
 #pragma once
 
 #include <napi.h>
@@ -10,11 +10,11 @@
 
 namespace kv {
 
-// `Object` says its `kName` and `kTag`, which is like no other's.
+// `Object` declares `kName` and a `kTag` that no other class has.
 template <class Object>
 class NativeObject : public Napi::ObjectWrap<Object> {
  public:
-  // Throws a JavaScript error unless `value` is an object of this kind.
+  // Throws a JavaScript error unless `value` is an object of this class.
   static Object& from(const Napi::Value& value) {
     bool tagged = false;
     if (value.IsObject()) napi_check_object_type_tag(value.Env(), value, &Object::kTag, &tagged);

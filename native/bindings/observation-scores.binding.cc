@@ -4,8 +4,8 @@
 
 namespace kv {
 
-// observationScores(stream, query [token, queryHead, dim], scores [batch, kvHead, token], the six of
-//                   PagedBatchTensors, scale, domain, reduction)
+// observationScores(stream, query [token, queryHead, dim], scores [batch, kvHead, token], the six arguments of
+// PagedBatchTensors, scale, domain, reduction)
 Napi::Value observation_scores(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument query = call.tensor(1);

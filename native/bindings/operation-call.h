@@ -1,5 +1,5 @@
-// One call of an operation from JavaScript: reads positional arguments (the stream is the first) and
-// keeps the storage of every tensor alive until the operation has run.
+// One call of an operation from JavaScript. It reads positional arguments, of which the stream is the first, and
+// keeps the storage of every tensor until the operation has run.
 #pragma once
 
 #include <napi.h>
@@ -17,14 +17,14 @@
 
 namespace kv {
 
-// `Memory` is const where the operation only reads.
+// `Memory` is const if the operation only reads the tensor.
 template <class Memory>
 struct BasicTensorArgument {
   Memory* data = nullptr;
   Layout layout;
   bool on_host = false;
-  bool reached = false;  // by the stream's device, by address
-  bool foreign = false;  // of another device, which lets go of the memory without regard to the stream's
+  bool reached = false;  // the stream's device reads and writes the memory by address
+  bool foreign = false;  // of another device, which may free the memory before the stream's device is done
 
   explicit operator bool() const { return data != nullptr; }
   int64_t extent(int axis) const { return layout.shape[axis]; }
@@ -44,19 +44,19 @@ class OperationCall {
  public:
   explicit OperationCall(const Napi::CallbackInfo& info) : info_(info) {}
 
-  // One that is read.
+  // A tensor that the operation only reads.
   TensorArgument tensor(size_t index) { return tensor(info_[index]); }
   TensorArgument tensor(const Napi::Value& value) {
     const OutputArgument argument = argument_of(value);
     return {argument.data, argument.layout, argument.on_host, argument.reached, argument.foreign};
   }
-  // A field of an argument that is an object. Throws a JavaScript error when there is none.
+  // A field of an argument that is an object. Throws a JavaScript error when the field is missing.
   Napi::Value field(size_t index, const char* name) const {
     const Napi::Value value = info_[index].IsObject() ? info_[index].As<Napi::Object>().Get(name) : Napi::Value();
     if (!value.IsEmpty() && !value.IsUndefined()) return value;
     throw make_error(info_.Env(), "KV_INVALID_VALUE", std::string("the operation's arguments lack ") + name);
   }
-  // One that is written, and perhaps read. Throws a JavaScript error when its memory is read-only.
+  // A tensor that the operation writes, and may read. Throws a JavaScript error when its memory is read-only.
   OutputArgument output(size_t index) {
     const OutputArgument argument = argument_of(info_[index]);
     if (holds_.back()->writable()) return argument;
@@ -70,7 +70,7 @@ class OperationCall {
   bool flag(size_t index) const { return info_[index].ToBoolean(); }
   Stream& stream() const { return StreamObject::from(info_[0]).stream(info_.Env()); }
 
-  // `name` must outlive the stream: a literal.
+  // `name` must outlive the stream, so it must be a literal.
   Napi::Value enqueue(const char* name, std::function<Status(ExecutionContext&)> launch) {
     stream().enqueue({name, std::move(holds_), std::move(launch)});
     return info_.Env().Undefined();

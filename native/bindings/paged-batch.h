@@ -1,4 +1,4 @@
-// Reads the tensors that say which rows belong to which sequence and where its cache lies.
+// Reads the tensors that say which rows belong to which sequence, and where the sequence's cache lies.
 #pragma once
 
 #include "bindings/operation-call.h"
@@ -12,7 +12,7 @@ struct PagedBatchTensors {
   TensorArgument keys;
   TensorArgument values;
   TensorArgument block_table;
-  OutputArgument key_counts;  // append grows them
+  OutputArgument key_counts;  // appendKv increases them
   TensorArgument slots;
   TensorArgument query_start;
 
@@ -43,7 +43,7 @@ struct PagedBatchTensors {
   }
 };
 
-// (stream, query, output [token, queryHead, dim], logSumExp [token, queryHead] or undefined, the six of
+// (stream, query, output [token, queryHead, dim], logSumExp [token, queryHead] or undefined, the six arguments of
 // PagedBatchTensors, scale, causal)
 inline PagedAttentionArguments paged_attention_arguments(OperationCall& call) {
   const TensorArgument query = call.tensor(1);

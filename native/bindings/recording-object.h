@@ -21,14 +21,14 @@ class RecordingObject : public NativeObject<RecordingObject> {
   explicit RecordingObject(const Napi::CallbackInfo& info) : NativeObject<RecordingObject>(info) {}
   ~RecordingObject() override { let_go(); }
 
-  // Throws a JavaScript error when it was released.
+  // Throws a JavaScript error when the recording was released.
   std::shared_ptr<Recording> recording(Napi::Env env) const;
 
  private:
   Napi::Value joined(const Napi::CallbackInfo& info);
   Napi::Value release(const Napi::CallbackInfo& info);
-  // On the stream's thread, or in the background once the stream is closed: a device may still be at a replay, which the
-  // JavaScript thread must not wait for.
+  // Drops the recording on the stream's thread, or in the background once the stream is closed. A replay may still
+  // run on the device, and the JavaScript thread must not wait for it.
   void let_go();
 
   std::weak_ptr<Stream> stream_;

@@ -34,7 +34,7 @@ struct Settlement {
 
   std::shared_ptr<Environment> environment;
   Napi::Promise::Deferred deferred;
-  Napi::Reference<Napi::Value> value;  // a reference cannot hold `undefined`, so the result sits in an array
+  Napi::Reference<Napi::Value> value;  // a reference cannot hold `undefined`, so an array holds the result
 };
 
 }  // namespace
@@ -121,11 +121,11 @@ Napi::Value StreamObject::close(const Napi::CallbackInfo& info) {
   return info.Env().Undefined();
 }
 
-// Closing waits for the operation in progress, which the JavaScript thread must not.
+// Closing waits for the operation that runs, and the JavaScript thread must not wait.
 void StreamObject::close_in_background() {
   if (!stream_) return;
   stream_->leave_recording();
-  // Closed while it is still owned: an environment that ends meanwhile must find it, to wait.
+  // The stream is closed before it is destroyed: an environment that ends meanwhile must find it and wait for it.
   Stream* const closing = stream_.get();
   let_go_in_background(std::shared_ptr<Stream>(closing, [stream = std::move(stream_)](Stream*) { stream->close(); }));
 }

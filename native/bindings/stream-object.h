@@ -37,12 +37,12 @@ class StreamObject : public NativeObject<StreamObject> {
   std::shared_ptr<Stream> stream_;
 };
 
-// Throws a JavaScript error when the stream is recording: what waits for the host, or uses memory of JavaScript,
+// Throws a JavaScript error when the stream is recording. What waits for the host, or uses JavaScript's memory,
 // cannot be repeated.
 void refuse_recording(const Stream& stream, Napi::Env env, const char* what);
 
-// A promise that settles to `value` when everything enqueued on `stream` so far is done; `finish` runs before, on
-// the stream's thread, if that went well.
+// A promise of `value` that settles when all that is enqueued on `stream` so far is done. If it succeeded, `finish`
+// runs before that on the stream's thread.
 Napi::Value settle_in_order(Stream& stream, Napi::Env env, Napi::Value value, std::function<void()> finish = nullptr);
 
 }  // namespace kv

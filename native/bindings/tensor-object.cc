@@ -11,7 +11,7 @@
 namespace kv {
 namespace {
 
-constexpr int64_t kMostElements = (int64_t{1} << 53) - 1;  // the largest number that JavaScript counts to
+constexpr int64_t kMostElements = (int64_t{1} << 53) - 1;  // the largest integer that a JavaScript number holds exactly
 
 int64_t whole_number(const Napi::Value& value, int64_t most) {
   const double number = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : -1;
@@ -21,7 +21,7 @@ int64_t whole_number(const Napi::Value& value, int64_t most) {
   return static_cast<int64_t>(number);
 }
 
-// Throws a JavaScript error unless every element lies in the storage, aligned.
+// Throws a JavaScript error unless every element is aligned and lies in the storage.
 void expect_within(Napi::Env env, const Layout& layout, const Storage& storage) {
   const auto size = static_cast<int64_t>(byte_size(layout.dtype));
   const auto bytes = static_cast<int64_t>(storage.bytes());

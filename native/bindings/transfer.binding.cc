@@ -1,4 +1,4 @@
-// Moves bytes between tensors and JavaScript, in stream order.
+// Copies bytes between tensors and JavaScript, in stream order.
 #include <cstring>
 #include <memory>
 
@@ -23,7 +23,7 @@ char* gather(const Layout& layout, const char* source, char* destination, int ax
   return destination;
 }
 
-// Bytes from the first element to the end of the last.
+// The number of bytes from the first element to the end of the last.
 size_t span_of(const Layout& layout) {
   int64_t last = 0;
   for (int axis = 0; axis < layout.rank; ++axis) last += (layout.shape[axis] - 1) * layout.strides[axis];
@@ -32,8 +32,9 @@ size_t span_of(const Layout& layout) {
 
 Status no_memory() { return Status::failure(StatusCode::out_of_memory, "no host memory for the copy"); }
 
-// Elements in host memory, in the order of the queue, as all that may write them or read the destination is. `held` is
-// kept until then; memory of another device must be waited for.
+// Gathers elements in host memory. It runs as a host part, in the order of the queue, because other work of the queue
+// may write these elements or read the destination. `held` is kept until then. With `waits` the caller waits until it
+// is done, which memory of another device needs.
 Status gather_in_order(const TensorArgument& source, const char* elements, char* destination, bool waits,
                        ExecutionContext& context, std::shared_ptr<HostMemory> held = nullptr) {
   const auto part = [layout = source.layout, elements, destination, held](HostContext&) {
@@ -45,7 +46,7 @@ Status gather_in_order(const TensorArgument& source, const char* elements, char*
   return done == nullptr ? status : done->wait();
 }
 
-// Elements in host memory to a contiguous tensor on the device.
+// Copies elements in host memory to a contiguous tensor on the device.
 Status send(const TensorArgument& source, const char* elements, void* destination, ExecutionContext& context,
             std::shared_ptr<HostMemory> held = nullptr) {
   const std::shared_ptr<HostMemory> packed = context.owner->host_memory(source.bytes());
@@ -54,7 +55,7 @@ Status send(const TensorArgument& source, const char* elements, void* destinatio
   return status.ok() ? context.owner->upload(destination, packed, *context.queue) : status;
 }
 
-// Whether the device alone copies, from memory and to memory that it reaches.
+// Whether the device can copy alone, because it reaches source and destination by address.
 bool copies_directly(const TensorArgument& source, const OutputArgument& destination) {
   return source.layout.contiguous() && source.reached && destination.reached;
 }
@@ -103,7 +104,7 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   });
 }
 
-// write(stream, source: TypedArray, tensor): the bytes are taken now, and stored in stream order.
+// write(stream, source: TypedArray, tensor): takes the bytes now and stores them in stream order.
 Napi::Value write(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const OutputArgument tensor = call.output(2);
@@ -124,7 +125,7 @@ Napi::Value write(const Napi::CallbackInfo& info) {
   });
 }
 
-// copy(stream, source, destination): as many bytes, the destination contiguous; either may be on the host.
+// copy(stream, source, destination): as many bytes. The destination is contiguous. Either may be on the host.
 Napi::Value copy(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument source = call.tensor(1);

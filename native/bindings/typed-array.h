@@ -1,5 +1,5 @@
-// Where a typed array's elements are, over an ArrayBuffer or a SharedArrayBuffer. What the array says of itself may be
-// wrong, so its memory is asked.
+// Finds the bytes of a typed array over an ArrayBuffer or a SharedArrayBuffer. The array's own properties may be
+// overwritten, so its memory is asked.
 #pragma once
 
 #include <napi.h>
@@ -15,7 +15,7 @@ struct ArrayBytes {
   size_t bytes = 0;
 };
 
-// Throws a JavaScript error unless it is a typed array. One whose buffer was detached has no bytes.
+// Throws a JavaScript error unless `value` is a typed array. An array whose buffer was detached has no bytes.
 inline ArrayBytes array_bytes(const Napi::Value& value) {
   if (!value.IsTypedArray()) throw make_error(value.Env(), "KV_INVALID_VALUE", "a typed array was wanted");
   void* data = nullptr;
@@ -23,7 +23,7 @@ inline ArrayBytes array_bytes(const Napi::Value& value) {
   return {static_cast<char*>(data), value.As<Napi::TypedArray>().ByteLength()};
 }
 
-// Throws a JavaScript error unless it has as many bytes as are wanted.
+// Throws a JavaScript error unless the array has exactly `wanted` bytes.
 inline char* bytes_of(const Napi::Value& value, size_t wanted) {
   const ArrayBytes array = array_bytes(value);
   if (array.bytes == wanted) return array.data;

@@ -1,4 +1,4 @@
-// CUDA results as statuses.
+// Turns CUDA results into statuses.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,10 +16,10 @@ inline Status cuda_status(cudaError_t result) {
   return Status::failure(code, std::string("CUDA: ") + cudaGetErrorString(result));
 }
 
-// What the launch just made reports; clears it.
+// The error of the launch just made. CUDA forgets the error when it is read.
 inline Status launch_status() { return cuda_status(cudaGetLastError()); }
 
-// Major compute capability of the calling thread's device: 8 is Ampere and Ada, 9 Hopper.
+// Sets `major` to the major compute capability of the calling thread's device: 8 is Ampere and Ada, 9 is Hopper.
 inline Status find_compute_capability(int& major) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);

@@ -1,7 +1,7 @@
-// cuBLASLt, found at run time: a machine without it still runs, on kernels of our own.
+// cuBLASLt is found at run time. A machine without cuBLASLt still works, on kernels of our own.
 //
-// The few declarations that we use are written out here, because the header belongs to a package that the
-// build does not need. The numbers are cuBLASLt's ABI, the same in versions 12 and 13.
+// The few declarations that we use are written out here, because NVIDIA's header belongs to a package that the build
+// does not need. The numbers are cuBLASLt's ABI, which is the same in versions 12 and 13.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -34,7 +34,7 @@ constexpr int kCublasEpilogueBias = 4;
 enum CublasLtMatmulAttribute { kMatmulTransposeA = 3, kMatmulEpilogue = 7, kMatmulBias = 8 };
 enum CublasLtPreferenceAttribute { kPreferenceWorkspaceBytes = 1 };
 
-// The functions; null members never, once loaded.
+// The library's functions. Once the library is loaded, no member is null.
 struct CublasLt {
   int (*create)(CublasLtHandle*);
   int (*matmul)(CublasLtHandle, CublasLtDescriptor, const void* alpha, const void* a, CublasLtDescriptor a_layout,
@@ -53,7 +53,7 @@ struct CublasLt {
                    CublasLtDescriptor d, CublasLtDescriptor preference, int wanted, CublasLtHeuristic*, int* found);
 };
 
-// Null when the library is not there; `reason`, if given, says what was tried.
+// Null when the library is not installed. `reason`, if given, then says where it was looked for.
 const CublasLt* cublas_lt(std::string* reason = nullptr);
 
 }  // namespace kv

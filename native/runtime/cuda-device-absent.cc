@@ -1,4 +1,4 @@
-// What a build without CUDA says of it.
+// What a build without CUDA answers when it is asked for CUDA.
 #include "runtime/cuda-device.h"
 
 #ifndef KV_HAVE_CUDA

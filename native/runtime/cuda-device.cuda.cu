@@ -40,7 +40,8 @@ class CudaDevice : public Device {
     return pinned != nullptr ? pinned : HostMemory::allocate(bytes);
   }
 
-  // The driver may read memory that is not pinned at the call, before a host part ahead has written it.
+  // Memory that is not pinned is read by the driver during the call. A host part ahead in the stream may not have
+  // written it by then, so the stream is waited for first.
   Status upload(void* to, const std::shared_ptr<HostMemory>& from, Queue& queue) override {
     const auto stream = static_cast<cudaStream_t>(queue.cuda_stream());
     Status status;
@@ -57,7 +58,8 @@ class CudaDevice : public Device {
     return cuda_status(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
   }
 
-  // Waits for what finds no pinned memory: the driver copies as fast as the caller could to memory of its own.
+  // Contents for which there is no pinned memory are waited for: the driver copies them as fast as the caller could
+  // copy them to other memory.
   Status fill(void* data, const void* contents, size_t bytes) override {
     bind_thread();
     std::shared_ptr<HostMemory> memory = pinned_->take(bytes);
@@ -98,8 +100,8 @@ class CudaDevice : public Device {
     return data;
   }
 
-  // In the order of the streams that used the memory, so that the caller does not wait; where there is no event to
-  // order two of them, it does.
+  // The memory is freed in the order of the streams that used it, so that the caller does not wait. The caller waits
+  // only if no event can be made that orders two of the streams.
   void release_memory(void* data, const Queues& uses) override {
     bind_thread();
     cudaStream_t last = allocations_;
@@ -115,7 +117,7 @@ class CudaDevice : public Device {
   }
 
  private:
-  // `memory` is the copy's host side.
+  // `memory` is the side of the copy that lies on the host.
   Status host_copy(void* to, const void* from, const std::shared_ptr<HostMemory>& memory, cudaStream_t stream) {
     if (memory->reachable) return copy_slabs(to, from, *memory, stream);
     const Status status = cuda_status(cudaMemcpyAsync(to, from, memory->bytes, cudaMemcpyDefault, stream));
@@ -125,7 +127,7 @@ class CudaDevice : public Device {
     return status;
   }
 
-  // Memory of a HostPool: no copy may reach over the end of what was pinned at one time.
+  // Copies memory of a HostPool. The pool was pinned slab by slab, and one copy must not cross the end of a slab.
   Status copy_slabs(void* to, const void* from, const HostMemory& memory, cudaStream_t stream) {
     const size_t first = HostRange::kSlabBytes - reinterpret_cast<size_t>(memory.data) % HostRange::kSlabBytes;
     Status status;
@@ -183,8 +185,8 @@ std::shared_ptr<Device> create_cuda_device(int index, int threads, size_t memory
   if (status.ok()) status = cuda_status(cudaStreamCreateWithFlags(&allocations, cudaStreamNonBlocking));
   if (status.ok()) status = cuda_status(cudaDeviceGetDefaultMemPool(&pool, index));
   if (!status.ok()) return nullptr;
-  // Freed memory stays in the pool: the next tensor of the size costs nothing. It is handed out again once its last
-  // use is over, not before: an allocation must not wait for a stream's work.
+  // Freed memory stays in the pool, so that the next tensor of the same size costs nothing. The pool reuses memory
+  // only after its last use is over: otherwise an allocation would wait for a stream's work.
   uint64_t keep = UINT64_MAX;
   int depends = 0;
   status = cuda_status(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));

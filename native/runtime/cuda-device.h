@@ -1,5 +1,5 @@
-// CUDA devices. Everything here works, and says why there is none, in a build without CUDA or on a machine
-// without a driver.
+// CUDA devices. In a build without CUDA, or on a machine without a driver, every function here still works and says
+// why there is no device.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct CudaReport {
 
 CudaReport cuda_report();
 
-// Null, with the reason in `status`, when it cannot be opened.
+// Returns null, with the reason in `status`, when the device cannot be opened.
 std::shared_ptr<Device> create_cuda_device(int index, int threads, size_t memory_limit, Status& status);
 
 }  // namespace kv

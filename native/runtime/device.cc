@@ -12,7 +12,7 @@ class PlainRange : public HostRange {
   Status make(size_t, size_t) override { return Status::success(); }
 
  private:
-  Device& device_;  // its user owns it
+  Device& device_;  // owned by the user of this object
 };
 
 }  // namespace

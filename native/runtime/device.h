@@ -1,4 +1,4 @@
-// A place where tensors live and operations run, with its memory accounts.
+// A device: the place where tensors live and operations run. It also counts its memory.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ struct MemoryReport {
   size_t live = 0;         // bytes of tensors allocated now
   size_t peak = 0;         // the most that `live` has been
   size_t scratch = 0;      // working memory of kernels
-  size_t pinned = 0;       // host memory: what copies go through, and host pools
+  size_t pinned = 0;       // host memory for copies, and host pools
   size_t limit = 0;        // allocations past this are refused
   uint64_t finalized = 0;  // tensors that the garbage collector had to release: leaks
 };
@@ -31,12 +31,12 @@ struct MemoryReport {
 class Moment {
  public:
   virtual ~Moment() = default;
-  // The first failure up to it, or success; nothing while it has not come.
+  // The first failure before the moment, or success. Empty while the moment has not come.
   virtual std::optional<Status> poll() = 0;
   virtual Status wait() = 0;
 };
 
-// Work that a queue launches at one stroke.
+// A graph of work, which a queue launches in one call.
 class Graph {
  public:
   virtual ~Graph() = default;
@@ -46,37 +46,40 @@ class Graph {
 class Queue;
 using Queues = std::vector<std::shared_ptr<Queue>>;
 
-// What orders the work of one stream on a device: a CUDA stream; nothing on the CPU.
+// The order of one stream's work on a device. On CUDA this is a CUDA stream; on the CPU there is nothing to order.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   virtual ~Queue() = default;
   virtual void* cuda_stream() const { return nullptr; }
   virtual Fault* fault() const { return nullptr; }
-  // Memory of the device that stays this queue's, for work in its order; null when it does not fit.
+  // Working memory on the device for operations of this queue. The memory stays the queue's. Null when it does not
+  // fit.
   virtual void* workspace(size_t) { return nullptr; }
-  // The same, all zero whenever an operation gets it: each leaves it so.
+  // Like `workspace`, but all zero whenever an operation gets it: each operation leaves it zeroed.
   virtual void* zeroed_workspace(size_t) { return nullptr; }
-  // Runs a host part of an operation, here where work is done when its launch returns. It never needs the device's turn
-  // elsewhere, so that a slow one keeps no other stream from launching.
+  // Runs a host part of an operation in the queue's order. On the CPU it runs here and now. On CUDA it never takes
+  // the device's turn, so that a slow host part keeps no other stream from launching.
   virtual Status run_on_host(HostPart part, ExecutionContext& context) {
     HostContext host{context.workers, context.isa};
     return part(host);
   }
-  // Nothing more is launched: host parts that have not begun never do, and those that have are waited for.
+  // Ends the queue: nothing more is launched. Host parts that have not begun never run; those that have begun are
+  // waited for.
   virtual void close() {}
-  // Null where work is done when its launch returns.
+  // Marks the moment at which all that is launched so far is done. Null where work is done when its launch returns.
   virtual std::shared_ptr<Moment> mark() { return nullptr; }
-  // The same without faults, for any thread.
+  // Like `mark`, but without faults. Any thread may wait for it.
   virtual std::shared_ptr<Moment> mark_launched() { return nullptr; }
-  // What is launched here from now on comes after a moment of another queue of the device.
+  // What is launched here from now on runs after a moment of another queue of the device.
   virtual Status run_after(const Moment&) { return Status::success(); }
-  // The same after all that is launched on `other` so far, in a capture too.
+  // What is launched here from now on runs after all that is launched on `other` so far. Captured, this is a
+  // dependency of the graph.
   virtual Status run_after(Queue&) { return Status::success(); }
-  // An order beside this one for part of a recording, with working memory of its own and this queue's faults. Null
-  // where there is none: this queue's own order is always right.
+  // Makes a queue for a branch of a recording, with working memory of its own and the faults of this queue. Null
+  // where there are no branches: this queue's own order is always correct.
   virtual std::shared_ptr<Queue> branch() { return nullptr; }
-  // Puts what `launches` launches here and on `branches` into `graph` instead of running it. Where a queue has no
-  // graphs, it leaves `graph` empty and does not call `launches`.
+  // Captures into `graph` what `launches` launches here and on `branches`, instead of running it. A queue without
+  // graphs leaves `graph` empty and does not call `launches`.
   virtual Status capture(const std::function<Status()>&, const Queues& /* branches */, std::unique_ptr<Graph>&) {
     return Status::success();
   }
@@ -93,32 +96,33 @@ class Device {
   virtual std::string name() const = 0;
   // Makes this device the calling thread's current one.
   virtual void bind_thread() {}
-  // Null when the device has no room for one more.
+  // Null when the device has no room for another queue.
   virtual std::shared_ptr<Queue> create_queue() = 0;
 
-  // Host memory for a copy, pinned where there is some left; null when it does not fit.
+  // Host memory for a copy, pinned if pinned memory is left. Null when it does not fit.
   virtual std::shared_ptr<HostMemory> host_memory(size_t bytes) { return HostMemory::allocate(bytes); }
-  // Copies in the queue's order. One of pinned memory goes on while the caller does, and holds that memory; what a
-  // download brings is there at a moment marked after it. With other host memory a copy is done on return.
+  // Copies in the queue's order. A copy of pinned memory returns at once and holds the memory; the bytes of a
+  // download have arrived at a moment that is marked after it. A copy of other host memory is done on return.
   virtual Status upload(void* to, const std::shared_ptr<HostMemory>& from, Queue& queue) = 0;
   virtual Status download(const std::shared_ptr<HostMemory>& to, const void* from, Queue& queue) = 0;
-  // Within the device's memory, in the queue's order.
+  // Copies within the device's memory, in the queue's order.
   virtual Status copy(void* to, const void* from, size_t bytes, Queue& queue) = 0;
 
-  // Memory for a tensor, 64-byte aligned at least; null when it does not fit.
+  // Memory for a tensor, at least 64-byte aligned. Null when it does not fit.
   void* allocate(size_t bytes);
-  // Copies contents into memory just allocated. `contents` may be changed on return.
+  // Copies contents into memory that was just allocated. The caller may change `contents` after the return.
   virtual Status fill(void* data, const void* contents, size_t bytes) = 0;
-  // Allocations and their contents are in order for themselves: `stamp()` counts how far that is, and from
-  // `join(queue, stamp)` on the queue's work comes after what was there then.
+  // Allocations and first contents have an order of their own. `stamp()` is the number of the newest allocation.
+  // After `join(queue, stamp)`, the queue's work runs after all allocations up to that stamp.
   uint64_t stamp() { return stamps_.fetch_add(1) + 1; }
   virtual Status join(Queue&, uint64_t) { return Status::success(); }
-  // `uses` are the queues whose launched work may still use the memory; it is not waited for.
+  // `uses` are the queues whose launched work may still use the memory. The caller does not wait for that work.
   void release(void* data, size_t bytes, const Queues& uses);
-  // Addresses for a HostPool. Null, with the reason in `status`, when the device refuses that much. On the CPU it is plain
-  // memory, counted as tensors are.
+  // Address range for a HostPool. Null, with the reason in `status`, when the device refuses that much. On the CPU
+  // this is plain memory, counted like tensors.
   virtual std::shared_ptr<HostRange> host_range(size_t bytes, Status& status);
-  // Calls `release` when what was launched on `uses` so far is done, and waits for nothing. `release` owns no device.
+  // Calls `release` when what was launched on `uses` so far is done. The caller does not wait. `release` must not own
+  // the device.
   virtual void when_done(const Queues& /* uses */, std::function<void()> release) { release(); }
   void count_finalized() { finalized_.fetch_add(1, std::memory_order_relaxed); }
   MemoryReport memory();
@@ -126,9 +130,10 @@ class Device {
   Workers& workers() { return workers_; }
   Isa isa() const { return isa_; }
 
-  // Held while an operation is launched: the streams of a device take turns, on the CPU on its workers.
+  // The lock that is held while an operation is launched. The streams of a device take turns; on the CPU they share
+  // its workers.
   std::mutex& turn() { return turn_; }
-  // For host parts that no launch runs. They take turns among themselves only.
+  // Runs a host part that CUDA calls. Such host parts take turns among themselves, never with launches.
   Status run_on_workers(const HostPart& part);
 
  protected:
@@ -154,7 +159,7 @@ class Device {
 
 size_t physical_memory();
 
-// `memory_limit` 0 means all that the device has.
+// A `memory_limit` of 0 means all memory that the device has.
 std::shared_ptr<Device> create_cpu_device(int threads, Isa isa, size_t memory_limit);
 
 }  // namespace kv

@@ -1,4 +1,4 @@
-// What an operation finds when its turn in a stream comes.
+// What an operation is given when it is launched.
 #pragma once
 
 #include <string>
@@ -14,10 +14,11 @@ class Device;
 class Queue;
 struct Fault;
 
-// An operation's words for one of its faults. Host code.
+// Puts one of an operation's faults into words. Host code.
 using FaultText = std::string (*)(const Fault& fault);
 
-// Where kernels on a device report bad data, in which operation's name, and who puts it into words.
+// Where kernels on a device report bad data: the fault record, the operation's name, and the function that words the
+// fault.
 struct FaultSink {
   Fault* fault = nullptr;
   const char* operation = nullptr;
@@ -32,7 +33,7 @@ struct ExecutionContext {
   Device* owner = nullptr;
   Queue* queue = nullptr;
   Fault* fault = nullptr;           // of the queue
-  const char* operation = nullptr;  // the name of the one whose turn it is
+  const char* operation = nullptr;  // name of the operation that is being launched
 
   FaultSink faults(FaultText text) const { return {fault, operation, text}; }
 };

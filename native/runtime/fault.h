@@ -1,5 +1,5 @@
-// How a kernel on a device says that its data was bad: it writes here, and the stream reads it at its next
-// synchronisation. Values on a device cannot be checked before a launch without waiting for them.
+// How a kernel on a device reports that its data was bad: the kernel writes a fault, and the stream reads it at its
+// next synchronisation. Values on a device cannot be checked before a launch without waiting for them.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 namespace kv {
 
 struct Fault {
-  int32_t code = 0;   // of the operation's own enumeration, which begins at 1; 0: there is no fault
+  int32_t code = 0;   // of the operation's own enumeration, which begins at 1; 0 means no fault
   int64_t value = 0;  // the id, slot, block, kv head or token that is at fault
-  int64_t row = 0;    // of the operation's rows
-  int64_t limit = 0;  // what the value should have been less than
+  int64_t row = 0;    // which row of the operation
+  int64_t limit = 0;  // the value should have been less than this
   const char* operation = nullptr;
   FaultText text = nullptr;
-  int32_t claimed = 0;  // 1 once a thread has begun to report: the first of several faults is kept
+  int32_t claimed = 0;  // 1 once a thread has begun to report, so that the first of several faults is kept
 };
 
 #ifdef __CUDACC__

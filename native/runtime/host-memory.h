@@ -1,4 +1,4 @@
-// Bytes of the host on their way to a device or from it.
+// Host memory that is copied to a device or from it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace kv {
 
-// Addresses of host memory that a device reaches, of which pages are made slab by slab.
+// Address range of host memory that a device reaches. Its pages are made slab by slab.
 class HostRange {
  public:
   static constexpr size_t kSlabBytes = size_t{64} << 20;
@@ -19,7 +19,7 @@ class HostRange {
   HostRange(const HostRange&) = delete;
   HostRange& operator=(const HostRange&) = delete;
 
-  // The next slab, the last of which may be smaller. Takes time.
+  // Makes the pages of the next slab, which takes time. The last slab may be smaller than the others.
   virtual Status make(size_t offset, size_t slab_bytes) = 0;
 
   char* const data;
@@ -29,15 +29,15 @@ class HostRange {
 struct HostMemory {
   char* data = nullptr;
   size_t bytes = 0;
-  bool pinned = false;     // copies of it need not be waited for
-  bool reachable = false;  // neither, and its owner keeps it until the device is done: it is of a HostPool
+  bool pinned = false;     // a copy of it need not be waited for
+  bool reachable = false;  // part of a HostPool, which keeps it until the device is done; not waited for either
 
-  // Someone else's, to read from; outlive the copies.
+  // Memory that someone else owns and that is only read. It must outlive the copies.
   static std::shared_ptr<HostMemory> borrow(const void* data, size_t bytes, bool reachable = false) {
     return std::shared_ptr<HostMemory>(new HostMemory{static_cast<char*>(const_cast<void*>(data)), bytes, false, reachable});
   }
 
-  // Null when it does not fit.
+  // Null when there is no memory.
   static std::shared_ptr<HostMemory> allocate(size_t bytes) {
     auto* data = static_cast<char*>(std::malloc(bytes == 0 ? 1 : bytes));
     if (data == nullptr) return nullptr;

@@ -1,4 +1,4 @@
-// Host parts: what an operation does on the host between what it does on the device, in the order of its queue.
+// A host part is what an operation does on the host between its kernels, in the order of its queue.
 //
 //   Status attend(const Arguments& a, ExecutionContext& context) {
 //     Status status = launch_scores(a, context);
@@ -6,8 +6,8 @@
 //     return status.ok() ? launch_merge(a, context) : status;
 //   }
 //
-// A host part reads and writes by plain address what the operation holds: host tensors, or wrapped memory. It makes no
-// call of CUDA, and what it captures has no destructor that does.
+// A host part reads and writes memory that the operation holds, by plain address: host tensors or wrapped memory. It
+// must not call CUDA. The destructors of what it captures must not call CUDA either.
 #pragma once
 
 #include <atomic>
@@ -32,17 +32,17 @@ struct HostContext {
 
 using HostPart = std::function<Status(HostContext&)>;
 
-// The first failure of a queue's host parts; those behind it are skipped. A device that cannot see messages copies the
-// flag, in the order of its queue.
+// The first failure of a queue's host parts. Once one has failed, the host parts behind it are skipped. A device
+// cannot read the message, so it copies the flag, in the order of its queue.
 class HostFailure {
  public:
   using Flag = std::atomic<int32_t>;
 
-  // `flag` is 0.
+  // `flag` must be 0.
   explicit HostFailure(std::shared_ptr<Flag> flag) : flag_(std::move(flag)) {}
 
   void report(Status failure);
-  // Success while there is none.
+  // Success if no host part has failed.
   Status status() const;
   bool raised() const { return flag_->load() != 0; }
   const Flag* flag() const { return flag_.get(); }
@@ -53,14 +53,15 @@ class HostFailure {
   Status status_;
 };
 
-// A host part on its way through a queue, which keeps it until `done`, or as long as a graph may run it.
+// A host part that a queue has launched. The queue keeps it until `done`; a graph keeps it as long as the graph may
+// run it.
 class HostTask {
  public:
-  // `device` outlives the run: a queue that is closed waits for the host parts that have begun.
+  // `device` outlives the run, because a queue that is closed waits for the host parts that have begun.
   HostTask(Device& device, std::shared_ptr<HostFailure> failure, const char* operation, HostPart part)
       : device_(device), failure_(std::move(failure)), operation_(operation), part_(std::move(part)) {}
 
-  // On the thread that the device calls it on. Never throws.
+  // Called on a thread of the device's choice. Never throws.
   void run();
   bool done() const { return done_.load(); }
 

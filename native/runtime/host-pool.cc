@@ -6,7 +6,7 @@
 namespace kv {
 namespace {
 
-// As cudaMalloc aligns.
+// The same alignment as cudaMalloc's.
 constexpr size_t kAlignment = 256;
 
 constexpr size_t rounded(size_t bytes) { return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment; }
@@ -21,7 +21,8 @@ std::shared_ptr<HostPool> HostPool::create(std::shared_ptr<Device> device, size_
 HostPool::HostPool(std::shared_ptr<Device> device, std::shared_ptr<HostRange> range)
     : device_(std::move(device)), memory_(std::make_shared<Memory>(std::move(range))) {}
 
-// Not here, where the last piece is back already: letting go of pinned memory takes as long as making it.
+// Pinned memory takes as long to free as to make, so the device's own thread frees it. All tensors have returned
+// their memory by now.
 HostPool::~HostPool() {
   device_->when_done({}, [memory = std::move(memory_)]() mutable { memory.reset(); });
 }

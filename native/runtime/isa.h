@@ -5,7 +5,7 @@ namespace kv {
 
 enum class Isa { baseline, avx2, avx512 };
 
-// The widest set that this processor runs.
+// The widest instruction set that this processor runs.
 Isa best_isa();
 const char* isa_name(Isa isa);
 

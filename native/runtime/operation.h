@@ -12,8 +12,8 @@
 namespace kv {
 
 struct Operation {
-  const char* name = nullptr;  // public, for messages: a literal
-  std::vector<std::shared_ptr<Storage>> holds;  // alive until it has run
+  const char* name = nullptr;  // the public name, for messages; a literal
+  std::vector<std::shared_ptr<Storage>> holds;  // memory that is kept until the operation has run
   std::function<Status(ExecutionContext&)> launch;
 };
 

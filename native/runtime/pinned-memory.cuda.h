@@ -1,4 +1,4 @@
-// Pinned host memory for copies that nobody waits for: a fixed amount, in slabs, made once for a device.
+// Pinned host memory for copies that nobody waits for. A device has a fixed amount, made once, in slabs.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ namespace kv {
 
 class PinnedMemory : public std::enable_shared_from_this<PinnedMemory> {
  public:
-  // Where the host has none to pin, every `take` returns null.
+  // If the host has no memory to pin, every `take` returns null.
   PinnedMemory();
   ~PinnedMemory();
   PinnedMemory(const PinnedMemory&) = delete;
@@ -23,10 +23,10 @@ class PinnedMemory : public std::enable_shared_from_this<PinnedMemory> {
 
   size_t bytes() const { return memory_ == nullptr ? 0 : kSlabs * kSlabBytes; }
 
-  // Null when it is larger than a slab, or no slab has room.
+  // Null when `bytes` is more than a slab has, or when no slab has room.
   std::shared_ptr<HostMemory> take(size_t bytes);
 
-  // Holds `memory` until what `stream` was given so far is done.
+  // Holds `memory` until all that `stream` has been given so far is done.
   void hold(std::shared_ptr<HostMemory> memory, cudaStream_t stream);
 
   // Waits for all copies that hold memory.

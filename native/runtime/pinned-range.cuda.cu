@@ -15,7 +15,8 @@ Status refused(size_t bytes, const std::string& why) {
   return Status::failure(StatusCode::out_of_memory, std::to_string(bytes) + " bytes of pinned memory were asked for; " + why);
 }
 
-// Addresses from a multiple of a slab on; copies are cut there. Null when there are none.
+// Reserves addresses that begin at a multiple of a slab, because copies are cut at such multiples. Null when the
+// process has no addresses left.
 char* reserve(size_t bytes) {
   const size_t room = bytes + HostRange::kSlabBytes;
   void* mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -60,7 +61,7 @@ PinnedRange::~PinnedRange() {
 }
 
 Status PinnedRange::make(size_t offset, size_t slab_bytes) {
-  // Large pages are pinned several times as fast.
+  // Large pages are pinned several times as fast as small ones.
   madvise(data + offset, slab_bytes, MADV_HUGEPAGE);
   const cudaError_t result = cudaHostRegister(data + offset, slab_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (result != cudaSuccess) {

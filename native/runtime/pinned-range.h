@@ -1,5 +1,5 @@
-// Pinned host memory of a HostPool: addresses first, then pages slab by slab, so that a driver that pins keeps nobody
-// waiting for long.
+// Pinned host memory of a HostPool. Addresses are reserved first. Pages are pinned slab by slab, because the driver
+// makes all other threads wait while it pins.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ namespace kv {
 
 class PinnedRange : public HostRange {
  public:
-  // Null, with the reason in `status`, past what the process may lock. `pinned` counts the bytes of all ranges,
-  // from here on.
+  // Null, with the reason in `status`, when the process may not lock that much. `pinned` counts the bytes of all
+  // ranges from their creation on.
   static std::shared_ptr<PinnedRange> create(size_t bytes, std::shared_ptr<std::atomic<size_t>> pinned, Status& status);
   PinnedRange(char* addresses, size_t bytes, std::shared_ptr<std::atomic<size_t>> pinned);
   ~PinnedRange() override;

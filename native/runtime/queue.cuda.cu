@@ -44,7 +44,8 @@ class CudaEvent : public Moment {
   Status status_;
 };
 
-// The fault as it was when the queue came to the moment: a later operation's fault must not fail an earlier wait.
+// Keeps a copy of the fault record as it was at this moment: the fault of a later operation must not fail an earlier
+// wait.
 class CudaMoment : public CudaEvent {
  public:
   CudaMoment(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<HostFailure> host,
@@ -97,7 +98,7 @@ class CudaGraph : public Graph {
   HostTasks host_tasks_;
 };
 
-// Null where the host has no memory to pin.
+// Null when the host has no memory to pin.
 std::shared_ptr<HostFailure> make_host_failure() {
   void* memory = nullptr;
   if (cudaHostAlloc(&memory, sizeof(HostFailure::Flag), cudaHostAllocPortable) != cudaSuccess) {
@@ -167,7 +168,7 @@ std::shared_ptr<CudaScratch> CudaQueue::allocate(size_t bytes) {
 
 void* CudaQueue::workspace(size_t bytes) {
   if (workspace_ == nullptr || bytes > workspace_->bytes) {
-    workspace_.reset();  // first, so that the two need not fit beside each other
+    workspace_.reset();  // freed first, so that old and new need not fit at the same time
     workspace_ = allocate(bytes);
   }
   return workspace_ == nullptr ? nullptr : workspace_->data;
@@ -212,7 +213,7 @@ std::shared_ptr<Moment> CudaQueue::mark() {
   return std::make_shared<CudaMoment>(stream_, faults_, host_failure_, std::move(seen));
 }
 
-// Whoever waits for it may sleep.
+// A thread that waits for this moment sleeps instead of spinning.
 std::shared_ptr<Moment> CudaQueue::mark_launched() {
   auto moment = std::make_shared<CudaEvent>(cudaEventBlockingSync);
   moment->record(stream_);
@@ -247,10 +248,11 @@ Status CudaQueue::capture(const std::function<Status()>& launches, const Queues&
     if (branch != nullptr) captured_on.push_back(static_cast<CudaQueue*>(branch.get()));
   }
   cudaGraph_t captured = nullptr;
-  // Other threads go on allocating and copying meanwhile.
+  // Thread-local mode, because other threads go on allocating and copying during the capture.
   status = cuda_status(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   if (status.ok()) {
-    // Nobody else knows of a branch's stream.
+    // This queue is captured on a new stream, because other threads know its own. Only this thread knows a branch's
+    // stream.
     for (CudaQueue* queue : captured_on) queue->capturing_ = queue == this ? stream : queue->stream_;
     status = launches();
     for (CudaQueue* queue : captured_on) queue->capturing_ = nullptr;

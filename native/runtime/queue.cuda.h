@@ -14,19 +14,19 @@
 
 namespace kv {
 
-// Working memory, freed in the order of a CUDA stream.
+// Working memory, which is freed in the order of a CUDA stream.
 struct CudaScratch {
   void* data = nullptr;
   size_t bytes = 0;
 };
 
-// Of all the working memory of a device's queues. Recordings may hold some for longer than the device lives.
+// Bytes of working memory of all queues of a device. Shared, because a recording may outlive the device.
 using ScratchBytes = std::shared_ptr<std::atomic<size_t>>;
 
-// In device memory: what has failed, as the device knows it.
+// The failures that the device knows of, in device memory.
 struct CudaFaults {
   Fault fault;
-  int32_t host_part_failed = 0;  // as of the last mark
+  int32_t host_part_failed = 0;  // as copied at the last mark
 };
 
 using HostTasks = std::vector<std::shared_ptr<HostTask>>;
@@ -36,17 +36,17 @@ Status run_after(cudaStream_t later, cudaStream_t earlier);
 
 class CudaQueue : public Queue {
  public:
-  // Null when the device has no room for it.
+  // Null when the device has no room for a queue.
   static std::shared_ptr<CudaQueue> create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes);
   CudaQueue(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes);
-  // A branch of `trunk`.
+  // Makes a branch of `trunk`.
   CudaQueue(cudaStream_t stream, std::shared_ptr<CudaQueue> trunk);
   ~CudaQueue() override;
 
-  // Where its own thread launches. A capture has a stream of its own, for other threads go on freeing memory in the
-  // order of the queue's, and what they put into a stream that captures would be captured.
+  // The stream into which the queue's own thread launches. A capture uses another stream: other threads free memory
+  // in the order of `stream_` meanwhile, and their calls would be captured.
   void* cuda_stream() const override { return capturing_ != nullptr ? capturing_ : stream_; }
-  // The queue's order, for every thread.
+  // The stream that gives the queue its order, for every thread.
   cudaStream_t stream() const { return stream_; }
   Fault* fault() const override { return &faults_->fault; }
   void* workspace(size_t bytes) override;
@@ -61,27 +61,28 @@ class CudaQueue : public Queue {
   Status capture(const std::function<Status()>& launches, const Queues& branches,
                  std::unique_ptr<Graph>& graph) override;
 
-  // How far the device's allocations are in order with this queue.
+  // The newest allocation of the device that this queue is ordered after.
   uint64_t joined_stamp = 0;
 
  private:
-  // Null when it does not fit, and during a capture: memory that a graph makes is gone after each launch.
+  // Null when the memory does not fit, and during a capture: memory that a graph allocates is lost after each launch.
   std::shared_ptr<CudaScratch> allocate(size_t bytes);
 
   CudaQueue& trunk() { return trunk_ == nullptr ? *this : *trunk_; }
 
   cudaStream_t stream_;
-  std::shared_ptr<CudaQueue> trunk_;  // whose branch it is, if it is one
-  CudaFaults* faults_;                // of the trunk
+  std::shared_ptr<CudaQueue> trunk_;  // the queue that this one is a branch of, or null
+  CudaFaults* faults_;                // owned by the trunk
   std::shared_ptr<PinnedMemory> pinned_;
   ScratchBytes scratch_bytes_;
-  // Shared with the graphs that were captured on it: one that grows later must not take it from them.
+  // Shared with the graphs that were captured with this memory, so that it stays when the queue's own memory is
+  // replaced by more.
   std::shared_ptr<CudaScratch> workspace_;
   std::shared_ptr<CudaScratch> zeroed_;
   cudaStream_t capturing_ = nullptr;
-  // Of the trunk. Null until there is a host part.
+  // Used by the trunk only. Null until the first host part.
   std::shared_ptr<HostFailure> host_failure_;
-  HostTasks host_tasks_;  // launched and not known to be done
+  HostTasks host_tasks_;  // launched, not known to be done
   HostTasks captured_;    // of the capture in progress
 };
 

@@ -1,4 +1,4 @@
-// Operations that a stream has been told once and repeats as often as it is asked.
+// Operations that a stream collects once and can replay any number of times.
 #pragma once
 
 #include <memory>
@@ -10,27 +10,29 @@
 
 namespace kv {
 
-// What comes next on one branch of a recording: an operation, or a wait for all that another branch has so far.
+// A step of one branch of a recording: an operation, or a wait for all earlier steps of another branch.
 struct RecordedStep {
   size_t branch = 0;
   Operation operation;
-  std::optional<size_t> awaited;  // the other branch; there is no operation then
+  std::optional<size_t> awaited;  // the branch to wait for; this step has no operation then
 };
 
 struct Recording {
-  // In the order in which they were enqueued, which is one in which they may run.
+  // In the order in which the steps were enqueued. Running them one by one in this order is always correct.
   std::vector<RecordedStep> steps;
-  // Branch 0 is the stream's own order. Each of the others is a stream that waited for one of the recording's.
+  // Branch 0 is the recording stream. Each other branch is a stream that waited for a branch of this recording.
   size_t branches = 1;
-  bool open = true;  // whether streams still add to it
-  // Whether they ran, one by one: working memory and lazily loaded code are in place then, and a queue can capture.
+  bool open = true;  // whether streams may still add steps
+  // Whether the steps have run one by one. Working memory and lazily loaded code are in place after that, which a
+  // capture needs.
   bool ran = false;
-  // Of the branches from 1 on, made for the first replay; null where the stream's own queue serves.
+  // The queues of branches 1 and up, made for the first replay. A null queue means that the stream's own queue runs
+  // the branch.
   Queues queues;
-  // All steps at one stroke, where the queue has such a thing.
+  // The captured graph of all steps, if the queue has graphs.
   std::unique_ptr<Graph> graph;
 
-  // Whether the stream's own order comes, at its end, after every step of every branch.
+  // Whether every step of every branch comes before the end of the recording stream's own order.
   bool joined() const {
     std::vector<bool> awaited(branches, false);
     awaited[0] = true;

@@ -25,7 +25,7 @@ void Releases::add(std::vector<std::shared_ptr<Moment>> moments, std::function<v
   try {
     if (!thread_.joinable()) thread_ = std::thread(&Releases::thread_main, this);
   } catch (const std::system_error&) {
-    // The process can have no more threads.
+    // The process can have no more threads, so the caller waits and releases the memory itself.
     Release own = std::move(waiting_.back());
     waiting_.pop_back();
     lock.unlock();

@@ -1,5 +1,5 @@
-// Lets go of memory once a device is done with it, on a thread of its own that sleeps until then. Whoever drops the
-// memory waits for nothing.
+// Frees memory once a device is done with it, on a thread that sleeps until then. Whoever gives up the memory does
+// not wait.
 #pragma once
 
 #include <condition_variable>
@@ -16,15 +16,15 @@ namespace kv {
 
 class Releases {
  public:
-  // `begin` is called first on the thread.
+  // The thread calls `begin` first.
   explicit Releases(std::function<void()> begin) : begin_(std::move(begin)) {}
-  // Waits for all.
+  // Waits for all releases.
   ~Releases();
   Releases(const Releases&) = delete;
   Releases& operator=(const Releases&) = delete;
 
-  // Calls `release` after `moments` have come, and after every release that was added earlier. It must hold nothing
-  // that owns this object.
+  // Calls `release` after all `moments` have come and after every release that was added earlier. `release` must hold
+  // nothing that owns this object.
   void add(std::vector<std::shared_ptr<Moment>> moments, std::function<void()> release);
 
  private:
@@ -41,7 +41,7 @@ class Releases {
   std::condition_variable wake_;
   std::deque<Release> waiting_;
   bool stop_ = false;
-  std::thread thread_;  // started when there is something to release
+  std::thread thread_;  // started by the first release
 };
 
 }  // namespace kv

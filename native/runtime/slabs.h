@@ -1,5 +1,5 @@
-// Hands out pieces of a few equal slabs of memory. Pieces of a slab lie one behind the other; a slab is used anew
-// once all of its pieces have come back. Cheap, bounded, and right for pieces that live for a short time.
+// Allocates short-lived parts of a few equal slabs of memory. The parts of a slab lie one after another. A slab is
+// used again from its start once all of its parts have been given back, which is cheap and bounded.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ class Slabs {
   // `memory` holds `count` slabs, 64-byte aligned.
   Slabs(char* memory, size_t slab_bytes, size_t count);
 
-  // 64-byte aligned; null when no slab has room.
+  // 64-byte aligned. Null when no slab has room.
   char* take(size_t bytes);
   void give_back(const char* piece);
 

@@ -13,14 +13,14 @@ enum class StatusCode { ok, out_of_memory, capability, device_fault, invalid_val
 struct Status {
   StatusCode code = StatusCode::ok;
   std::string message;
-  const char* operation = nullptr;  // whose failure it is, where that is not the operation in hand
+  const char* operation = nullptr;  // the operation that failed, if it is not the one that runs now
 
   bool ok() const { return code == StatusCode::ok; }
   static Status success() { return {}; }
   static Status failure(StatusCode code, std::string message) { return {code, std::move(message), nullptr}; }
 };
 
-// What `work` returns, or what it throws as a status.
+// Calls `work`. An exception becomes a failure status.
 template <class Work>
 Status guarded(Work&& work) {
   try {

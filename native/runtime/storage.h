@@ -1,5 +1,5 @@
-// The memory behind a tensor. Every tensor and every enqueued operation that uses it shares ownership,
-// so memory goes back exactly when the last of them is done.
+// The memory behind a tensor. The tensor and every enqueued operation that uses the memory share its ownership, so
+// the memory is freed exactly when the last of them is done.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,11 @@ struct BorrowedMemory {
   void* data = nullptr;
   size_t bytes = 0;
   bool writable = true;
-  // Whether it is still where it was. Empty: always.
+  // Whether JavaScript still has the memory at `data`. Empty means always.
   std::function<bool()> in_place;
-  // Runs when neither host nor device use it any more, on any thread.
+  // Called on any thread when neither the host nor the device uses the memory any more.
   std::function<void()> release;
-  // Whether the device, too, reads and writes it by address: a piece of a HostPool.
+  // Whether the device reads and writes the memory by address: true for memory of a HostPool.
   bool reachable = false;
 };
 
@@ -37,7 +37,7 @@ class Storage {
     return storage;
   }
 
-  // Its first contents, `bytes()` of them, before anything uses it.
+  // Copies `bytes()` bytes into the memory. Must be called before anything else uses the memory.
   Status fill(const void* contents) {
     const Status status = device_->fill(memory_.data, contents, memory_.bytes);
     stamp_ = device_->stamp();
@@ -58,17 +58,18 @@ class Storage {
   void* data() const { return memory_.data; }
   size_t bytes() const { return memory_.bytes; }
   bool writable() const { return memory_.writable; }
-  // On the thread that made it.
+  // Must be called on the thread that made the storage.
   bool in_place() const { return !memory_.in_place || memory_.in_place(); }
   Device& device() const { return *device_; }
 
   // Whether the host reads and writes the memory.
   bool on_host() const { return !owns_memory_ || device_->kind() == DeviceKind::cpu; }
 
-  // Whether its device does, by address.
+  // Whether the device reads and writes the memory by address.
   bool on_device() const { return owns_memory_ || memory_.reachable || device_->kind() == DeviceKind::cpu; }
 
-  // Work that uses the memory is about to be launched on `queue`; not if this fails.
+  // Must be called before work that uses the memory is launched on `queue`. If it fails, the work must not be
+  // launched.
   Status used_on(const std::shared_ptr<Queue>& queue) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::find(uses_.begin(), uses_.end(), queue) != uses_.end()) return Status::success();

@@ -9,7 +9,7 @@
 namespace kv {
 namespace {
 
-// How long the thread sleeps between two looks at work in progress.
+// How long the stream's thread sleeps before it looks again whether work has ended.
 constexpr auto kPoll = std::chrono::microseconds(20);
 
 std::shared_ptr<Queue> queue_of(Device& device) {
@@ -29,7 +29,7 @@ Status named(const Status& status, const std::vector<const char*>& suspects) {
   return Status::failure(status.code, culprit + ": " + status.message);
 }
 
-// What a stream reports that waited for the one that failed.
+// The failure of a stream that waited for a failed one.
 Status passed_on(const Status& status) {
   const std::string culprit = status.operation == nullptr ? "" : std::string(status.operation) + ": ";
   return Status::failure(status.code, "waitFor: " + culprit + status.message);
@@ -144,7 +144,8 @@ void Stream::replay_now(Recording& recording) {
   recording.ran = true;
   if (status.ok()) return;
   fail(status, current);
-  // A failure left branches without their join; memory that they still use goes in the order of this stream.
+  // After a failure, branches are not joined. Memory that a branch still uses is freed in the order of this stream,
+  // so this stream waits for every branch.
   for (const std::shared_ptr<Queue>& queue : recording.queues) {
     if (queue != nullptr) launched_->run_after(*queue);
   }
@@ -177,8 +178,8 @@ Status Stream::launch(const Operation& operation, Queue& queue) {
   return guarded([&] { return operation.launch(context); });
 }
 
-// The other stream's thread comes to the signal however late this one is, for a stream waits only for what was
-// enqueued earlier. What this stream has to deliver is delivered meanwhile.
+// The wait always ends: a stream waits only for what was enqueued earlier, so the other stream's thread reaches the
+// signal without this one. Notifications of this stream are delivered while it waits.
 void Stream::follow(std::future<Signal>& other) {
   while (!awaited_.empty() && other.wait_for(kPoll) != std::future_status::ready) settle(false);
   const Signal signal = other.get();
@@ -211,7 +212,7 @@ void Stream::settle(bool all) {
     if (!outcome.has_value()) return;
     Status failure = outcome->ok() ? Status::success() : named(*outcome, first.operations);
     for (const std::shared_ptr<Moment>& other : first.others) {
-      // It was before this moment.
+      // This wait is short, because the other stream's moment came before this one.
       const Status there = other->wait();
       if (failure.ok() && !there.ok()) failure = passed_on(there);
     }
@@ -224,7 +225,8 @@ void Stream::settle(bool all) {
   }
 }
 
-// A device that runs what it is given later reports its own fault at any later call, and not of which operation.
+// A device reports a fault of its own at any later call, without the operation's name. All operations that are not
+// known to have succeeded are therefore named.
 void Stream::fail(const Status& status, const char* operation) {
   std::vector<const char*> suspects;
   if (status.code == StatusCode::device_fault) {

@@ -1,4 +1,4 @@
-// Descriptions of tensors for TMA, made on the host (sm_90).
+// Makes tensor maps on the host: descriptions of tensors for TMA (sm_90).
 #pragma once
 
 #include <cuda.h>
@@ -13,17 +13,17 @@
 
 namespace kv {
 
-// A tensor of 16-bit elements with three axes, innermost first; the innermost is contiguous.
+// A tensor of 16-bit elements with three axes, innermost first. The innermost axis is contiguous.
 struct TensorBox {
   DType dtype = DType::f16;
   const void* data = nullptr;  // 16-byte aligned
   std::array<int64_t, 3> extents = {};
-  std::array<int64_t, 2> strides = {};  // elements between neighbours along axes 1 and 2; multiples of 8
-  std::array<int32_t, 3> box = {};      // what one copy brings; box[0] covers 128 bytes, the swizzle's row
+  std::array<int64_t, 2> strides = {};  // in elements, of axes 1 and 2; multiples of 8
+  std::array<int32_t, 3> box = {};      // elements of one copy; box[0] covers 128 bytes, one row of the swizzle
 };
 
-// Fills `map` for copies in the 128-byte swizzle that wgmma reads. The driver's function is looked up at run
-// time, so that the library loads where there is no driver.
+// Fills `map` for copies with the 128-byte swizzle that wgmma reads. The driver's function is looked up at run time,
+// so that the addon loads on machines without a driver.
 inline Status encode_tensor_map(const TensorBox& tensor, CUtensorMap* map) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   void* entry = nullptr;

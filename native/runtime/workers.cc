@@ -8,8 +8,8 @@
 namespace kv {
 namespace {
 
-// Long enough to span the gap between two operations of a decode step, short enough that an idle
-// pool gives its core back at once.
+// Long enough for the gap between two operations of a decode step, and short enough that an idle pool soon frees its
+// cores.
 constexpr auto kSpin = std::chrono::microseconds(60);
 
 inline void relax() {

@@ -1,5 +1,5 @@
-// A fixed pool of threads that share the indices of a loop. The caller works too, so `Workers(1)`
-// starts no thread. Waiting threads spin briefly (a decode step is hundreds of short loops), then sleep.
+// A fixed pool of threads that share the indices of a loop. The caller works too, so `Workers(1)` starts no thread. A
+// decode step is hundreds of short loops, so waiting threads spin briefly before they sleep.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,17 @@ class Workers {
 
   int count() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Calls body(index, worker) once for each index in [0, count), indices handed out in order to
-  // whichever worker is free; returns when all are done. One loop at a time; not re-entrant.
+  // Calls body(index, worker) once for each index in [0, count). A worker that is free takes the next index. Returns
+  // when all calls are done. Only one loop may run at a time, and a body must not start another.
   template <class F>
   void for_each(size_t count, F&& body) {
     run(count, [](void* context, size_t index, int worker) { (*static_cast<F*>(context))(index, worker); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 
-  // Scratch memory that lives until the next request of the same worker (`shared`: of anyone), 64-byte aligned.
-  // A worker asks only for its own; `shared` only from outside for_each. Throws std::bad_alloc.
+  // Scratch memory, 64-byte aligned. It is valid until the next request of the same worker; `shared_scratch` until
+  // its next call. A worker may ask only for its own, and nobody may call `shared_scratch` inside for_each. Throws
+  // std::bad_alloc.
   void* scratch(int worker, size_t bytes) { return arena(static_cast<size_t>(worker) + 1, bytes); }
   void* shared_scratch(size_t bytes) { return arena(0, bytes); }
 
@@ -57,8 +58,8 @@ class Workers {
   void* context_ = nullptr;
   size_t count_ = 0;
   alignas(64) std::atomic<size_t> next_{0};
-  // The loop in progress: its number, whether threads may still join, and how many are inside. A thread
-  // that wakes late finds the gate closed and is not waited for.
+  // The loop in progress: its number, whether threads may still join, and how many threads are inside. A thread that
+  // wakes late finds the gate closed, and nobody waits for it.
   alignas(64) std::atomic<uint64_t> gate_{0};
   std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
