@@ -12,6 +12,7 @@
 // Each line is an operation: its name in JavaScript, and its function in a `*.binding.cc`.
 #define KV_OPERATIONS(OPERATION)                            \
   OPERATION(appendKv, append_kv)                            \
+  OPERATION(blockSparseAttention, block_sparse_attention)   \
   OPERATION(compress24, compress_24)                        \
   OPERATION(copy, copy)                                     \
   OPERATION(copyBlocks, copy_blocks)                        \

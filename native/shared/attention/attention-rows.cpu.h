@@ -43,6 +43,14 @@ struct RowRange {
     blocks = a.block_table + cache_head * a.table_width;
   }
 
+  // Of one query head alone: row r is query r.
+  static RowRange of_query_head(const PagedAttentionArguments& a, int32_t batch_entry, int64_t query_head) {
+    RowRange range(a, batch_entry, query_head / (a.query_heads / a.kv_heads));
+    range.first_head = query_head;
+    range.group = 1;
+    return range;
+  }
+
   int64_t rows() const { return queries * group; }
   int64_t token(int64_t row) const { return first_token + row / group; }
   int64_t head(int64_t row) const { return first_head + row % group; }

@@ -153,6 +153,10 @@ export interface Addon {
   /** That of the package that it was built for. */
   readonly version: string;
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
+  blockSparseAttention(
+    stream: NativeStream,
+    ...rest: readonly [...NativeAttentionArguments, keyBlocks: NativeTensor, keyBlockCounts: NativeTensor]
+  ): void;
   compress24(
     stream: NativeStream,
     values: boolean,

@@ -52,6 +52,7 @@ export { copyBlocks, type CopyBlocksArguments } from './operations/copy-blocks.j
 export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';
 export { appendKv, type AppendKvArguments } from './operations/append-kv.js';
 export { type AttentionArguments, type PagedRows } from './operations/attention-arguments.js';
+export { blockSparseAttention, type BlockSparseAttentionArguments } from './operations/block-sparse-attention.js';
 export { decodeAttention } from './operations/decode-attention.js';
 export { linear, type LinearArguments, type LinearLayer } from './operations/linear.js';
 export { prefillAttention } from './operations/prefill-attention.js';

@@ -169,6 +169,15 @@ const operations: readonly MisusedFunction[] = [
     { outputs: ['output'], legal: [rowsApart('gate|up|output'), inPlace('output', 'gate|up')] },
   ),
   misusedOperation(core.prefillAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
+  misusedOperation(
+    core.blockSparseAttention,
+    (device) => ({
+      ...attention(device),
+      keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [4, 2, 1], new Int32Array(8)),
+      keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [4, 2], new Int32Array(8).fill(1)),
+    }),
+    { outputs: ['output', 'logSumExp'], legal: [...attentionLegal, freeAxis('keyBlocks', 'listedBlock')] },
+  ),
   misusedOperation(core.decodeAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
 ];
 

@@ -23,8 +23,17 @@ __device__ int32_t entry_of(const PagedBatch& b, int32_t token) {
   return entry;
 }
 
+// The query tile of row `token` of batch entry `entry`, as lists count them.
+__device__ int32_t query_tile_of(const PagedBatch& b, int32_t entry, int32_t token) {
+  int32_t tile = (token - b.query_start[entry]) / kListedQueryTile;
+  for (int32_t before = 0; before < entry; ++before) {
+    tile += query_tiles_of(b.query_start[before + 1] - b.query_start[before]);
+  }
+  return tile;
+}
+
 template <class Q, class C, class O>
-__global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArguments a) {
+__global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArguments a, KeyBlockLists lists) {
   extern __shared__ float queries[];  // [warp, dim], scaled
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -43,10 +52,19 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArgum
   for (int dim = lane; dim < a.head_dim; dim += kWarp) query[dim] = to_float(row[dim]) * a.scale;
   __syncwarp();
 
+  // With lists the keys of one listed block follow those of another.
+  const bool listed = lists.counts != nullptr;
+  const int32_t tile = listed ? query_tile_of(a, entry, token) : 0;
+  const int32_t* key_blocks = lists.blocks_of(lists.list(head, tile));
+  const int32_t places = listed ? lists.count(head, tile) * kKeyBlockTokens : visible;
+
   float maximum = -INFINITY;
   float sum = 0;
   float result[kDimsOfLane] = {};
-  for (int32_t first = 0; first < visible; first += kWarp) {
+  for (int32_t place = 0; place < places; place += kWarp) {
+    const int32_t first =
+        listed ? key_blocks[place / kKeyBlockTokens] * kKeyBlockTokens + place % kKeyBlockTokens : place;
+    if (first >= visible) break;
     // A lane scores one key.
     const int32_t key = first + lane;
     float score = -INFINITY;
@@ -89,7 +107,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArgum
 
 }  // namespace
 
-Status attention_any_cuda(const PagedAttentionArguments& a, ExecutionContext& context) {
+Status attention_any_cuda(const PagedAttentionArguments& a, ExecutionContext& context, const KeyBlockLists& lists) {
   if (a.query_tokens == 0 || a.batch == 0) return Status::success();
   if (a.head_dim > kLargestDim) {
     return Status::failure(StatusCode::capability,
@@ -102,7 +120,7 @@ Status attention_any_cuda(const PagedAttentionArguments& a, ExecutionContext& co
     with_cuda_float_type(a.cache_dtype, [&](auto cached) {
       with_cuda_float_type(a.output_dtype, [&](auto output) {
         attend_rows<decltype(query), decltype(cached), decltype(output)>
-            <<<blocks, kWarps * kWarp, shared, stream_of(context)>>>(a);
+            <<<blocks, kWarps * kWarp, shared, stream_of(context)>>>(a, lists);
       });
     });
   });

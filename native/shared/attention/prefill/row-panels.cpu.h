@@ -84,15 +84,24 @@ inline void finish_panel(const PagedAttentionArguments& a, const RowRange& range
   }
 }
 
-// Attention of up to `panels` panels of rows from `first_row` on.
-template <class Cache>
-inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, const RowRange& range, int64_t first_row,
-                        int64_t panels, Scratch& scratch) {
+// All keys, in tiles.
+struct EveryKeyTile {
+  template <class Body>
+  void operator()(int32_t keys, Body&& body) const {
+    for (int32_t first_key = 0; first_key < keys; first_key += kTileKeys) body(first_key);
+  }
+};
+
+// Attention of `rows` rows from `first_row` on, of at most kTaskPanels panels. `key_tiles(keys, body)` calls
+// body(first_key) for the tiles of kTileKeys keys that they attend to and that begin below `keys`.
+template <class Cache, class KeyTiles>
+inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, const KeyTiles& key_tiles,
+                        const RowRange& range, int64_t first_row, int64_t rows, Scratch& scratch) {
+  const int64_t panels = divide_up(rows, kPanelRows);
   const auto rows_of = [&](int64_t panel) {
-    const int64_t left = range.rows() - (first_row + panel * kPanelRows);
+    const int64_t left = rows - panel * kPanelRows;
     return left < kPanelRows ? left : kPanelRows;
   };
-  while (panels > 1 && rows_of(panels - 1) <= 0) --panels;
   with_float_type(a.query_dtype, [&](auto element) {
     for (int64_t p = 0; p < panels; ++p) {
       begin_panel<decltype(element)>(a, range, first_row + p * kPanelRows, rows_of(p), scratch.stride,
@@ -100,14 +109,14 @@ inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, co
     }
   });
   const int32_t keys = scratch.panels[panels - 1].most_visible;
-  for (int32_t first_key = 0; first_key < keys; first_key += kTileKeys) {
+  key_tiles(keys, [&](int32_t first_key) {
     const int32_t count = keys - first_key < kTileKeys ? keys - first_key : kTileKeys;
     cache.with_tile(range, first_key, count, scratch.tile, [&](const auto& tile_keys, const auto& tile_values) {
       for (int64_t p = 0; p < panels; ++p) {
         attend(scratch.panels[p], first_key, count, tile_keys, tile_values, scratch.scores);
       }
     });
-  }
+  });
   with_float_type(a.output_dtype, [&](auto element) {
     for (int64_t p = 0; p < panels; ++p) {
       finish_panel<decltype(element)>(a, range, first_row + p * kPanelRows, rows_of(p), scratch.panels[p]);
@@ -146,7 +155,10 @@ inline void prefill_panels(const PagedAttentionArguments& a, const Cache& cache,
     const int64_t chunk = divide_up(rows_of(b), task_rows) - 1 - task / a.kv_heads;
     const int64_t tile_floats = cache.tile_floats(stride);
     Scratch scratch(workers.scratch(worker, Scratch::bytes(stride, tile_floats)), stride, tile_floats);
-    attend_rows(a, cache, RowRange(a, b, kv_head), chunk * task_rows, task_panels, scratch);
+    const int64_t first_row = chunk * task_rows;
+    const int64_t rows_left = rows_of(b) - first_row;
+    attend_rows(a, cache, EveryKeyTile{}, RowRange(a, b, kv_head), first_row,
+                rows_left < task_rows ? rows_left : task_rows, scratch);
   });
 }
 

@@ -40,13 +40,17 @@ function poisonedLogSumExp(device: Device, tokens: number, queryHeads: number) {
   return device.tensor('f32', ['token', 'queryHead'], [tokens, queryHeads], poison('f32', [tokens, queryHeads]));
 }
 
-/** Runs `attention` on a random problem of these sizes, and holds every output element to the float64 oracle. */
+/**
+ * Runs `attention` on a random problem of these sizes, and holds every output element to the float64 oracle. Of the keys
+ * that a row sees, it `attends` to all unless told otherwise.
+ */
 export async function checkAgainstOracle(
   attention: Attention,
   device: Device,
   stream: Stream,
   random: Random,
   sizes: AttentionSizes,
+  attends: (entry: number, queryHead: number, row: number, key: number) => boolean = () => true,
 ): Promise<void> {
   const { rows, keyCounts, kvHeads, group, dim } = sizes;
   const cache = randomCache(device, random, sizes);
@@ -80,12 +84,14 @@ export async function checkAgainstOracle(
       const token = (cache.queryStart[entry] ?? NaN) + row;
       const keyCount = keyCounts[entry]?.[kvHead] ?? NaN;
       const first = (token * (queryHeads + 1) + head) * dim;
+      const visible = Math.max(0, causal ? keyCount - n + row + 1 : keyCount);
+      const keys = Array.from({ length: visible }, (_, key) => key).filter((key) => attends(entry, head, row, key));
       const wanted = attentionRow(
         queries.subarray(first, first + dim),
-        causal ? keyCount - n + row + 1 : keyCount,
+        keys.length,
         scale,
-        (key) => cache.key(entry, kvHead, key),
-        (key) => cache.value(entry, kvHead, key),
+        (index) => cache.key(entry, kvHead, keys[index] ?? NaN),
+        (index) => cache.value(entry, kvHead, keys[index] ?? NaN),
         mayUseTensorCores ? unitRoundoff[cacheDType] : 0,
       );
       const excess = wanted.output.map((value, d) => {

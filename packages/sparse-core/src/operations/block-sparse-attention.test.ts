@@ -1,0 +1,187 @@
+import { expect, it } from 'vitest';
+import type { Device } from '../device.js';
+import { InvalidValueError } from '../errors.js';
+import type { Stream } from '../stream.js';
+import { checkAgainstOracle, checkEntriesWithoutRows, checkRefusals, randomSizes, tensorCoreSizes } from '../testing/attention-checks.js';
+import { type AttentionSizes, randomCache } from '../testing/attention-oracle.js';
+import { everyBlock, keyBlockLists, type QueryTile } from '../testing/key-block-lists.js';
+import { encode, Random } from '../testing/random.js';
+import { describeOnDevices } from '../testing/test-devices.js';
+import type { AttentionArguments } from './attention-arguments.js';
+import { blockSparseAttention } from './block-sparse-attention.js';
+import { prefillAttention } from './prefill-attention.js';
+
+type Sizes = AttentionSizes & { readonly rowDType: 'f32' | 'f16' | 'bf16' };
+type Attention = (stream: Stream, args: AttentionArguments) => void;
+
+const axes = ['token', 'queryHead', 'dim'] as const;
+
+/** About a share of the blocks; at times none, or all. */
+const randomBlocks = (random: Random) => (tile: QueryTile) => {
+  const share = random.pick([0, 0.2, 0.5, 1]);
+  return everyBlock(tile).filter(() => random.next() < share);
+};
+
+/** A problem whose operation may run again and again, from a cache that stays. */
+function problem(device: Device, random: Random, sizes: Sizes) {
+  const stream = device.createStream();
+  const { rowDType: dtype, kvHeads, group, dim } = sizes;
+  const cache = randomCache(device, random, sizes);
+  const tokens = cache.queryStart.at(-1) ?? NaN;
+  const shape = [tokens, kvHeads * group, dim] as const;
+  const poison = encode(dtype, new Float64Array(tokens * kvHeads * group * dim).fill(NaN));
+  const query = device.tensor(dtype, axes, shape, random.elements(dtype, tokens * kvHeads * group * dim));
+  const slots = device.tensor('i32', ['batch'], [sizes.rows.length], cache.slots);
+  const queryStart = device.tensor('i32', ['boundary'], [sizes.rows.length + 1], cache.queryStart);
+  const run = async (attention: Attention, causal = true) => {
+    using output = device.tensor(dtype, axes, shape, poison);
+    using logSumExp = device.tensor('f32', ['token', 'queryHead'], [tokens, kvHeads * group], new Float32Array(tokens * kvHeads * group).fill(NaN));
+    attention(stream, { query, output, logSumExp, blocks: cache.blocks, slots, queryStart, scale: dim ** -0.5, causal });
+    return { output: await output.read(), logSumExp: await logSumExp.read() };
+  };
+  return { cache, query, slots, queryStart, stream, run };
+}
+
+const sparse =
+  (lists: Pick<ReturnType<typeof keyBlockLists>, 'keyBlocks' | 'keyBlockCounts'>): Attention =>
+  (stream, args) => {
+    blockSparseAttention(stream, { ...args, keyBlocks: lists.keyBlocks, keyBlockCounts: lists.keyBlockCounts });
+  };
+
+describeOnDevices('blockSparseAttention', ({ open }) => {
+  const device = open();
+
+  it('matches the float64 oracle over random lists, shapes, strides and dtypes', async () => {
+    const random = new Random(1);
+    const stream = device.createStream();
+    for (let round = 0; round < 24; round++) {
+      const sizesOf = round % 2 === 0 ? randomSizes : tensorCoreSizes;
+      const sizes = sizesOf(random, [0, 1, 17, 130, 300], [-3, 0, 0, 1, 63, 190]);
+      let lists: ReturnType<typeof keyBlockLists> | undefined;
+      const attention: Attention = (on, args) => {
+        lists = keyBlockLists(device, sizes, args.causal !== false, randomBlocks(random));
+        sparse(lists)(on, args);
+      };
+      await checkAgainstOracle(attention, device, stream, random, sizes, (...place) => lists?.attends(...place) ?? false);
+    }
+  });
+
+  it('gives the bits of prefillAttention when all blocks are listed', async () => {
+    const random = new Random(2);
+    const shape = { kvHeads: 2, group: 2, rows: [300, 0, 70, 1, 128], keyCounts: [[300, 310], [9, 9], [400, 400], [65, 3], [128, 100]] };
+    for (const [dtype, dim, blockTokens] of [['f16', 128, 64], ['bf16', 64, 16], ['f32', 48, 50], ['f16', 96, 7]] as const) {
+      const sizes = { ...shape, dim, blockTokens, cacheDType: dtype, rowDType: dtype };
+      const { run } = problem(device, random, sizes);
+      for (const causal of [true, false]) {
+        const lists = keyBlockLists(device, sizes, causal, everyBlock);
+        expect(await run(sparse(lists), causal)).toEqual(await run(prefillAttention, causal));
+      }
+    }
+  });
+
+  it('gives rows whose lists are empty zeros and minus infinity', async () => {
+    for (const [dtype, dim] of [['f16', 128], ['f32', 48]] as const) {
+      const sizes = { kvHeads: 1, group: 2, rows: [200], keyCounts: [[260]], dim, blockTokens: 16, cacheDType: dtype, rowDType: dtype };
+      const { run } = problem(device, new Random(3), sizes);
+      const { output, logSumExp } = await run(sparse(keyBlockLists(device, sizes, true, () => [])));
+      expect(output.every((bits) => bits === 0)).toBe(true);
+      expect(logSumExp.every((number) => number === -Infinity)).toBe(true);
+    }
+  });
+
+  it('gives each sequence of a batch the bits that it has alone', async () => {
+    const random = new Random(4);
+    for (const [dtype, dim] of [['f16', 128], ['bf16', 64], ['f32', 48]] as const) {
+      const sizes = { kvHeads: 2, group: 2, rows: [260, 5, 140], keyCounts: [[400, 400], [90, 80], [140, 140]], dim, blockTokens: 16, cacheDType: dtype, rowDType: dtype };
+      const { run, query, cache } = problem(device, random, sizes);
+      const drawn = new Map<string, readonly number[]>();
+      const list = randomBlocks(random);
+      const remember = (entry: number) => (tile: QueryTile) => {
+        const place = `${entry} ${tile.queryHead} ${tile.limit}`;
+        const blocks = drawn.get(place) ?? list(tile);
+        drawn.set(place, blocks);
+        return blocks;
+      };
+      const together = await run(sparse(keyBlockLists(device, sizes, true, (tile) => remember(tile.entry)(tile))));
+      for (const [entry, count] of sizes.rows.entries()) {
+        const first = cache.queryStart[entry] ?? NaN;
+        const alone = await run((stream, args) => {
+          const lists = keyBlockLists(device, { ...sizes, rows: [count], keyCounts: [sizes.keyCounts[entry] ?? []] }, true, remember(entry));
+          sparse(lists)(stream, {
+            ...args,
+            query: query.slice('token', first, first + count),
+            output: args.output.slice('token', first, first + count),
+            logSumExp: args.logSumExp?.slice('token', first, first + count),
+            slots: device.tensor('i32', ['batch'], [1], cache.slots.subarray(entry, entry + 1)),
+            queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, count)),
+          });
+        });
+        const rowNumbers = (all: typeof together, perRow: number) => [
+          all.output.subarray(first * perRow * dim, (first + count) * perRow * dim),
+          all.logSumExp.subarray(first * perRow, (first + count) * perRow),
+        ];
+        expect(rowNumbers(alone, 4)).toEqual(rowNumbers(together, 4));
+      }
+    }
+  });
+
+  it('reads nothing of blocks that no list names', async () => {
+    for (const [dtype, dim] of [['f16', 128], ['f32', 48]] as const) {
+      const sizes = { kvHeads: 1, group: 1, rows: [256], keyCounts: [[256]], dim, blockTokens: 64, cacheDType: dtype, rowDType: dtype };
+      const { run, cache, stream } = problem(device, new Random(5), sizes);
+      const lists = keyBlockLists(device, sizes, true, ({ limit }) => (limit === 2 ? [1] : [0, 3]));
+      const sound = await run(sparse(lists));
+      const spoilt = (await cache.blocks.blockTable.read())[2] ?? NaN;
+      for (const pool of [cache.blocks.keys, cache.blocks.values]) {
+        stream.write(pool.slice('block', spoilt, spoilt + 1), encode(dtype, new Float64Array(64 * dim).fill(NaN)));
+      }
+      expect(await run(sparse(lists))).toEqual(sound);
+    }
+  });
+
+  it('rejects the next wait for lists that are none, and lives', async () => {
+    for (const [dtype, dim] of [['f16', 128], ['f32', 48]] as const) {
+      const sizes = { kvHeads: 1, group: 2, rows: [200, 10], keyCounts: [[260], [64]], dim, blockTokens: 16, cacheDType: dtype, rowDType: dtype };
+      const { query, cache, slots, queryStart } = problem(device, new Random(6), sizes);
+      const args = { query, blocks: cache.blocks, slots, queryStart, scale: 1, output: device.tensor(dtype, axes, query.shape) };
+      // Tiles of the entries: rows 0 to 127 see blocks 0 to 2, rows 128 to 199 blocks 0 to 4; the second entry sees block 0.
+      const good = { 3: [0, 2], 5: [0, 2, 4], 1: [0] };
+      const run = async (change: Partial<Record<1 | 3 | 5, readonly number[]>>, counts?: number, tiles?: number) => {
+        const stream = device.createStream();
+        const lists = keyBlockLists(device, sizes, true, ({ limit, queryHead }) =>
+          (queryHead === 1 ? { ...good, ...change } : good)[limit as 1 | 3 | 5],
+        );
+        const last = lists.keyBlockCounts.slice('queryHead', 1, 2).slice('queryTile', 2, 3);
+        if (counts !== undefined) stream.write(last, Int32Array.of(counts));
+        const few = tiles ?? lists.keyBlockCounts.shape[1];
+        blockSparseAttention(stream, {
+          ...args,
+          keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [2, few, lists.keyBlocks.shape[2]], (await lists.keyBlocks.read()).subarray(0, 2 * few * lists.keyBlocks.shape[2])),
+          keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [2, few], (await lists.keyBlockCounts.read()).subarray(0, 2 * few)),
+        });
+        await stream.synchronize();
+      };
+      await run({});
+      for (const wrong of [{ 5: [2, 0] }, { 5: [1, 1] }, { 5: [0, -1] }, { 5: [-1] }, { 5: [5] }, { 5: [1 << 30] }, { 3: [3] }, { 1: [1] }]) {
+        await expect(run(wrong)).rejects.toThrow(InvalidValueError);
+      }
+      for (const counts of [-1, 5, 1 << 30]) await expect(run({}, counts)).rejects.toThrow(InvalidValueError);
+      await expect(run({}, undefined, 2)).rejects.toThrow(InvalidValueError);
+      await run({});
+    }
+  });
+
+  it('refuses other bad input as prefillAttention does', async () => {
+    const lists = (on: Device) => keyBlockLists(on, { kvHeads: 1, group: 2, rows: [2], keyCounts: [[2]] }, true, everyBlock);
+    await checkRefusals((stream, args) => { sparse(lists(stream.device))(stream, args); }, open, new Random(7));
+  });
+
+  it('reads nothing for an entry without rows', async () => {
+    const attention: Attention = (stream, args) => {
+      const rows = args.slots.shape[0] === 3 ? [1, 0, 1] : [1, 1];
+      const keyCounts = args.slots.shape[0] === 3 ? [[70], [90], [33]] : [[70], [33]];
+      sparse(keyBlockLists(stream.device, { kvHeads: 1, group: 2, rows, keyCounts }, true, everyBlock))(stream, args);
+    };
+    await checkEntriesWithoutRows(attention, device, device.createStream(), new Random(8));
+  });
+});
