@@ -1,4 +1,4 @@
-// Single instructions of the special-function and conversion units, and of pairs of 16-bit numbers.
+// Wrappers of single instructions: approximate functions, conversions, and arithmetic on pairs of 16-bit numbers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,14 +9,14 @@
 
 namespace kv::ptx {
 
-// 2^x with a relative error of about 2^-22; 0 for minus infinity.
+// 2^x with a relative error of about 2^-22. 0 for minus infinity.
 __device__ inline float exp2_approximate(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
-// Two values rounded to Element, `low` in the low half.
+// Two values, rounded to Element. `low` is in the low half.
 template <typename Element>
 __device__ inline uint32_t pack(float low, float high) {
   uint32_t result;
@@ -28,7 +28,7 @@ __device__ inline uint32_t pack(float low, float high) {
   return result;
 }
 
-// 0xffff in each half of x whose highest bit is set, else 0.
+// 0xffff for each half of x whose highest bit is set, 0 for each other half.
 __device__ inline uint32_t halves_with_sign(uint32_t x) {
   uint32_t result;
   asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(result) : "r"(x));

@@ -7,7 +7,7 @@
 
 namespace kv::ptx {
 
-// Starts the copy; its bytes count on `barrier`. Addresses and `bytes` are multiples of 16.
+// Starts the copy. Its bytes count on `barrier`. Both addresses and `bytes` are multiples of 16.
 __device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -16,7 +16,7 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
       : "memory");
 }
 
-// As above, with a policy of L2.
+// The same copy, with a policy of L2.
 __device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                                  uint64_t policy) {
   asm volatile(

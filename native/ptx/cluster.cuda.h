@@ -1,5 +1,5 @@
-// Blocks of one cluster and each other's shared memory (sm_90). For older devices, whose blocks stand alone, a
-// cluster is one block.
+// Thread blocks of one cluster reach each other's shared memory (sm_90). Older devices have no clusters, so a cluster
+// is one thread block there.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kv::ptx {
 
-// Returns when every thread of the cluster has come here; what they wrote before is visible after.
+// Returns when every thread of the cluster has called it. What the threads wrote before is visible after it.
 __device__ inline void cluster_sync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
@@ -17,7 +17,8 @@ __device__ inline void cluster_sync() {
 #endif
 }
 
-// What block `rank` holds where this block has `shared`; 16-byte aligned.
+// Reads, from the shared memory of thread block `rank`, the 16 bytes at the place that `shared` has here. 16-byte
+// aligned.
 __device__ inline uint4 cluster_load(const void* shared, uint32_t rank) {
   uint4 value;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,6 +1,6 @@
-// Loads and stores of four 8x8 matrices of 16-bit elements between shared memory and the fragments of mma.
-// Lane l gives the address of row l % 8 of matrix l / 8; afterwards it holds, of each matrix, the elements
-// 2 * (l % 4) and the next of row l / 4.
+// Loads and stores four 8x8 matrices of 16-bit elements, between shared memory and the fragments of mma. Lane l gives
+// the address of row l % 8 of matrix l / 8. Of each matrix, lane l then holds two elements of row l / 4: those of
+// columns 2 * (l % 4) and the next.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ __device__ inline void load_matrices(uint32_t (&fragment)[4], const void* row) {
                : "memory");
 }
 
-// As load_matrices, each matrix transposed.
+// Like load_matrices, but transposes each matrix.
 __device__ inline void load_matrices_transposed(uint32_t (&fragment)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
@@ -24,7 +24,7 @@ __device__ inline void load_matrices_transposed(uint32_t (&fragment)[4], const v
                : "memory");
 }
 
-// sm_90.
+// Needs sm_90.
 __device__ inline void store_matrices(void* row, const uint32_t (&fragment)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])

@@ -1,5 +1,6 @@
-// Transposes an 8x8 matrix of 16-bit elements that a warp holds (sm_75): lane l gives the elements 2 * (l % 4) and the
-// next of row l / 4, and gets those of column l / 4. It turns what mma accumulates into what mma multiplies by.
+// Transposes an 8x8 matrix of 16-bit elements that a warp holds (sm_75). Lane l gives two elements of row l / 4,
+// those of columns 2 * (l % 4) and the next, and gets the same two of column l / 4. This turns the result layout of
+// mma into its operand layout.
 #pragma once
 
 #include <cstdint>

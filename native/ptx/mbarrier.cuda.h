@@ -1,5 +1,5 @@
-// Transaction barriers in shared memory: a phase completes when all arrivals and, on sm_90, all announced bytes are in.
-// Parities alternate 0, 1, 0, … with the phases.
+// mbarriers in shared memory. A phase completes when all arrivals are in and, on sm_90, all announced bytes have
+// landed. The parities of the phases alternate: 0, 1, 0, …
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ __device__ inline void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives, and announces bytes that bulk copies will bring before the phase may complete.
+// Arrives, and announces the bytes that copies by TMA will bring before the phase may complete.
 __device__ inline void mbarrier_arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(bytes)
@@ -38,7 +38,7 @@ __device__ inline bool mbarrier_test(uint64_t* barrier, uint32_t parity) {
   return complete != 0;
 }
 
-// The same, after waiting for it for a while.
+// Like mbarrier_test, but waits for a while first.
 __device__ inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
 #if __CUDA_ARCH__ < 900
   return mbarrier_test(barrier, parity);

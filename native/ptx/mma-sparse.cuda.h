@@ -1,6 +1,6 @@
-// d += a * b by one warp (sm_80), a [16, 32] with two non-zeros in each four elements of a row (2:4 sparse): its
-// 16-bit non-zeros lie like the [16, 16] of mma_m16n8k16, b is [32, 8], d [16, 8] in f32.
-// Lane l holds of b, in register i, the elements (8 * i + 2 * (l % 4) + {0, 1}, l / 4).
+// d += a * b by one warp (sm_80). a is [16, 32] and 2:4 sparse: of each four elements of a row, two are stored. These
+// lie like the [16, 16] operand of mma_m16n8k16. b is [32, 8], d is [16, 8] in f32. Register i of lane l holds the
+// elements (8 * i + 2 * (l % 4) + {0, 1}, l / 4) of b.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,9 +11,10 @@
 
 namespace kv::ptx {
 
-// A word of metadata covers a [16, 64]: two products, of a's columns 0 to 31 (kHalf 0) and 32 to 63 (kHalf 1). Lane
-// 4 * g + c holds the 16 columns from 16 * c of the rows g (low 16 bits) and g + 8. Each four columns are four bits,
-// the first four columns lowest: the index of the first non-zero, then that of the second, which is larger.
+// The metadata registers cover a [16, 64] matrix, which is multiplied in two products: columns 0 to 31 (kHalf 0) and
+// columns 32 to 63 (kHalf 1). Lane 4 * g + c holds the metadata of 16 columns, from column 16 * c on, of row g (low
+// 16 bits) and row g + 8. Each four columns take four bits, the first four columns lowest. These bits are the index
+// of the first non-zero and then the index of the second, which is larger.
 template <typename Element, int kHalf>
 __device__ inline void mma_sparse_m16n8k32(float* d, const uint32_t (&a)[4], const uint32_t* b, uint32_t metadata) {
   if constexpr (std::is_same_v<Element, __half>) {

@@ -1,5 +1,5 @@
-// d += a * b by one warp (sm_80): a [16, 16] and b [16, 8] of 16-bit elements, d [16, 8] in f32.
-// Lane l holds of d the elements (l / 4, 2 * (l % 4) + {0, 1}) and (l / 4 + 8, the same columns).
+// d += a * b by one warp (sm_80). a is [16, 16] and b is [16, 8] of 16-bit elements; d is [16, 8] in f32. Lane l
+// holds the elements (l / 4, 2 * (l % 4) + {0, 1}) and (l / 4 + 8, the same columns) of d.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@ __device__ inline void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b
   }
 }
 
-// The same with a [16, 8] and b [8, 8] in tf32: floats whose last 13 bits do not count.
+// The same with a [16, 8] and b [8, 8] in tf32, which are floats whose last 13 bits are ignored.
 __device__ inline void mma_m16n8k8(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

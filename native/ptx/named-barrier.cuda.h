@@ -1,4 +1,4 @@
-// Barriers among some of a block's warps, which the ids 1 to 15 name; `threads` counts all that take part.
+// Barriers among some warps of a thread block. Ids 1 to 15 name them; `threads` counts all threads that take part.
 #pragma once
 
 namespace kv::ptx {

@@ -1,9 +1,9 @@
-// Moves registers between the warpgroups of a block that play different roles (sm_90a).
+// Moves registers between warpgroups of a thread block that have different roles (sm_90a).
 #pragma once
 
 namespace kv::ptx {
 
-// Every warp of a warpgroup executes the same one.
+// All warps of a warpgroup must execute the same instruction.
 template <int kRegisters>
 __device__ inline void grow_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,4 +1,4 @@
-// Copies of boxes of a tensor, described by a tensor map, by TMA (sm_90).
+// Copies by TMA of boxes of a tensor, which a tensor map describes (sm_90).
 #pragma once
 
 #include <cuda.h>
@@ -9,7 +9,7 @@
 
 namespace kv::ptx {
 
-// Starts the copy of the box at (x, y, z), x innermost, into shared memory; its bytes count on `barrier`.
+// Starts the copy of the box at (x, y, z), x innermost, to shared memory. Its bytes count on `barrier`.
 __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z,
                                    uint64_t* barrier) {
   asm volatile(
@@ -19,7 +19,7 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, 
       : "memory");
 }
 
-// As above, with a policy of L2.
+// The same copy, with a policy of L2.
 __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier,
                                    uint64_t policy) {
   asm volatile(
@@ -33,7 +33,7 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Orders this thread's ordinary shared-memory accesses before later ones by TMA and by wgmma.
+// Orders this thread's earlier accesses of shared memory before later ones by TMA and wgmma.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace kv::ptx

@@ -1,6 +1,7 @@
-// Warpgroup matrix products (sm_90a): d [64, N] in f32 += a [64, 16] * b [16, N] of 16-bit elements, running
-// asynchronously over shared memory. Thread t of the four warps holds of d the rows t / 32 * 16 + t % 32 / 4
-// and 8 below it, columns 8 * j + 2 * (t % 4) + {0, 1}: d[4 * j .. 4 * j + 3].
+// Matrix products of a warpgroup (sm_90a): d += a * b, with d [64, N] in f32, a [64, 16] and b [16, N] of 16-bit
+// elements. They run asynchronously on shared memory. Thread t of the four warps holds two rows of d: row t / 32 * 16
+// + t % 32 / 4, and the row 8 below it. Of these it holds the columns 8 * j + 2 * (t % 4) + {0, 1}, in d[4 * j .. 4 *
+// j + 3].
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,9 +14,9 @@
 
 namespace kv::ptx {
 
-// Describes an operand in shared memory whose rows of 128 bytes are swizzled as the tensor copy's
-// SWIZZLE_128B leaves them, 1024 bytes for each 8 rows; the whole operand starts at a multiple of 1024 bytes.
-// `panel_bytes` is the distance between 64-column panels when the rows run along N; it is not read otherwise.
+// Describes an operand in shared memory. Its rows of 128 bytes are swizzled as the tensor copy's SWIZZLE_128B leaves
+// them. Each 8 rows take 1024 bytes, and the operand starts at a multiple of 1024 bytes. `panel_bytes` is the
+// distance between panels of 64 columns if the rows run along N; otherwise it is not read.
 __device__ inline uint64_t wgmma_operand(const void* shared, uint32_t panel_bytes = 16) {
   constexpr uint32_t kSwizzle128 = 1u << 30;
   constexpr uint32_t kEightRows = 1024 >> 4;
@@ -23,25 +24,25 @@ __device__ inline uint64_t wgmma_operand(const void* shared, uint32_t panel_byte
   return uint64_t{kSwizzle128 | kEightRows} << 32 | low;
 }
 
-// The same operand, `bytes` further on.
+// The same operand, `bytes` later in memory.
 __device__ inline uint64_t wgmma_advance(uint64_t operand, uint32_t bytes) {
   const uint32_t low = static_cast<uint32_t>(operand) + (bytes >> 4);
   return operand >> 32 << 32 | low;
 }
 
-// Orders register writes of this thread before the products that follow.
+// Orders this thread's earlier writes of registers before the products that follow.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// Closes the group of products issued since the last commit.
+// Closes the group of all products that were issued since the last commit.
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most `kPending` of the latest groups are still running.
+// Waits until at most `kPending` of the latest groups are unfinished.
 template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving reads or writes of registers of a running product across this point.
+// Keeps the compiler from moving reads or writes of a running product's registers across this point.
 template <typename Register, int kCount>
 __device__ inline void pin_registers(Register (&registers)[kCount]) {
 #pragma unroll
@@ -66,11 +67,11 @@ __device__ inline void pin_registers(Register (&registers)[kCount]) {
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// a and b in shared memory, both with rows along the summed dimension; without `accumulate`, d = a * b.
+// a and b are in shared memory, both with rows along the summed dimension. Without `accumulate`, d = a * b.
 template <typename Element, int N>
 struct WgmmaShared;
 
-// a in registers, as in mma_m16n8k16; b in shared memory with rows along N.
+// a is in registers, laid out as for mma_m16n8k16. b is in shared memory, with rows along N.
 template <typename Element, int N>
 struct WgmmaRegisters;
 

@@ -1,5 +1,5 @@
-// Host memory that a device's kernels and copies reach by address. Tensors take parts of it. Pinning takes time (0.7
-// s for 2 GiB), so the pool is made slab by slab, off the JavaScript thread.
+// Host memory that a device's kernels and copies reach by address. Tensors take parts of it. Pinning takes time
+// (0.7 s for 2 GiB), so the pool is made slab by slab, off the JavaScript thread.
 #pragma once
 
 #include <cstddef>

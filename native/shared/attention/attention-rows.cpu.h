@@ -1,4 +1,5 @@
-// What prefill and decode attention on the CPU share: which query rows read which keys, and rows as f32.
+// Shared by prefill and decode attention on the CPU: which query rows read which keys, and the conversion of rows to
+// f32.
 #pragma once
 
 #include "shared/cpu/simd.cpu.h"
@@ -7,12 +8,12 @@
 namespace kv {
 namespace KV_ISA {
 
-// Finite, so that a row that has seen no key yet never subtracts infinities.
+// Finite, so that a row that has not seen a key yet never subtracts infinities.
 constexpr float kLowestScore = -3e38f;
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Converts `dim` elements and fills up to `padded_dim` with zeros.
+// Converts `dim` elements and fills the rest up to `padded_dim` with zeros.
 template <class T>
 inline void load_row(const T* from, float* to, int dim, int padded_dim) {
   int d = 0;
@@ -21,8 +22,8 @@ inline void load_row(const T* from, float* to, int dim, int padded_dim) {
   for (; d < padded_dim; ++d) to[d] = 0;
 }
 
-// The query rows of one batch entry that read one kv head: row r is query r / group of head
-// first_head + r % group.
+// The query rows of one batch entry that read one kv head. Row r is query r / group of query head first_head + r %
+// group.
 struct RowRange {
   int64_t first_token;
   int64_t first_head;
@@ -55,7 +56,7 @@ struct RowRange {
   int64_t token(int64_t row) const { return first_token + row / group; }
   int64_t head(int64_t row) const { return first_head + row % group; }
 
-  // How many leading keys the row sees; never fewer than the row before.
+  // How many of the first keys the row sees. A later row never sees fewer.
   int32_t visible(int64_t row) const {
     const int64_t seen = causal ? key_count - queries + row / group + 1 : key_count;
     return seen > 0 ? static_cast<int32_t>(seen) : 0;

@@ -1,6 +1,6 @@
-// Softmax over keys that arrive in tiles, for the two rows of scores that a thread holds in the accumulator
-// layout of mma and wgmma: scores[4 * j + {0, 1}] belong to the first row, scores[4 * j + {2, 3}] to the
-// second, and the four lanes of a quad share the rows. Device code.
+// Softmax over keys that arrive in tiles. A thread holds two rows of scores, in the accumulator layout of mma and
+// wgmma: scores[4 * j + {0, 1}] belong to the first row, scores[4 * j + {2, 3}] to the second. The four lanes of a
+// quad share these two rows. Device code.
 #pragma once
 
 #include <cmath>
@@ -11,14 +11,14 @@ namespace kv {
 
 class OnlineSoftmax {
  public:
-  // `scale` is positive; weights are exp(scale * score), up to a factor that is common to a row.
+  // `scale` is positive. Weights are exp(scale * score), up to a factor that is the same for a whole row.
   __device__ explicit OnlineSoftmax(float scale) : scale_log2_(scale * kLog2E) {}
 
-  // Takes a tile of scores into account: what was accumulated for row r from earlier tiles must be multiplied
-  // by correction[r]. Returns whether that changes anything in this warp.
+  // Takes a tile of scores into account. What row r accumulated over earlier tiles must then be multiplied by
+  // correction[r]. Returns whether any correction in this warp differs from 1.
   template <int kCount>
   __device__ bool observe(const float (&scores)[kCount], float (&correction)[2]) {
-    constexpr int kChains = 4;  // of each row, so that no comparison waits for the previous one
+    constexpr int kChains = 4;  // chains of comparisons in each row, so that they do not wait for each other
     float maxima[2][kChains];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -30,10 +30,10 @@ class OnlineSoftmax {
       float maximum = fmaxf(fmaxf(maxima[row][0], maxima[row][1]), fmaxf(maxima[row][2], maxima[row][3]));
       maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, 1));
       maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, 2));
-      // Rounded up, or the weights of large scores could pass 2^8 by any factor.
+      // Rounded up. Otherwise the weights of large scores could exceed 2^8 by any factor.
       maximum = __fmul_ru(maximum, scale_log2_);
-      // The reference may lag behind the maximum: weights up to 2^8 are as exact as weights up to 1, and
-      // what was accumulated needs correction only when the maximum grows a lot.
+      // The reference may stay below the maximum: weights up to 2^8 are as exact as weights up to 1. Outputs then
+      // need a correction only when the maximum grows a lot.
       const bool moves = maximum > reference_[row] + kSlack;
       correction[row] = moves ? ptx::exp2_approximate(reference_[row] - maximum) : 1.0f;
       if (moves) reference_[row] = maximum;
@@ -42,7 +42,7 @@ class OnlineSoftmax {
     return __any_sync(kFullWarp, correction[0] != 1.0f || correction[1] != 1.0f);
   }
 
-  // Turns scores kBegin .. kEnd - 1 of those last observed into weights.
+  // Turns the scores kBegin .. kEnd - 1 of the tile observed last into weights.
   template <int kBegin, int kEnd, int kCount>
   __device__ void weigh(float (&scores)[kCount]) {
     const float offset[2] = {reference_[0] == kNothing ? 0.0f : reference_[0],
@@ -55,7 +55,7 @@ class OnlineSoftmax {
     }
   }
 
-  // Adds up the quad's shares; call once, after the last tile.
+  // Adds up the sums of the four lanes of a quad. Must be called once, after the last tile.
   __device__ void finish() {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -64,14 +64,14 @@ class OnlineSoftmax {
     }
   }
 
-  // What turns accumulated outputs into the mean; 0 where no key was seen, NaN where a score was NaN.
+  // The factor that turns accumulated outputs into the mean. 0 if no key was seen, NaN if a score was NaN.
   static __device__ float normalizer(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
-  // Weights of row r are 2^(scale * log2(e) * score - reference(r)), and add up to sum(r).
+  // Weights of row r are 2^(scale * log2(e) * score - reference(r)). Their sum is sum(r).
   __device__ float reference(int row) const { return reference_[row]; }
   __device__ float sum(int row) const { return sum_[row]; }
 
-  // Natural log of the sum of exp(scale * score); minus infinity where no key was seen.
+  // Natural logarithm of the sum of exp(scale * score). Minus infinity if no key was seen.
   static __device__ float log_sum_exp(float reference, float sum) { return (reference + log2f(sum)) * kLn2; }
 
  private:
@@ -84,7 +84,7 @@ class OnlineSoftmax {
   static __device__ constexpr int row_of(int i) { return (i >> 1) & 1; }
 
   float scale_log2_;
-  float reference_[2] = {kNothing, kNothing};  // in powers of two
+  float reference_[2] = {kNothing, kNothing};  // an exponent of 2
   float sum_[2] = {0.0f, 0.0f};
 };
 

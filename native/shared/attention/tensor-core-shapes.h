@@ -1,4 +1,4 @@
-// What attention's tensor-core kernels take. Host code.
+// Which shapes the tensor-core kernels of attention take. Host code.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace kv {
 
-// Queries, cache and output of one 16-bit dtype, heads of 64 or 128 dims, blocks of a multiple of
-// `block_multiple` tokens, rows of whole 16 bytes.
+// Queries, cache and output have the same 16-bit dtype. Heads have 64 or 128 dims. Blocks have a multiple of
+// `block_multiple` tokens. Rows begin at multiples of 16 bytes.
 inline bool fits_tensor_cores(const PagedAttentionArguments& arguments, int block_multiple) {
   const DType dtype = arguments.cache_dtype;
   if (dtype != DType::f16 && dtype != DType::bf16) return false;

@@ -1,5 +1,5 @@
-// Attention of 16 query rows by one warp with mma (sm_80), over tiles of keys and values in shared memory
-// whose 16-byte chunks swizzled_chunk places. Device code.
+// Attention of 16 query rows by one warp with mma (sm_80). Keys and values are tiles in shared memory, whose 16-byte
+// chunks lie where swizzled_chunk says. Device code.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,19 @@
 
 namespace kv {
 
-// Keeps the same chunk of eight neighbouring rows in different banks.
+// Puts the same chunk of eight neighbouring rows into different banks.
 template <typename Element, int kRows, int kHeadDim>
 __device__ Element* swizzled_chunk(Element (&rows)[kRows][kHeadDim], int row, int chunk) {
   return &rows[row][(chunk ^ (row % 8)) * 8];
 }
 
-// A thread holds the rows lane / 4 ("half" 0) and lane / 4 + 8 ("half" 1).
+// A thread holds two rows: row lane / 4 is `half` 0, row lane / 4 + 8 is `half` 1.
 template <typename Element, int kHeadDim, int kKeys>
 class WarpAttention {
  public:
   __device__ explicit WarpAttention(float scale) : softmax_(scale), lane_(threadIdx.x % 32) {}
 
-  // A null query is a row of zeros.
+  // A null query means a row of zeros.
   __device__ void set_row(int half, const Element* query, int visible_keys) {
     visible_[half] = visible_keys;
 #pragma unroll
@@ -33,7 +33,7 @@ class WarpAttention {
     }
   }
 
-  // Takes in the keys first_key .. first_key + kKeys - 1; `masked` unless all rows see all of them.
+  // Adds the keys first_key .. first_key + kKeys - 1. `masked` must be true unless every row sees all of them.
   __device__ void step(Element (&keys)[kKeys][kHeadDim], Element (&values)[kKeys][kHeadDim], int first_key,
                        bool masked) {
     float scores[kKeys / 2] = {};
@@ -78,12 +78,12 @@ class WarpAttention {
     }
   }
 
-  // Adds up the sums; call once, after the last step.
+  // Adds up the sums. Must be called once, after the last step.
   __device__ void finish() { softmax_.finish(); }
 
   __device__ const OnlineSoftmax& softmax() const { return softmax_; }
 
-  // Unnormalised: columns 8 * i + lane % 4 * 2 and the next of a row.
+  // Columns 8 * i + lane % 4 * 2 and the next of a row, not normalised.
   __device__ float2 output(int half, int i) const {
     return make_float2(output_[4 * i + 2 * half], output_[4 * i + 2 * half + 1]);
   }

@@ -1,7 +1,8 @@
-// How prefill attention is cut into work tiles: one tile is a run of queries of one query head.
+// How prefill attention is cut into work tiles. A tile is a range of queries of one query head.
 //
-// Tiles are numbered so that those handed out together share keys in L2: batch entry,
-// then kv head, then, from the longest causal tile to the shortest, the query heads that read this kv head.
+// Tiles with neighbouring numbers run at about the same time, so they should share keys in L2. The order is: batch
+// entry, then kv head, then from the longest causal tile to the shortest, then the query heads that read this kv
+// head.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +12,18 @@
 namespace kv {
 
 struct PrefillTile {
-  int first_row;    // of the batch entry, in `query`
+  int first_row;    // of the batch entry; index in `query`
   int query_count;  // of the batch entry
   int first_query;  // of the tile, within the batch entry
   int query_head;
   int kv_head;
   int slot;
-  int key_count;     // of this kv head
-  int visible_keys;  // of the tile's first query; query i of the tile sees min(visible_keys + i, key_count)
-  int key_tiles;     // to be read; 0 when no query of the tile sees a key
+  int key_count;     // keys of this kv head
+  int visible_keys;  // keys that the tile's first query sees; query i of the tile sees min(visible_keys + i, key_count)
+  int key_tiles;     // key tiles to read; 0 if no query of the tile sees a key
 };
 
-// Walks the numbering; tile numbers asked for must ascend.
+// Finds tiles by number. The numbers must ascend from call to call.
 template <int kQueryTile, int kKeyTile>
 class PrefillWork {
  public:
@@ -30,7 +31,7 @@ class PrefillWork {
 
   __device__ explicit PrefillWork(const PagedAttentionArguments& arguments) : arguments_(arguments) {}
 
-  // False when `number` is past the last tile.
+  // Returns false when `number` is beyond the last tile.
   __device__ bool find(int64_t number, PrefillTile* tile) {
     int query_tiles = tiles_of_entry();
     while (entry_ < arguments_.batch &&

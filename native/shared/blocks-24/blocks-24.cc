@@ -16,7 +16,7 @@ struct Table {
   bool may_be_sparse;
 };
 
-// The first `count` keys of a row of an index map.
+// Checks the first `count` keys of one row of an index map.
 Status validate_row(const Attention24Arguments& a, const Table& table, int64_t row, int64_t count) {
   for (int64_t key = 0; key < count; key += kBlock24Tokens) {
     const int32_t entry = table.entries[row * a.table_width + key / kBlock24Tokens];

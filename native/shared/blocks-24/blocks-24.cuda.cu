@@ -7,7 +7,7 @@
 namespace kv {
 namespace {
 
-// One operand's index map and pools.
+// The index map and the pools of one operand, keys or values.
 struct IndexMap {
   const int32_t* entries;
   int32_t dense_count;

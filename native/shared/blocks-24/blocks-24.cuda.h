@@ -1,4 +1,4 @@
-// What the host checks of a cache with 2:4 blocks's tables on the CPU, checked on a CUDA device.
+// Checks the tables of a cache with 2:4 blocks on a CUDA device, where the host cannot read them.
 #pragma once
 
 #include "shared/blocks-24/blocks-24.h"
@@ -6,13 +6,13 @@
 
 namespace kv {
 
-// As the check of a paged cache, for both index maps: in what it leaves in `tables`, every block of the counted keys is
-// inside its pool, and sparse only where the arguments allow it.
+// Like the check of a paged cache, but for both index maps. In the resulting `tables`, every block of the counted
+// keys is inside its pool, and is sparse only where the arguments allow it.
 Status check_tables_cuda(const Attention24Arguments& arguments, const CheckedTables& tables,
                          ExecutionContext& context);
 
-// A cache without sparse blocks as the kernels of a paged cache take it. Index maps count blocks from 1: they are plain
-// tables of pools that begin one block earlier, whose block 0 nobody reads.
+// Gives a cache without sparse blocks to the kernels of a paged cache. Index maps count blocks from 1, so they become
+// plain block tables of pools that begin one block earlier. Nobody reads block 0 of such a pool.
 inline PagedAttentionArguments as_plain_cache(const Attention24Arguments& mixed) {
   PagedAttentionArguments plain = mixed;
   const int64_t block_bytes = mixed.block_stride * 2;

@@ -1,6 +1,6 @@
-// Vectors of 2:4 sparse blocks (shared/blocks-24/blocks-24.h), read without writing the block out: metadata become
-// indices that pick, for each kept dim of a key, the query's, and for each dim of a value the weight of the token
-// that was kept.
+// Reads vectors of 2:4 sparse blocks (shared/blocks-24/blocks-24.h) without expanding the block. Metadata become
+// indices. For each kept dim of a key, an index picks the query's dim. For each dim of a value, an index picks the
+// weight of the kept token.
 #pragma once
 
 #include "shared/blocks-24/blocks-24.h"
@@ -11,12 +11,12 @@ namespace KV_ISA {
 
 #if defined(__AVX512F__)
 
-// The metadata of a block of keys, 32 dims of a token in each word: picks[token, head_dim / 32]. Two bits for each of
-// the 16 lanes of load_kept_dims.
+// Reorders the metadata of a block of keys into picks[token, head_dim / 32]. A word covers 32 dims of one token, with
+// two bits for each of the 16 lanes of load_kept_dims.
 inline void load_picks(const uint32_t* metadata, int head_dim, uint32_t* picks) {
-  const int words = head_dim / 64;   // of a lane of metadata
-  const int pairs = head_dim / 32;   // of chunks of a token
-  const int tokens = 8 / pairs;      // that eight lanes hold
+  const int words = head_dim / 64;   // words of each lane of metadata
+  const int pairs = head_dim / 32;   // pairs of chunks of a token
+  const int tokens = 8 / pairs;      // tokens that eight lanes hold
   VecInt low = {};
   VecInt swap = {};
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -31,7 +31,7 @@ inline void load_picks(const uint32_t* metadata, int head_dim, uint32_t* picks) 
     const __m512i both = _mm512_loadu_si512(metadata + from);
     const __m512i x = _mm512_maskz_permutexvar_epi32(kAllLanes, reinterpret_cast<__m512i>(low), both);
     const __m512i y = _mm512_maskz_permutexvar_epi32(kAllLanes, reinterpret_cast<__m512i>(high), both);
-    // The first eight lanes are of the tokens 0 to 7 of a tile, the others of 8 to 15.
+    // The first eight lanes hold the tokens 0 to 7 of a tile, the other lanes the tokens 8 to 15.
     const VecInt first = (reinterpret_cast<VecInt>(x) & low_half) | (reinterpret_cast<VecInt>(y) << 16);
     const VecInt second = reinterpret_cast<VecInt>(_mm512_maskz_srli_epi32(kAllLanes, x, 16)) |
                           (reinterpret_cast<VecInt>(y) & ~low_half);
@@ -48,15 +48,15 @@ inline void load_picks(const uint32_t* metadata, int head_dim, uint32_t* picks) 
   }
 }
 
-// A token's kept dims among the 32 from 32 * pair on. The swizzle may have put the last eight first: then so are they
-// here, and so are their bits in the token's word of load_picks.
+// The kept dims of a token among the 32 dims from 32 * pair on. The swizzle may have put the last eight first. They
+// then come first here too, and so do their bits in the token's word of load_picks.
 template <class T>
 inline Vec load_kept_dims(const T* non_zeros, int token, int pair, int head_dim) {
   const int swizzle = head_dim == 128 ? token & 7 : (token >> 1) & 3;
   return load(non_zeros + token * head_dim / 2 + (pair ^ (swizzle >> 1)) * 16);
 }
 
-// Which of 32 dims the lanes of load_kept_dims are.
+// For each lane of load_kept_dims, which of the 32 dims it holds.
 inline VecInt picked_dims(uint32_t pick, int token, int head_dim) {
   const bool swapped = (head_dim == 128 ? token & 1 : (token >> 1) & 1) != 0;
   const __m512i bits = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -69,8 +69,8 @@ inline VecInt picked_dims(uint32_t pick, int token, int head_dim) {
 
 #elif defined(__AVX2__)
 
-// The kept dims of two tokens, eight of each, of the same 16 dims. Of the four lanes of a register's half two are of
-// either token, and all of the same quad of dims: which, says kept_quad.
+// The kept dims of two tokens among the same 16 dims, eight of each token. A register half has four lanes, two of
+// each token, all of the same quad of dims. kept_quad says which quad.
 inline void load_kept_pair(const Half* first, const Half* second, Vec* kept) {
   const __m256d x = reinterpret_cast<__m256d>(load(first));
   const __m256d y = reinterpret_cast<__m256d>(load(second));
@@ -86,12 +86,12 @@ inline void load_kept_pair(const Bfloat* first, const Bfloat* second, Vec* kept)
   kept[1] = reinterpret_cast<Vec>(_mm256_shuffle_epi8(_mm256_unpackhi_epi32(x, y), widened));
 }
 
-// The quad of 16 dims that a half of a vector of load_kept_pair is of.
+// Which quad of the 16 dims a half of a vector of load_kept_pair holds.
 constexpr int kept_quad(Half, int vector, int half) { return vector + 2 * half; }
 constexpr int kept_quad(Bfloat, int vector, int half) { return 2 * vector + half; }
 
-// Which of its four dims each lane of load_kept_pair is, in the lane's lowest two bits; what is above them has no
-// meaning. `word` holds the meta16 of both tokens.
+// For each lane of load_kept_pair, which of the quad's four dims it holds, in the lane's lowest two bits. The bits
+// above have no meaning. `word` holds the meta16 of both tokens.
 template <class T>
 inline VecInt picked_dims_of_pair(uint32_t word, int vector) {
   VecInt shifts = {};
@@ -104,7 +104,8 @@ inline VecInt picked_dims_of_pair(uint32_t word, int vector) {
 
 #else
 
-// The dims d .. d + kLanes - 1 of a key of a sparse block, zero where nothing is kept; d is a multiple of kLanes.
+// The dims d .. d + kLanes - 1 of a key of a sparse block, with zeros for dims that are not kept. d is a multiple of
+// kLanes.
 template <class T>
 inline Vec load_key(const T* non_zeros, const uint32_t* metadata, int token, int d, int head_dim) {
   const Meta16Place place = key_meta16(token, d / 16, head_dim);
@@ -117,12 +118,12 @@ inline Vec load_key(const T* non_zeros, const uint32_t* metadata, int token, int
 
 #endif  // __AVX512F__
 
-// Vector v of the dims from `first` on of a block of values: the j-th kept of the tokens 4 quad .. 4 quad + 3. `first`
-// is a multiple of two vectors.
+// Vector v of the dims from `first` on, in a block of values: the j-th kept token of the tokens 4 quad .. 4 quad + 3.
+// `first` is a multiple of two vectors.
 template <class T>
 inline Vec load_kept(const T* non_zeros, int quad, int j, int first, int v) {
 #if defined(__AVX512F__)
-  // Sixteen dims are two chunks, which the swizzle of an odd row has put in the other order.
+  // Sixteen dims are two chunks. The swizzle has exchanged these in odd rows.
   const Vec both = load(non_zeros + value_non_zero(2 * quad, first + v * kLanes) + j * 64);
   return j == 0 ? both : reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, both, both, 0x4e));
 #elif defined(__AVX2__)
@@ -132,12 +133,12 @@ inline Vec load_kept(const T* non_zeros, int quad, int j, int first, int v) {
 #endif
 }
 
-// The metadata of a block of values, for the dims from `first` on, a multiple of two vectors: each lane of at(v, group)
-// has the meta16 of a group of 16 tokens in its lowest bits; what is above them has no meaning.
+// The metadata of a block of values, for the dims from `first` on, which is a multiple of two vectors. The lowest
+// bits of each lane of at(v, group) are the meta16 of a group of 16 tokens. The bits above have no meaning.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 class ValueMeta {
  public:
-  // Two vectors share words, so that transposing eight dims of four groups serves both.
+  // Two vectors share the same words, so eight dims of four groups are transposed once for both.
   ValueMeta(const uint32_t* metadata, int first) {
     const uint32_t* words = metadata + value_meta16(first, 0).word;
     __m256i dims[4];
@@ -171,7 +172,7 @@ class ValueMeta {
     const uint32_t* words = metadata_ + value_meta16(d, group).word;
     const __m512i step = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     const __m512i shift = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
-    // The words that are wanted lie among 29.
+    // The wanted words are among 29 consecutive ones.
     const __m512i low = _mm512_loadu_si512(words);
     const __m512i high = _mm512_maskz_loadu_epi32(0x1fff, words + 16);
     const __m512i both = _mm512_permutex2var_epi32(low, step, high);
@@ -192,7 +193,7 @@ class ValueMeta {
 };
 #endif
 
-// The same four floats in every four lanes.
+// The same four floats in each four lanes.
 inline Vec load_quad(const float* p) {
 #if defined(__AVX512F__)
   return _mm512_maskz_broadcast_f32x4(kAllLanes, _mm_loadu_ps(p));
@@ -203,7 +204,7 @@ inline Vec load_quad(const float* p) {
 #endif
 }
 
-// In each lane, that of its four lanes which the lane's lowest two bits of `index` say.
+// For each lane, one of the four lanes of its quad: the one that the lowest two bits of `index` say.
 inline Vec pick(Vec quads, VecInt index) {
 #if defined(__AVX512F__)
   return _mm512_maskz_permutevar_ps(kAllLanes, quads, reinterpret_cast<__m512i>(index));

@@ -1,9 +1,9 @@
-// Vector arithmetic that one kernel source shares across instruction sets. A `*.cpu.cc` file is
-// compiled once for each set, inside its own namespace KV_ISA (baseline, avx2, avx512), with that
-// set's flags; `Vec` is as wide as the set allows.
+// Vector arithmetic for kernels that have one source for all instruction sets. A `*.cpu.cc` file is compiled once for
+// each set (baseline, avx2, avx512) with the set's flags, inside a namespace of its own, KV_ISA. `Vec` is as wide as
+// the set allows.
 //
-// Kernel sources use no standard-library templates: an inline function compiled with AVX-512 must
-// not be the copy that the linker keeps for everyone.
+// Kernel sources use no standard-library templates. The linker keeps one copy of an inline function for everyone, and
+// that copy must not be one that was compiled with AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace KV_ISA {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-// The masked forms of intrinsics: GCC 12 warns that the plain ones read an uninitialised register.
+// Masked forms of intrinsics are used, because GCC 12 warns that the plain ones read an uninitialised register.
 constexpr __mmask16 kAllLanes = 0xffff;
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
@@ -56,7 +56,7 @@ inline float half_to_float(uint16_t bits) {
     std::memcpy(&value, &word, 4);
     return value;
   }
-  // 2^112 moves the half exponent (subnormals too) onto the float's.
+  // The factor 2^112 moves the exponent of a half, subnormals too, to that of a float.
   uint32_t word = magnitude << 13;
   std::memcpy(&value, &word, 4);
   value *= 0x1p112f;
@@ -67,7 +67,7 @@ inline float half_to_float(uint16_t bits) {
 #endif
 }
 
-// Rounds to nearest even, as all conversions here do.
+// Rounds to nearest even, like all conversions here.
 inline uint16_t float_to_half(float value) {
 #if defined(__F16C__)
   return _cvtss_sh(value, 0);
@@ -79,7 +79,7 @@ inline uint16_t float_to_half(float value) {
   if (word > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((word >> 13) & 0x3ffu));
   if (word >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (word < 0x38800000u) {
-    // Adding 0.5 aligns a half subnormal's last bit with the float's.
+    // Adding 0.5 aligns the last bit of a half subnormal with the float's last bit.
     float magnitude;
     std::memcpy(&magnitude, &word, 4);
     magnitude += 0.5f;
@@ -106,7 +106,7 @@ inline uint16_t float_to_bfloat(float value) {
   return static_cast<uint16_t>(word >> 16);
 }
 
-// Storage types as C++ types: `Half` and `Bfloat` are the raw 16 bits.
+// Storage types as C++ types. `Half` and `Bfloat` are the raw 16 bits.
 struct Half {
   uint16_t bits;
 };
@@ -121,7 +121,7 @@ inline void from_float(float* p, float x) { *p = x; }
 inline void from_float(Half* p, float x) { p->bits = float_to_half(x); }
 inline void from_float(Bfloat* p, float x) { p->bits = float_to_bfloat(x); }
 
-// Sixteen bits a lane, with zeros above.
+// Sixteen bits in each lane, with zeros above.
 template <class T>
 inline VecInt load_bits(const T* p) {
   typedef uint16_t Bits __attribute__((vector_size(kLanes * 2)));
@@ -139,7 +139,7 @@ inline Vec load(const Half* p) {
   const VecInt bits = load_bits(p);
   const VecInt magnitude = (bits & 0x7fff) << 13;
   const VecInt special = magnitude >= (0x7c00 << 13);
-  // As half_to_float does, one lane at a time.
+  // The same steps as half_to_float, lane by lane.
   const VecInt finite = reinterpret_cast<VecInt>(reinterpret_cast<Vec>(magnitude) * 0x1p112f);
   const VecInt word = (finite & ~special) | ((magnitude | 0x7f800000) & special);
   return reinterpret_cast<Vec>(word | ((bits & 0x8000) << 16));
@@ -172,7 +172,7 @@ inline void store(Bfloat* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) from_float(p + i, v[i]);
 }
 
-// Calls body with a value of the C++ type that stores `dtype`, which is one of the three float types.
+// Calls body with a value of the C++ type that stores `dtype`, which must be one of the three float types.
 template <class Body>
 inline void with_float_type(DType dtype, Body&& body) {
   switch (dtype) {
@@ -185,10 +185,10 @@ inline void with_float_type(DType dtype, Body&& body) {
   }
 }
 
-// a where either is NaN: a maximum of scores that grows keeps what it was.
+// Returns a if either is NaN: a running maximum of scores keeps its value.
 inline Vec maximum(Vec a, Vec b) { return b > a ? b : a; }
 
-// Lane i of the result is lane index[i] of a followed by b.
+// Lane i of the result is lane index[i] of a and b together, a first.
 inline Vec permute(Vec a, Vec b, VecInt index) {
 #if defined(__clang__)
   Vec v;
@@ -217,11 +217,11 @@ inline float horizontal_maximum(Vec v) {
   return best;
 }
 
-// e^x for x <= 88, to about 1 ulp; 0 below -87.7, so that exponential(-infinity) is 0; NaN of NaN.
+// e^x for x <= 88, to about 1 ulp. 0 below -87.7, so that exponential(-infinity) is 0. NaN for NaN.
 inline Vec exponential(Vec x) {
   const Vec safe = maximum(x, splat(-88.0f));
-  // e^x = 2^n e^r with |r| <= ln(2)/2; the magic constant rounds to an integer in the low bits, n + 127. Shifted up they
-  // are 2^n, or 0 for n = -127.
+  // e^x = 2^n e^r with |r| <= ln(2)/2. The magic constant rounds to an integer, n + 127, in the low bits. Shifted up,
+  // these bits are 2^n, or 0 for n = -127.
   const Vec magic = splat(12582912.0f + 127.0f);
   const Vec shifted = safe * 1.44269504088896341f + magic;
   const Vec n = shifted - magic;

@@ -1,4 +1,4 @@
-// What the CUDA kernels share: storage types as C++ types, f32 arithmetic on them, reductions of a block.
+// Shared by the CUDA kernels: storage types as C++ types, f32 arithmetic on them, and reductions over a thread block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,7 +33,7 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// Calls body with a value of the C++ type that stores `dtype`, which is one of the three float types.
+// Calls body with a value of the C++ type that stores `dtype`, which must be one of the three float types.
 template <class Body>
 void with_cuda_float_type(DType dtype, Body&& body) {
   switch (dtype) {
@@ -55,7 +55,7 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// The sum over a block of at most 1024 threads, in every thread.
+// The sum over a thread block of at most 1024 threads. Every thread gets it.
 __device__ inline float block_sum(float x) {
   __shared__ float partial[kWarp];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

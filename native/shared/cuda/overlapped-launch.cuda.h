@@ -1,6 +1,7 @@
-// Launches that may begin, on Hopper, while the kernel ahead of them in the stream ends, so that a step of many small
-// kernels does not pay for the start of each. Every block of such a kernel calls ptx::wait_for_previous_kernel(),
-// before it writes anything and before it reads what others write; what it reads ahead, it checks afterwards.
+// Launches a kernel that may begin, on Hopper, while the kernel ahead of it in the stream ends (programmatic
+// dependent launch). A step of many small kernels then does not pay for the start of each. Every thread block of such
+// a kernel must call ptx::wait_for_previous_kernel() before it writes anything and before it reads what others write.
+// What a kernel reads earlier than that, it must check afterwards.
 #pragma once
 
 #include "ptx/dependent-launch.cuda.h"

@@ -7,7 +7,7 @@
 
 namespace kv {
 
-// Which stage comes next, and the parity of its barriers on this round.
+// The next stage, and the parity of its mbarriers in this round.
 template <int kStages>
 struct RingPosition {
   int stage = 0;
@@ -33,23 +33,25 @@ struct StageRing {
     }
   }
 
-  // Producer: a fresh barrier's previous phase counts as complete, so the first round does not wait.
+  // For the producer. The first round does not wait: the previous phase of a new mbarrier counts as complete.
   __device__ void wait_empty(RingPosition<kStages> at) {
     ptx::mbarrier_wait(&empty[at.stage], at.parity ^ 1);
   }
 
   __device__ void wait_full(RingPosition<kStages> at) { ptx::mbarrier_wait(&full[at.stage], at.parity); }
 
-  // Whether all lanes of a warp would return from wait_full at once.
+  // Whether wait_full would return at once in all lanes of a warp.
   __device__ bool is_full(RingPosition<kStages> at) {
     return __all_sync(0xffffffffu, ptx::mbarrier_test(&full[at.stage], at.parity));
   }
 
-  // Where every thread of the producers and consumers counts: what each of them did before is done.
+  // For rings on which every thread of the producers and consumers arrives. An arrival says that the thread has done
+  // its part.
   __device__ void fill_by_thread(RingPosition<kStages> at) { ptx::mbarrier_arrive(&full[at.stage]); }
   __device__ void release_by_thread(RingPosition<kStages> at) { ptx::mbarrier_arrive(&empty[at.stage]); }
 
-  // Consumers: one arrival for each warp, after an instruction that waits for all its lanes' reads.
+  // For consumers: one arrival for each warp. An instruction that waits for the reads of all lanes must come before
+  // it.
   __device__ void release(RingPosition<kStages> at) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&empty[at.stage]);
   }

@@ -1,4 +1,4 @@
-// Declares the CUDA build of a kernel; in a build without CUDA, one that refuses.
+// Declares the CUDA build of a kernel. In a build without CUDA, that is a function that refuses.
 #pragma once
 
 #include "runtime/execution.h"

@@ -1,5 +1,5 @@
-// Whether a batch's tables lead outside: what kernels ask of an entry, and the kernel that checks all of a batch,
-// whatever its blocks are. Device code.
+// Checks whether the numbers in a batch's tables are in range: the conditions for one entry, and a kernel that checks
+// a whole batch. It works for any kind of block. Device code.
 #pragma once
 
 #include "ptx/dependent-launch.cuda.h"
@@ -15,7 +15,7 @@ struct TableCheck {
   PagedBatch batch;
   CheckedTables tables;
   FaultSink faults;
-  bool looks_without_rows = false;  // at the slots of entries without rows too; else they count no keys
+  bool looks_without_rows = false;  // checks slots of entries without rows too; else such entries count no keys
 };
 
 inline __device__ bool rows_ascend(const PagedBatch& b, int entry) {
@@ -28,7 +28,8 @@ inline __device__ bool slot_exists(const PagedBatch& b, int entry) {
   return b.slots[entry] >= 0 && b.slots[entry] < b.slot_count;
 }
 
-// What one block, of a batch entry and kv head, writes; an empty table has no rows, and no keys in slot 0.
+// Writes the part of one thread block, which has one batch entry and kv head. An empty table has no rows, and no keys
+// in slot 0.
 inline __device__ void write_tables(const CheckedTables& to, const PagedBatch& b, int entry, int head, bool empty, int32_t count) {
   const int32_t slot = empty ? 0 : b.slots[entry];
   if (!empty || entry == 0) to.key_counts[int64_t{slot} * b.kv_heads + head] = empty ? 0 : count;
@@ -38,8 +39,8 @@ inline __device__ void write_tables(const CheckedTables& to, const PagedBatch& b
   if (entry == 0) to.query_start[0] = empty ? 0 : b.query_start[0];
 }
 
-// One block for each batch entry and kv head. `blocks.check(entry, whole, faults)` says whether an entry of its table
-// leads to a block of a pool, and reports it if not; `whole` if all tokens of the block count.
+// One thread block for each batch entry and kv head. `blocks.check(entry, whole, faults)` returns whether an entry of
+// its table names a block of a pool, and reports a fault if not. `whole` says that all tokens of the block count.
 template <class Blocks>
 __global__ void __launch_bounds__(kCheckThreads)
     check_tables(const __grid_constant__ TableCheck c, const __grid_constant__ Blocks blocks) {

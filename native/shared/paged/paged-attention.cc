@@ -9,7 +9,7 @@ Status invalid(std::string message) { return Status::failure(StatusCode::invalid
 
 std::string text(int64_t number) { return std::to_string(number); }
 
-// The table of one kv head of batch entry `entry` for the keys first .. end - 1.
+// Checks the table of one kv head of batch entry `entry`, for the keys first .. end - 1.
 Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t first, int64_t end) {
   const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
   const std::string place = "slot " + text(b.slots[entry]) + ", kv head " + text(head);

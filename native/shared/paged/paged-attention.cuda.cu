@@ -6,7 +6,7 @@
 namespace kv {
 namespace {
 
-// A pool of blocks and the table that names them.
+// A pool of blocks, and the table that names its blocks.
 struct PagedTable {
   const int32_t* entries;
   int32_t block_count;
@@ -19,7 +19,7 @@ struct PagedTable {
   }
 };
 
-// A table that is refused becomes an empty one, of slot 0, even where there is none.
+// A table that is refused is replaced by an empty one with slot 0, even if there are no slots.
 size_t counts_of(const PagedBatch& b) {
   const int64_t slots = b.slot_count > 0 ? b.slot_count : 1;
   return static_cast<size_t>(slots) * static_cast<size_t>(b.kv_heads);

@@ -1,4 +1,4 @@
-// What the host checks of a batch's tables on the CPU, checked on a CUDA device, whose memory the host cannot read.
+// Checks a batch's tables on a CUDA device, where the host cannot read them.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,12 @@
 
 namespace kv {
 
-// Copies in device memory of a batch's tables, in which nothing leads outside: rows and keys that would are not there.
+// Copies of a batch's tables in device memory, with every number in range. Rows and keys that are out of range are
+// left out.
 struct CheckedTables {
   int32_t* query_start = nullptr;
   int32_t* slots = nullptr;
-  int32_t* key_counts = nullptr;  // of the slots that the batch names
+  int32_t* key_counts = nullptr;  // only of slots that the batch names
 
   // `memory` holds checked_tables_bytes(batch) bytes, 4-byte aligned.
   CheckedTables(const PagedBatch& batch, void* memory);
@@ -23,11 +24,11 @@ struct CheckedTables {
 // A multiple of 256, so that other working memory may follow.
 size_t checked_tables_bytes(const PagedBatch& batch);
 
-// Fills `tables` from the batch's own, and reports a fault of the stream when these lead outside.
+// Fills `tables` from the batch's own tables. If a number there is out of range, a fault is reported to the stream.
 Status check_tables_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context,
                          bool looks_without_rows = false);
 
-// The batch with its tables replaced.
+// The batch with its tables replaced by `tables`.
 template <class Arguments>
 Arguments with_tables(Arguments arguments, const CheckedTables& tables) {
   arguments.query_start = tables.query_start;

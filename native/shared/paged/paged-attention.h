@@ -1,8 +1,8 @@
-// The arguments that every kernel over a paged cache shares.
+// The arguments that all kernels over a paged cache share.
 //
-// The cache is a pool of blocks, each holding `block_tokens` consecutive tokens of ONE kv head, so
-// that heads may keep different tokens and different counts. Sequences name their blocks through a
-// table. A contiguous tensor is the special case of one block that is as long as the tensor.
+// The cache is a pool of blocks. Each block holds `block_tokens` consecutive tokens of ONE kv head, so that heads may
+// keep different tokens and different counts. A table names the blocks of each sequence. A contiguous tensor is a
+// special case: one block that is as long as the tensor.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct PagedBatch {
   int32_t head_dim = 0;
   // [batch + 1], ascending: the rows of batch entry b are query_start[b] .. query_start[b + 1] - 1.
   const int32_t* query_start = nullptr;
-  int32_t query_tokens = 0;        // rows that the row tensors have: at least query_start[batch]
+  int32_t query_tokens = 0;        // rows of the row tensors: at least query_start[batch]
   const int32_t* slots = nullptr;  // [batch]: batch entry b is the sequence of slot slots[b]
 
-  // Pools, [block, block_token, dim]; strides count elements; dim is contiguous. The pools of keys and of
-  // values have the same strides and dtype.
+  // Pools, [block, block_token, dim]. Strides count elements; dim is contiguous. The pools of keys and of values have
+  // the same strides and dtype.
   DType cache_dtype = DType::f32;
   int64_t block_stride = 0;
   int64_t token_stride = 0;
@@ -47,31 +47,31 @@ struct PagedAttentionArguments : PagedBatch {
   int64_t output_token_stride = 0;
   int64_t output_head_stride = 0;
   DType output_dtype = DType::f32;
-  // [token, query_head] contiguous, or null: natural log of the sum of exponentials of the scaled scores.
+  // [token, query_head] contiguous, or null. The natural logarithm of the sum of exp(scaled score).
   float* log_sum_exp = nullptr;
 
-  // The pools. Key counts include the queries' own keys, which are in the cache already.
+  // The pools. Key counts include the queries' own keys, which are already in the cache.
   const void* keys = nullptr;
   const void* values = nullptr;
 
   int32_t query_heads = 0;  // a multiple of kv_heads; query head h reads kv head h / (query_heads / kv_heads)
   float scale = 1.0f;
-  // With causal, query i of n sees the keys 0 .. key_count - n + i of its kv head; otherwise all of them.
-  // A query that sees no key gives zeros and a log-sum-exp of minus infinity.
+  // With causal, query i of n sees the keys 0 .. key_count - n + i of its kv head; otherwise it sees all keys. A
+  // query that sees no key gets zeros and a log-sum-exp of minus infinity.
   bool causal = true;
 };
 
-// Whether sizes and dtypes make sense together. Reads no memory that the arguments point to.
+// Checks that sizes and dtypes fit together. Reads no memory that the arguments point to.
 Status validate_sizes(const PagedBatch& batch);
 Status validate_sizes(const PagedAttentionArguments& arguments);
 
-// Whether the batch's rows ascend within the row tensors and its slots exist. Reads the tables: for devices whose
-// memory the host reads.
+// Checks that the batch's rows ascend within the row tensors, and that its slots exist. Reads the tables, so it is
+// for devices whose memory the host reads.
 Status validate_rows(const PagedBatch& batch);
 
-// Whether starts, slots, counts and blocks stay inside their tensors, so that no index of the tables leads outside.
-// Of the slot of an entry without rows nothing is read.
-// With `appending`, the blocks are those of the batch's rows behind the counted keys; else those of the counted keys.
+// Checks that starts, slots, counts and blocks are inside their tensors, so that no index in the tables is out of
+// range. The slot of an entry without rows is not read. With `appending`, the checked blocks are those of the batch's
+// rows after the counted keys; otherwise they are those of the counted keys.
 Status validate_tables(const PagedBatch& batch, bool appending);
 
 }  // namespace kv

@@ -1,4 +1,4 @@
-// What CUDA kernels over a paged cache may find wrong in a batch's tables.
+// What CUDA kernels may find wrong in the tables of a batch over a paged cache.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 namespace kv {
 
 enum class PagedFault : int32_t {
-  rows_not_ascending = 1,  // limit: the rows that there are
-  slot_out_of_range,       // value: the slot; limit: the slots that there are
+  rows_not_ascending = 1,  // limit: the number of rows
+  slot_out_of_range,       // value: the slot; limit: the number of slots
   cache_overflow,          // value: the slot
   block_out_of_range,      // value: the block
-  operations_own,          // and what follows: an operation's own faults
+  operations_own,          // first code of an operation's own faults
 };
 
 std::string describe_paged_fault(const Fault& fault);

@@ -1,7 +1,7 @@
-// Scores that are too small for f32. A token's score is a sum of probabilities, which may lie far below 2^-126 and must
-// still be in order. So a subnormal number does not mean what it says: the n-th one, n 2^-149, stands for 2^e with
-// e = -126 2^23 / n, and between whole e for what lies linearly between. A greater number is still a greater score, and
-// the greatest subnormal number is followed by the smallest normal one.
+// Scores that are too small for f32. A token's score is a sum of probabilities. It may lie far below 2^-126, and
+// scores must still be in order there. A subnormal number is therefore a code: the n-th one, n 2^-149, stands for 2^e
+// with e = -126 2^23 / n. Between two whole e the code is linear. A greater number is still a greater score, and the
+// smallest normal number still follows the greatest subnormal one.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,13 @@
 
 namespace kv {
 
-// f32 can add up scores whose sum is no smaller: what is below 2^-126 of up to 128 of them is lost in its rounding.
+// f32 can add scores whose sum is at least this: of up to 128 of them, what is below 2^-126 is lost in the sum's
+// rounding.
 constexpr float kSmallScore = 0x1p-100f;
 constexpr int kSmallestExponent = -126;                        // of a normal number
-constexpr float kExponentOfFirst = kSmallestExponent * 0x1p23f;  // of what the first subnormal number stands for
+constexpr float kExponentOfFirst = kSmallestExponent * 0x1p23f;  // exponent that the first subnormal number stands for
 
-// Functions are static: every instruction set has its own.
+// Functions are static, so that each instruction set has its own copy.
 template <class To, class From>
 KV_HOST_DEVICE static inline To same_bits(From from) {
   static_assert(sizeof(To) == sizeof(From), "as many bits");
@@ -36,7 +37,7 @@ KV_HOST_DEVICE static inline bool is_small(Real score) {
   return score > 0 && score < static_cast<Real>(kSmallScore);
 }
 
-// The score of sum * 2^exponent; the sum is zero or a normal number.
+// The score of sum * 2^exponent. `sum` must be zero or a normal number.
 KV_HOST_DEVICE static inline float score_of(float sum, int32_t exponent) {
   if (!(sum > 0)) return sum;
   const int32_t bits = same_bits<int32_t>(sum);
@@ -46,7 +47,7 @@ KV_HOST_DEVICE static inline float score_of(float sum, int32_t exponent) {
   return same_bits<float>(static_cast<int32_t>(kExponentOfFirst / (static_cast<float>(whole) + fraction) + 0.5f));
 }
 
-// What a score stands for: mantissa * 2^exponent, with a mantissa from 1 to 2, or 0 of zero.
+// The value that a score stands for: mantissa * 2^exponent. The mantissa is from 1 to 2, or 0 for a score of zero.
 struct WideScore {
   double mantissa;
   int32_t exponent;
@@ -65,20 +66,21 @@ struct WideScore {
     }
   }
 
-  // Over 2^unit, which is no smaller than the score's own exponent.
+  // The value divided by 2^unit. `unit` must not be less than the score's own exponent.
   KV_HOST_DEVICE double over(int32_t unit) const {
     const int64_t shift = int64_t{exponent} - unit;
     return shift < -1000 ? 0 : mantissa * same_bits<double>((shift + 1023) << 52);
   }
 };
 
-// The sum of `count` scores over `divisor`, where f32 or f64 has made it a small `sum`. score(i) is the i-th.
+// The sum of `count` scores divided by `divisor`, for scores whose f32 or f64 `sum` is small. score(i) is the i-th
+// score.
 template <class Score>
 KV_HOST_DEVICE static inline float small_mean(Score score, int32_t count, int32_t divisor, double sum) {
   float largest = 0;
   KV_ROLLED
   for (int32_t i = 0; i < count; ++i) largest = score(i) > largest ? score(i) : largest;
-  // Only numbers that are no sums of probabilities can cancel out.
+  // `largest` is not small, so numbers have cancelled out. These were no sums of probabilities.
   if (!is_small(largest)) return static_cast<float>(sum / divisor);
   const int32_t unit = WideScore(largest).exponent;
   double wide = 0;

@@ -1,5 +1,5 @@
-// A few query rows against a run of keys or values that lie one after the other in memory. The lanes of a
-// vector are dimensions, and each vector of the cache is converted once for all rows.
+// Multiplies a few query rows by a run: keys or values that are contiguous in memory. The lanes of a vector are
+// dimensions. Each vector of the cache is converted once for all query rows.
 #pragma once
 
 #include "shared/cpu/simd.cpu.h"
@@ -9,15 +9,15 @@ namespace KV_ISA {
 
 // Query rows that share one pass over a run.
 constexpr int kRowGroup = 4;
-// Keys whose dot products are in flight together.
+// Keys whose dot products are computed together, so that they do not wait for each other.
 constexpr int kKeyGroup = 4;
-// Output vectors of a row that stay in registers: with kRowGroup rows 16 of 32 registers, or 8 of 16.
+// Vectors of a row's output that stay in registers. With kRowGroup rows they take 16 of 32 registers, or 8 of 16.
 template <int kRows>
 constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
 typedef float Quad __attribute__((vector_size(16)));
 
-// Lane i of the result is lane pick(i) of a followed by b.
+// Lane i of the result is lane pick(i) of a and b together, a first.
 template <class Pick>
 inline Vec shuffle(Vec a, Vec b, Pick pick) {
   VecInt lanes = {};
@@ -25,7 +25,7 @@ inline Vec shuffle(Vec a, Vec b, Pick pick) {
   return __builtin_shuffle(a, b, lanes);
 }
 
-// Within each four lanes: a0 + a2, b0 + b2, a1 + a3, b1 + b3.
+// The result in each four lanes: a0 + a2, b0 + b2, a1 + a3, b1 + b3.
 inline Vec add_halves(Vec a, Vec b) {
   return shuffle(a, b, [](int i) { return (i & ~3) + (i & 3) / 2 + (i & 1) * kLanes; }) +
          shuffle(a, b, [](int i) { return (i & ~3) + 2 + (i & 3) / 2 + (i & 1) * kLanes; });
@@ -44,8 +44,8 @@ inline Quad horizontal_sums(Vec a, Vec b, Vec c, Vec d) {
   return total;
 }
 
-// Rows of the cache that lie `stride` elements apart, and those that will be read after them: fetching these
-// already, one for each row in use, keeps the memory busy while this run is computed.
+// `rows` of the cache, `stride` elements apart, and the `next` rows that will be read after them. One next row is
+// prefetched for each row in use, which keeps the memory busy while this run is computed.
 template <class T>
 struct Run {
   const T* rows;
@@ -53,7 +53,7 @@ struct Run {
   int64_t stride;
   int count;
 
-  // Dims d .. d + kLanes - 1 of a row.
+  // The dims d .. d + kLanes - 1 of a row.
   Vec at(int row, int d) const { return load(rows + row * stride + d); }
   void fetch_next(int row, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
@@ -79,10 +79,10 @@ inline void store_sums(const Vec (&totals)[kRows][kKeys], float* scores, int64_t
 }
 
 // scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys of a run. Query rows are
-// `dim` floats apart; dim is a multiple of kLanes. Rounds the number of scores written up to kKeyGroup.
+// `dim` floats apart; `dim` is a multiple of kLanes. Up to kKeyGroup - 1 further scores are written.
 template <int kRows, class Keys>
 inline void score_run(const float* queries, const Keys& keys, int dim, float* scores, int64_t score_stride) {
-  // Of 16 registers, sums of four rows and four keys leave none.
+  // With 16 registers, the sums of four rows and four keys would leave none for operands.
   constexpr int kKeys = kLanes < 16 && kRows > 2 ? 2 : kKeyGroup;
   for (int key = 0; key < keys.count; key += kKeys) {
     int group[kKeys];
@@ -98,7 +98,7 @@ inline void score_run(const float* queries, const Keys& keys, int dim, float* sc
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
         Vec query = load(queries + row * dim + d);
-        if (kKeys < kKeyGroup) asm("" : "+x"(query));  // or it is loaded once for each key
+        if (kKeys < kKeyGroup) asm("" : "+x"(query));  // without this, the query is loaded once for each key
 #pragma GCC unroll 4
         for (int k = 0; k < kKeys; ++k) totals[row][k] += query * loaded[k];
       }
@@ -107,8 +107,8 @@ inline void score_run(const float* queries, const Keys& keys, int dim, float* sc
   }
 }
 
-// output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key],
-// for the columns of `values` from `first` on.
+// output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key], for the
+// columns of `values` from `first` on.
 template <int kRows, int kVectors, class Values>
 inline void add_value_columns(const float* weights, int64_t weight_stride, const Values& values, int first,
                               float* output, int64_t output_stride) {
@@ -138,7 +138,7 @@ inline void add_value_columns(const float* weights, int64_t weight_stride, const
   }
 }
 
-// As above for all columns from `first` on, of `dim`, a multiple of kLanes; output rows are `dim` floats apart.
+// The same for all columns from `first` to `dim`, a multiple of kLanes. Output rows are `dim` floats apart.
 template <int kRows, int kVectors = kValueVectors<kRows>, class Values>
 inline void add_values(const float* weights, int64_t weight_stride, const Values& values, int dim, float* output,
                        int first = 0) {

@@ -1,5 +1,5 @@
-// Decode attention over a cache of any kind: its keys in splits of fixed length that workers share, and the merging
-// of their results.
+// Decode attention over a cache of any kind. The keys are cut into splits of fixed length, which workers share. The
+// partial results of the splits are then merged.
 #pragma once
 
 #include <math.h>
@@ -13,29 +13,30 @@ namespace KV_ISA {
 
 // Keys of one split.
 constexpr int kSplitKeys = 256;
-// A row's scores lie this far apart: a run may write up to kKeyGroup - 1 scores too many.
+// Distance between the scores of two rows: a run may write up to kKeyGroup - 1 scores too many.
 constexpr int kScoreStride = kSplitKeys + kLanes;
-// Splits that a worker takes at a time, one after the other in memory, if every worker still finds
-// kTasksPerWorker such tasks.
+// Consecutive splits that a worker takes at a time. It is fewer if workers would then find fewer than kTasksPerWorker
+// tasks each.
 constexpr int64_t kTaskSplits = 8;
 constexpr int64_t kTasksPerWorker = 8;
-// The result of one row over one split: output[dim] = sum exp(score - maximum) * value, and its statistics.
+// The partial result of one row over one split: output[dim] = sum of exp(score - maximum) * value, and its
+// statistics.
 struct Partial {
   float* output;
   float* maximum;
   float* sum;
 };
 
-// The memory between the two halves: results of every row of every split.
+// Memory for the partial results of every row of every split, which the merge reads.
 struct Partials {
   float* data;
-  int64_t rows;  // the most that a batch entry has
+  int64_t rows;  // the largest number of rows of a batch entry
   int dim;       // rounded up to kLanes
 
   static size_t bytes(int64_t splits, int64_t rows, int dim) {
     return static_cast<size_t>(splits * rows * (dim + 2)) * sizeof(float);
   }
-  // Rows of a split lie `dim` floats apart.
+  // The rows of a split are `dim` floats apart.
   Partial at(int64_t split, int64_t row) const {
     float* base = data + split * rows * (dim + 2);
     return {base + row * dim, base + rows * dim + row, base + rows * (dim + 1) + row};
@@ -61,7 +62,7 @@ inline void with_rows(int64_t rows, Body&& body) {
   }
 }
 
-// Turns a row's scores into weights relative to their maximum; those past `count` get none.
+// Turns a row's scores into weights relative to their maximum. Keys from `count` on get no weight.
 inline void softmax(float* scores, int32_t count, Partial partial) {
   for (int32_t key = count; key < kSplitKeys; ++key) scores[key] = -HUGE_VALF;
   Vec largest = splat(kLowestScore);
@@ -88,14 +89,14 @@ inline void load_queries(const PagedAttentionArguments& a, const RowRange& range
   }
 }
 
-// The keys first .. end - 1 of a split, and the first of those that the worker will read after them.
+// The keys first .. end - 1 of a split, and the first key that the worker will read after them.
 struct SplitKeys {
   int32_t first;
   int32_t end;
   int32_t next;
 };
 
-// Calls body(first row, rows) for groups of up to kRowGroup rows, the number as a type.
+// Calls body(first row, rows) for groups of up to kRowGroup rows. The number of rows is given as a type.
 template <class Body>
 inline void for_each_row_group(int64_t rows, Body&& body) {
   for (int64_t row = 0; row < rows; row += kRowGroup) {
@@ -123,7 +124,7 @@ inline void attend_split(const PagedAttentionArguments& a, const Cache& cache, c
   cache.add_values(range, keys, scores, dim, output, work);
 }
 
-// Merges the splits of a row, into the first of them, and writes the result.
+// Merges all splits of a row into its first split and writes the result.
 template <class T>
 inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, int64_t row, const Partials& partials,
                       int64_t first_split, int64_t last_split) {
@@ -156,15 +157,14 @@ inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, i
 }
 
 // `Cache` reads the blocks of the keys and values:
-//   score(range, keys, queries [row, dim], dim, scores [row, kScoreStride], work): the scores of the split's keys, and
-//     of up to kKeyGroup - 1 more places;
+//   score(range, keys, queries [row, dim], dim, scores [row, kScoreStride], work): computes the scores of the split's
+//     keys, and of up to kKeyGroup - 1 further places;
 //   add_values(range, keys, weights [row, kScoreStride], dim, output [row, dim], work): adds the weighted values;
 //   work_floats(rows, dim): the size of `work`.
-// `dim` is the head dimension rounded up to kLanes.
+// `dim` is the head dimension, rounded up to a multiple of kLanes.
 template <class Cache>
 inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
-  // An item is one kv head of one batch entry; item i owns the splits split_start[i] .. split_start[i + 1]
-  // - 1.
+  // An item is one kv head of one batch entry. Item i has the splits split_start[i] .. split_start[i + 1] - 1.
   const int64_t items = int64_t{a.batch} * a.kv_heads;
   const auto range_of = [&](int64_t item) {
     return RowRange(a, static_cast<int32_t>(item / a.kv_heads), item % a.kv_heads);
@@ -205,7 +205,7 @@ inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, 
       const RowRange range = range_of(item);
       const int32_t first_key = static_cast<int32_t>(split - split_start[item]) * kSplitKeys;
       const int32_t end = range.key_count < first_key + kSplitKeys ? range.key_count : first_key + kSplitKeys;
-      // What comes next is usually the next split of the same head; a wrong guess costs a few cache lines.
+      // The worker usually takes the next split of the same head next. A wrong guess costs a few cache lines.
       const int32_t next_key = end < range.key_count ? end : first_key;
       attend_split(a, cache, range, {first_key, end, next_key}, partials, split, scratch);
     }

@@ -1,4 +1,4 @@
-// How decode attention adds up what warps and blocks computed over different keys of an entry. Device code.
+// Merges the partial results that warps and thread blocks computed over different keys of an entry. Device code.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,8 @@
 
 namespace kv {
 
-// Unnormalised output of some of an entry's keys: weights are exp2(score - reference).
+// The partial result over some keys of an entry: its output is not normalised, and weights are exp2(score -
+// reference).
 template <int kRows, int kHeadDim>
 struct DecodePartial {
   float reference[kRows];
@@ -20,10 +21,11 @@ struct DecodePartial {
   float output[kRows][kHeadDim];
 };
 
-// Four neighbouring dims of one row.
+// Merges four neighbouring dims of one row.
 class MergedPartial {
  public:
-  // Several partials at once, so that none waits for the one before it; a reference of minus infinity adds nothing.
+  // Adds several partials at once, so that none waits for another. A partial with a reference of minus infinity adds
+  // nothing.
   template <int kCount>
   __device__ void add(const float (&references)[kCount], const float (&sums)[kCount], const float4 (&outputs)[kCount]) {
     float reference = reference_;
@@ -73,7 +75,7 @@ class MergedPartial {
   float4 output_ = {0.0f, 0.0f, 0.0f, 0.0f};
 };
 
-// Each of kWarps warps merges every kWarps-th of the partials into its own.
+// Each of kWarps warps merges every kWarps-th partial into `destination`, its own partial.
 template <int kWarps, int kRows, int kHeadDim>
 __device__ void merge_blocks(const DecodePartial<kRows, kHeadDim>* partials, int count, int rows,
                              DecodePartial<kRows, kHeadDim>& destination) {
@@ -107,8 +109,8 @@ __device__ void merge_blocks(const DecodePartial<kRows, kHeadDim>* partials, int
   }
 }
 
-// Calls use(merged, row, dim) with what the warps' partials, partial_of(warp), add up to. So many threads share the work,
-// this one being number `thread`.
+// Merges the partials of all warps, partial_of(warp), and calls use(merged, row, dim) with each result. `threads`
+// threads share the work; this one has the number `thread`.
 template <int kWarps, int kHeadDim, typename PartialOf, typename Use>
 __device__ void merge_warps(int rows, int thread, int threads, const PartialOf& partial_of, const Use& use) {
   for (int i = thread; i < rows * kHeadDim / 4; i += threads) {
@@ -130,7 +132,8 @@ __device__ void merge_warps(int rows, int thread, int threads, const PartialOf& 
   }
 }
 
-// The output of four neighbouring dims of a token's query head, and with the first of them its log-sum-exp.
+// Writes four neighbouring dims of the output of a token's query head. The thread of the first four writes the
+// log-sum-exp too.
 template <typename Element>
 __device__ void write_row(const PagedAttentionArguments& arguments, int64_t token, int head,
                           const MergedPartial& merged, int dim) {
@@ -141,14 +144,15 @@ __device__ void write_row(const PagedAttentionArguments& arguments, int64_t toke
   }
 }
 
-// Turns the partials of a block's warps, partial_of(warp), into results. All threads of a block call it.
+// Turns the partials of a thread block's warps, partial_of(warp), into results. All threads of the block must call
+// it.
 template <typename Element, int kRows, int kHeadDim, int kWarps, typename Entries, typename PartialOf>
 class DecodeResults {
  public:
   using Partial = DecodePartial<kRows, kHeadDim>;
 
-  // arrivals: [entry], blocks that have written their partial, 0 before and after. partials: an entry's are neighbours.
-  // `finishes`: in shared memory.
+  // `arrivals`, [entry], counts the thread blocks that have written their partial; it is 0 before and after. In
+  // `partials`, those of one entry are consecutive. `finishes` is in shared memory.
   __device__ DecodeResults(const PagedAttentionArguments& arguments, const Entries& entries,
                            const PartialOf& partial_of, unsigned* arrivals, void* partials, bool& finishes)
       : arguments_(arguments),
@@ -158,15 +162,15 @@ class DecodeResults {
         partials_(static_cast<Partial*>(partials)),
         finishes_(finishes) {}
 
-  // Of an entry that is this block's alone.
+  // Writes the result of an entry whose keys this block alone has read.
   __device__ void write_output(const DecodeEntry& entry) {
     merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
       write_row<Element>(arguments_, entries_.token(entry, row), entries_.query_head(entry, row), merged, dim);
     });
   }
 
-  // Of an entry that has several partials, `count` from `first`; of them this block computed `own`. The last block to
-  // come merges them.
+  // Writes this block's partial, number `own`, of an entry that has `count` partials from number `first` on. The last
+  // block that arrives merges them all and writes the result.
   __device__ void contribute(const DecodeEntry& entry, int64_t own, int64_t first, int count) {
     merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
       merged.write(partials_[own], row, dim);

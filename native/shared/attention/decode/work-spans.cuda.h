@@ -1,9 +1,11 @@
-// How decode attention is shared out. Device code.
+// How thread blocks share the work of decode attention. Device code.
 //
-// A cache head is one kv head of one batch entry; its rows are the batch entry's queries with the query heads
-// that read the kv head, in packs of kPackRows. An entry is one pack of one cache head. The keys of all
-// entries, in units of some tokens, form one line, which is cut into equal spans, one for each thread block.
-// The piece where a span and an entry meet is a segment.
+// A cache head is one kv head of one batch entry. Its rows are the entry's queries, with all query heads that read
+// the kv head, in packs of kPackRows rows. An entry is one pack of one cache head.
+//
+// Keys are counted in units of kUnitTokens tokens. The units of all entries are numbered one after another. Each
+// thread block computes one span: an equal share of consecutive units. A span may begin or end inside an entry. The
+// units of an entry that lie in one span are a segment, and give one partial result.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ struct DecodeEntry {
   int pack;
 };
 
-// What the tables say of a cache head, each number read once.
+// Numbers from the tables of a cache head, each read once.
 struct DecodeHead {
   int32_t first_token;
   int32_t end_token;
@@ -27,7 +29,8 @@ struct DecodeHead {
   int32_t keys;
 };
 
-// With kAhead it reads past L1, what may yet change before the kernel's turn.
+// With kAhead the tables are read while the kernel ahead may still change them. The reads then bypass L1, so that a
+// later read sees the change.
 template <int kUnitTokens, int kPackRows, bool kAhead = false>
 class DecodeEntries {
  public:
@@ -36,8 +39,8 @@ class DecodeEntries {
 
   __device__ int cache_heads() const { return arguments_.batch * arguments_.kv_heads; }
 
-  // Whether rows and slot are inside their tensors; if not, nothing else may be asked of this cache head. Reports what
-  // leads outside to `faults`, if that is not null.
+  // Whether the rows and the slot are inside their tensors. If not, nothing else may be asked of this cache head.
+  // Reports what is out of range to `faults`, if that is not null.
   __device__ bool read_head(int cache_head, const FaultSink* faults, DecodeHead& head) const {
     const int32_t* start = arguments_.query_start + batch_entry(cache_head);
     head = {read(start), read(start + 1), slot(cache_head), 0};
@@ -59,8 +62,8 @@ class DecodeEntries {
     return true;
   }
 
-  // Renews how many keys there are. False if the tables no longer say so in anything else, or if that changes the
-  // number of units. These reads do not wait for each other.
+  // Reads the number of keys again. False if anything else in the tables has changed, or if the number of units has.
+  // The reads do not depend on each other, so that their latencies overlap.
   __device__ bool renew(int cache_head, DecodeHead& head) const {
     const int32_t* start = arguments_.query_start + batch_entry(cache_head);
     const int32_t first_token = read(start);
@@ -76,18 +79,18 @@ class DecodeEntries {
   __device__ int packs(const DecodeHead& head) const { return packs_of(head.end_token - head.first_token); }
   __device__ int units(const DecodeHead& head) const { return units_of(head.keys); }
 
-  // The row of the block table and of the key counts.
+  // The row of this cache head in the block table and in the key counts.
   __device__ int64_t table_row(int cache_head) const { return table_row(cache_head, slot(cache_head)); }
   __device__ int64_t table_row(int cache_head, int32_t slot) const {
     return int64_t{slot} * arguments_.kv_heads + cache_head % arguments_.kv_heads;
   }
-  // None where the table has no room for so many.
+  // 0 if the count is more than the table has room for.
   __device__ int key_count(int cache_head) const {
     const int32_t keys = read(arguments_.key_counts + table_row(cache_head));
     return fit(keys) ? keys : 0;
   }
   __device__ int packs(int cache_head) const { return packs_of(queries(cache_head)); }
-  // Of each pack. Without keys still one, so that the output is written.
+  // Units of each pack. Without keys this is still 1, so that the output is written.
   __device__ int units(int cache_head) const { return units_of(key_count(cache_head)); }
 
   __device__ int rows(const DecodeHead& head, const DecodeEntry& entry) const {
@@ -111,7 +114,7 @@ class DecodeEntries {
     return visible_of(key_count(entry.cache_head), queries(entry.cache_head), entry, row);
   }
 
-  // The entry after this one; only where there is one.
+  // The next entry, which must exist.
   __device__ DecodeEntry next(DecodeEntry entry) const {
     ++entry.index;
     ++entry.pack;
@@ -151,7 +154,7 @@ class DecodeEntries {
 
 class DecodeSpans {
  public:
-  // No more spans than units: none is empty.
+  // There are at most as many spans as units, so that no span is empty.
   __device__ DecodeSpans(int64_t units, int blocks)
       : units_(units), count_(static_cast<int>(min(units, int64_t{blocks}))) {}
 

@@ -1,12 +1,12 @@
-// Attention on Hopper: O = softmax(scale * Q K^T) V, tile by tile with running maxima and sums, so that scores never
-// leave registers. The parts:
-//   key-tiles          which keys a work tile reads, and in which order; the only part that knows
-//   persistent-blocks  the scheduler, which hands out work tiles
-//   storage            shared memory and its barriers
-//   producer           one warp that brings queries, keys and values by TMA
+// Attention on Hopper: O = softmax(scale * Q K^T) V. It goes tile by tile, with running maxima and sums, so that
+// scores never leave registers. Its parts:
+//   key-tiles          which keys a work tile reads, and in which order; no other part knows this
+//   persistent-blocks  the scheduler, which gives work tiles to thread blocks
+//   storage            shared memory and its mbarriers
+//   producer           one warp, which copies queries, keys and values by TMA
 //   consumer           the main loop of a warpgroup; its softmax is shared/attention/online-softmax.cuda.h
-//   epilogue           the outputs of a work tile
-// Other Hopper kernels use tiles, pool-map, warp-roles and persistent-blocks alone.
+//   epilogue           writes the outputs of a work tile
+// Other Hopper kernels use tiles, pool-map, warp-roles and persistent-blocks without the rest.
 #pragma once
 
 #include "shared/attention/hopper/consumer.cuda.h"
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(Shape::Roles::kThreads, 1)
                                                                                                            shared);
 }
 
-// Enqueues the kernel on `stream` and returns. `workspace` is device memory of one unsigned, whose content does not
-// matter; launches that may run at the same time need one each. The arguments pass fits_tensor_cores.
+// Enqueues the kernel on `stream` and returns. `workspace` is device memory for one unsigned, whose content does not
+// matter. Launches that may run at the same time need one each. The arguments must pass fits_tensor_cores.
 template <class Shape, class KeyTiles>
 Status launch_attention(const typename KeyTiles::Arguments& arguments, void* workspace, cudaStream_t stream) {
   AttentionParameters<KeyTiles> parameters;

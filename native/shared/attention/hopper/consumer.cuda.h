@@ -1,8 +1,8 @@
-// The main loop of Hopper attention: a consumer warpgroup computes the outputs of 64 queries. S = Q K^T of one key tile
-// runs while the tensor cores still add the previous tile's P V, and one warpgroup's softmax runs under the other's
-// products. Device code.
+// The main loop of Hopper attention: a consumer warpgroup computes the outputs of 64 queries. S = Q K^T of one key
+// tile runs while the tensor cores still add P V of the previous tile. The softmax of one warpgroup runs during the
+// products of the other. Device code.
 //
-// It waits for work_posted and tile_ring.full, and signals work_taken and tile_ring.empty.
+// The consumer waits for work_posted and tile_ring.full. It signals work_taken and tile_ring.empty.
 #pragma once
 
 #include "ptx/wgmma.cuda.h"
@@ -40,14 +40,15 @@ class AttentionConsumer {
   using Walk = typename KeyTiles::Walk;
   using Tile = typename KeyTiles::Tile;
   using Position = RingPosition<Shape::kStages>;
-  static constexpr int kScores = Shape::kKeyTile / 2;  // of a thread
+  static constexpr int kScores = Shape::kKeyTile / 2;  // of each thread
   static constexpr int kRunScores = kScores / KeyTiles::kRuns;
   static constexpr int kOutputs = Shape::kHeadDim / 2;
 
-  // Rows of scores that a thread holds: `row` and row + 8 of the work tile.
+  // A thread holds the scores of two rows of the work tile: `row` and row + 8.
   __device__ int row() const { return warp_ * 16 + lane_ / 4; }
 
-  // By each thread for itself: compute-sanitizer does not see that one lane's arrival covers its warp's reads.
+  // Every thread arrives for itself: compute-sanitizer does not see that one lane's arrival covers the reads of its
+  // warp.
   __device__ void release_work() { ptx::mbarrier_arrive(&shared_.work_taken); }
 
   __device__ Position next_tile() {
@@ -77,7 +78,7 @@ class AttentionConsumer {
     store_outputs(arguments_, work, warp_, softmax, output, shared_.output[warp_]);
   }
 
-  // Scores and weights of the first key tile.
+  // Computes the scores and weights of the first key tile.
   __device__ void first_step(const WorkTile& work, Tile tile, OnlineSoftmax& softmax,
                              uint32_t (&weights)[kScores / 2]) {
     float scores[kScores];
@@ -96,8 +97,8 @@ class AttentionConsumer {
     if (!tile.last()) shared_.tile_ring.wait_full(tile_at_);
   }
 
-  // Scores and weights of this key tile, whose keys have landed, while the previous tile's weights meet their
-  // values.
+  // Computes the scores and weights of this key tile, whose keys have landed. Meanwhile the weights of the previous
+  // tile are multiplied by their values.
   template <bool kHides>
   __device__ void step(const WorkTile& work, Tile tile, OnlineSoftmax& softmax, float (&output)[kOutputs],
                        uint32_t (&weights)[kScores / 2]) {
@@ -116,8 +117,8 @@ class AttentionConsumer {
     shared_.tile_ring.release(keys);
     if (kHides && tile.hides()) mask(work, tile, scores);
     const bool corrects = softmax.observe(scores, correction);
-    // These run under the products of the previous weights. What follows must not move up before they are
-    // done: the wait for the next keys, a loop, keeps the compiler from that.
+    // These weights are computed during the previous tile's products. The compiler must not move the later ones up
+    // before the products are done. The wait for the next keys, which is a loop, keeps it from that.
     softmax.weigh<0, Shape::kEarlyScores>(scores);
     if (!tile.last()) shared_.tile_ring.wait_full(tile_at_);
     ptx::wgmma_wait<0>();
@@ -136,7 +137,7 @@ class AttentionConsumer {
     for (int i = 0; i < kScores / 2; ++i) weights[i] = ptx::pack<Element>(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // The last key tile's weights meet their values.
+  // Multiplies the weights of the last key tile by their values.
   __device__ void last_step(float (&output)[kOutputs], uint32_t (&weights)[kScores / 2]) {
     const Position values = next_tile();
     shared_.tile_ring.wait_full(values);
@@ -162,7 +163,7 @@ class AttentionConsumer {
     ptx::wgmma_commit();
   }
 
-  // Scores become minus infinity where the key is absent or comes after the query.
+  // Sets a score to minus infinity if its key is absent or comes after the query.
   __device__ void mask(const WorkTile& work, Tile tile, float (&scores)[kScores]) {
     const int advance = arguments_.causal ? 1 : 0;
 #pragma unroll
@@ -181,7 +182,7 @@ class AttentionConsumer {
   const typename KeyTiles::Arguments& arguments_;
   Storage& shared_;
   const int warpgroup_;
-  const int warp_;  // among all consumers
+  const int warp_;  // counted over all consumers
   const int lane_;
   Position tile_at_;
 };

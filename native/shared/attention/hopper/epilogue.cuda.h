@@ -1,5 +1,5 @@
-// The end of a work tile: a consumer warp writes the outputs and log-sum-exps of its 16 queries. It uses no barrier: a
-// warp's staging memory is its own. Device code.
+// The end of a work tile: each consumer warp writes the outputs and log-sum-exps of its 16 queries. It needs no
+// barrier, because each warp has staging memory of its own. Device code.
 #pragma once
 
 #include "ptx/matrix-load.cuda.h"
@@ -8,14 +8,15 @@
 
 namespace kv::sm90a {
 
-// `warp` counts among the consumers. `staging` is shared memory of this warp alone. `output` is a thread's part of the
-// accumulator of wgmma.
+// `warp` counts over all consumers. `staging` is this warp's shared memory. `output` is this thread's part of the
+// wgmma accumulator.
 template <typename Element, int kHeadDim>
 __device__ void store_outputs(const PagedAttentionArguments& arguments, const PrefillTile& work, int warp,
                               const OnlineSoftmax& softmax, const float (&output)[kHeadDim / 2],
                               Element (&staging)[16][kHeadDim]) {
   const int lane = threadIdx.x % 32;
-  // Through shared memory, so that whole rows go out; 16-byte chunks are permuted against bank conflicts.
+  // The outputs go through shared memory, so that whole rows are written. 16-byte chunks are permuted to avoid bank
+  // conflicts.
   const float normalizer[2] = {OnlineSoftmax::normalizer(softmax.sum(0)),
                                OnlineSoftmax::normalizer(softmax.sum(1))};
   const int matrix = lane / 8;

@@ -1,17 +1,18 @@
-// Which keys a work tile reads, and in which order. This is `KeyTiles`, the parameter of the attention loop's parts.
-// The producer and each consumer walk the same key tiles on their own. Device code.
+// Which keys a work tile reads, and in which order. `KeyTiles` is the parameter of the attention loop's parts. The
+// producer and each consumer walk over the same key tiles, each with a walk of its own. Device code.
 //
-// A key tile is kRuns runs of equally many keys. The keys of one run follow each other in the sequence, from a multiple
-// of the run's length on. Those at or behind key_count do not exist. A KeyTiles has these members:
+// A key tile is kRuns runs of equally many keys. The keys of a run are consecutive in the sequence; the first is a
+// multiple of the run's length. Keys from key_count on do not exist. A KeyTiles has these members:
 //   Arguments  PagedAttentionArguments, and what else the walk reads.
 //   Work       The numbering of the work tiles. Work::Tile is a PrefillTile; its `key_tiles` is the walk's length.
 //   kRuns      The number of runs.
-//   Tile       last(): no tile follows. first_key(run): where a run begins; key_count when it has no keys.
-//              hides(): a query of the work tile may not see one of the tile's keys.
-//   Walk       tile(): the current one. advance(), more(). hides(): the current tile or a later one hides keys. The
-//              loop masks tiles until that is false, and no tile after it.
-//   Box        Where this lane's box of a key tile lies in the pools. Its first row in the tile is lane * box_tokens.
-//   Boxes      first(tile) of the walk, and after(box, tile) for each tile that follows.
+//   Tile       last(): no tile follows. first_key(run): the run's first key; key_count if it has no keys.
+//              hides(): some query of the work tile may not see some key of the tile.
+//   Walk       tile(): the current tile. advance(), more(). hides(): the current tile or a later one hides keys. The
+//              loop masks tiles as long as hides() is true, and masks none after that.
+//   Box        Where this lane's box of a key tile lies in the pools. The box fills the tile's rows from
+//              lane * box_tokens on.
+//   Boxes      first(tile) gives the box in the first tile, after(box, tile) the box in each next tile.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +21,12 @@
 
 namespace kv::sm90a {
 
-// Paged attention whose `block_table` names the blocks of keys.
+// Paged attention with a table for keys, `block_table`, and one for values.
 struct SplitTableArguments : PagedAttentionArguments {
-  const int32_t* value_table = nullptr;  // of the same shape, and often the same: the blocks of values
+  const int32_t* value_table = nullptr;  // names the blocks of values; as large as `block_table`, often the same
 };
 
-// All keys that a query of the work tile sees, from the last to the first.
+// All keys that a query of the work tile sees, from the last key to the first.
 template <int kQueryTile, int kKeyTile>
 struct ContiguousKeyTiles {
   using Arguments = SplitTableArguments;
@@ -33,11 +34,11 @@ struct ContiguousKeyTiles {
   static constexpr int kRuns = 1;
 
   struct Tile {
-    int number;  // in the order of the keys
+    int number;  // 0 for the tile of the first keys
 
     __device__ bool last() const { return number <= 0; }
     __device__ int first_key(int) const { return number * kKeyTile; }
-    __device__ static constexpr bool hides() { return true; }  // it is asked only while the walk hides keys
+    __device__ static constexpr bool hides() { return true; }  // asked only while the walk hides keys
   };
 
   class Walk {
@@ -47,7 +48,7 @@ struct ContiguousKeyTiles {
     __device__ Tile tile() const { return tile_; }
     __device__ void advance() { --tile_.number; }
     __device__ bool more() const { return tile_.number >= 0; }
-    // The tiles that reach past the last key that every query sees come first.
+    // The tiles that hide keys come first: those with keys that not every query sees.
     __device__ bool hides() const {
       return tile_.number >= max(0, min(work_.visible_keys, work_.key_count)) / kKeyTile;
     }
@@ -57,10 +58,10 @@ struct ContiguousKeyTiles {
     Tile tile_;
   };
 
-  // Blocks are negative for lanes past the tile or the last key.
+  // The blocks are negative for lanes beyond the tile or beyond the last key.
   struct Box {
-    int entry;  // of the block tables
-    int token;  // in the block
+    int entry;  // index in a row of the block tables
+    int token;  // index in the block
     int key_block;
     int value_block;
   };
@@ -87,7 +88,7 @@ struct ContiguousKeyTiles {
       return box;
     }
 
-    // Of the tile that follows that of `box`, all of whose keys are present.
+    // The box in the next tile. All keys of that tile are present.
     __device__ Box after(Box box, Tile) const {
       box.token -= kKeyTile;
       while (box.token < 0) {

@@ -1,4 +1,4 @@
-// The scheduler of persistent kernels: one block on each multiprocessor takes work tiles until there are no more.
+// The scheduler of persistent kernels: one thread block on each multiprocessor takes work tiles until none is left.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,9 @@
 
 namespace kv::sm90a {
 
-// The number of a block's work tile: first the block's own number, then what the counter `taken` hands out. All lanes
-// of one warp call together. They ask for the next number before they use a tile, so that they need not wait for it.
+// The number of a thread block's work tile. The first is the block's own number; the counter `taken` gives the later
+// ones. All lanes of one warp must call together. They ask for the next number before they use a tile, so that they
+// do not wait for it.
 class WorkNumber {
  public:
   __device__ explicit WorkNumber(unsigned* taken) : taken_(taken) {}
@@ -26,7 +27,7 @@ class WorkNumber {
   unsigned next_ = 0;  // in lane 0
 };
 
-// Launches the kernel. `taken` is in device memory; it is 0 when the kernel starts.
+// Launches the kernel. `taken` is in device memory and is set to 0 before the kernel starts.
 template <class Parameters>
 Status launch_persistent(void (*kernel)(Parameters), const Parameters& parameters, int threads, int shared_bytes,
                          unsigned* taken, cudaStream_t stream) {

@@ -7,14 +7,14 @@
 
 namespace kv::sm90a {
 
-// Tokens of one box: the largest power of two that divides both; `tile` is one itself.
+// Tokens of one box: the largest power of two that divides both. `tile` is a power of two.
 inline int common_box(int block_tokens, int tile) {
   int box = tile;
   while (block_tokens % box != 0) box /= 2;
   return box;
 }
 
-// The map of `pool`, [block, block_token, dim], in boxes of `box_tokens` tokens and one panel's columns.
+// The tensor map of `pool`, [block, block_token, dim]. A box is `box_tokens` tokens by the columns of one panel.
 inline Status describe_pool(const PagedBatch& batch, const void* pool, int box_tokens, CUtensorMap* map) {
   TensorBox tensor;
   tensor.dtype = batch.cache_dtype;

@@ -1,7 +1,7 @@
-// The producer of the Hopper attention loop: one warp that takes work tiles and streams their queries, keys and values
-// to shared memory by TMA. Each lane looks up one box of a key tile and starts its copy. Device code.
+// The producer of the Hopper attention loop: one warp, which takes work tiles and copies their queries, keys and
+// values to shared memory by TMA. Each lane looks up one box of a key tile and starts its copy. Device code.
 //
-// It waits for tile_ring.empty, work_taken and tail_landed, and signals tile_ring.full and work_posted.
+// The producer waits for tile_ring.empty, work_taken and tail_landed. It signals tile_ring.full and work_posted.
 #pragma once
 
 #include "shared/attention/hopper/persistent-blocks.cuda.h"
@@ -39,9 +39,9 @@ class AttentionProducer {
   static constexpr int kPanels = Shape::kHeadDim / kPanelColumns;
   static constexpr int kRunKeys = Shape::kKeyTile / KeyTiles::kRuns;
 
-  // Waits until the consumers have read the previous work tile and its queries, then hands them the next.
+  // Waits until the consumers have read the previous work tile and its queries. Then it posts the next work tile.
   __device__ void publish(const WorkTile& work) {
-    // A fresh barrier's previous phase counts as complete.
+    // The first wait returns at once: the previous phase of a new mbarrier counts as complete.
     ptx::mbarrier_wait(&shared_.work_taken, taken_parity_ ^= 1);
     if (lane_ == 0) {
       shared_.work = work;
@@ -56,7 +56,7 @@ class AttentionProducer {
     }
   }
 
-  // In the order of use: values are wanted one step later than keys.
+  // Copies are made in the order of use: the consumers need values one step later than keys.
   __device__ void load_keys_and_values(const WorkTile& work) {
     const typename KeyTiles::Boxes boxes(parameters_.arguments, parameters_.box_tokens, work);
     typename KeyTiles::Walk walk(parameters_.arguments, work);
@@ -89,7 +89,8 @@ class AttentionProducer {
     if (whole) {
       copy(&parameters_.values, box, box.value_block, full);
     } else {
-      // Weights of absent keys are 0, but 0 times whatever lies there may be NaN: clear those rows first.
+      // Weights of absent keys are 0. But 0 times the memory's old content may be NaN, so these rows are cleared
+      // first.
       copy(&parameters_.values, box, box.value_block, &shared_.tail_landed);
       ptx::mbarrier_wait(&shared_.tail_landed, tail_parity_);
       tail_parity_ ^= 1;
@@ -105,7 +106,7 @@ class AttentionProducer {
     tile_at_.advance();
   }
 
-  // Copies every lane's box, from its block, to the current stage; the bytes count on `barrier`.
+  // Every lane copies its box, from `block`, to the current stage. The bytes count on `barrier`.
   __device__ void copy(const CUtensorMap* pool, const Box& box, int block, uint64_t* barrier) {
     const unsigned present = __ballot_sync(0xffffffffu, block >= 0);
     if (lane_ == 0) {

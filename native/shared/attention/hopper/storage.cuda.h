@@ -1,11 +1,12 @@
-// What a block of the Hopper attention loop holds in shared memory, and what the kernel is launched with.
+// The shared memory of a thread block of the Hopper attention loop, and the kernel's parameters.
 //
 // Each mbarrier has one side that signals and one that waits:
-//   tile_ring.full   TMA, when the keys or values of a stage have landed   the consumers
-//   tile_ring.empty  the consumers, when they have read a stage            the producer
-//   work_posted      the producer, and TMA, when the queries have landed   the consumers
-//   work_taken       the consumers, when they have read the queries        the producer
-//   tail_landed      TMA, when values of a tile that is not full landed    the producer, which clears the other rows
+// mbarrier         signalled by                                            waited for by
+// tile_ring.full   TMA, when the keys or values of a stage have landed     the consumers
+// tile_ring.empty  the consumers, when they have read a stage              the producer
+// work_posted      the producer, and TMA when the queries have landed      the consumers
+// work_taken       the consumers, when they have read the queries          the producer
+// tail_landed      TMA, when the values of a partly filled tile landed     the producer, which clears the other rows
 #pragma once
 
 #include <cuda.h>
@@ -21,13 +22,13 @@ namespace kv::sm90a {
 template <typename ElementType, int kDim>
 struct AttentionShape {
   using Element = ElementType;
-  // A consumer's thread has 64 scores, 32 packed weights and kDim / 2 outputs.
+  // Each consumer thread holds 64 scores, 32 packed weights and kDim / 2 outputs.
   using Roles = WarpRoles<kDim == 128 ? 2 : 3>;
   static constexpr int kHeadDim = kDim;
   static constexpr int kQueryTile = kWarpgroupRows * Roles::kConsumerWarpgroups;
   static constexpr int kKeyTile = 128;
-  static constexpr int kStages = 5;        // tiles of keys or values in shared memory
-  static constexpr int kEarlyScores = 32;  // of a thread's 64
+  static constexpr int kStages = 5;        // each stage holds one tile of keys or of values
+  static constexpr int kEarlyScores = 32;  // of the 64 of a thread
 };
 
 template <class Shape, class KeyTiles>
@@ -40,9 +41,9 @@ struct alignas(1024) AttentionStorage {
   uint64_t work_posted;
   uint64_t work_taken;
   uint64_t tail_landed;
-  typename KeyTiles::Work::Tile work;  // key_tiles < 0: no more work
+  typename KeyTiles::Work::Tile work;  // key_tiles < 0 means that no work is left
 
-  // By one thread, before any other uses them.
+  // Called by one thread before any other thread uses the mbarriers.
   __device__ void init_barriers() {
     tile_ring.init(Shape::Roles::kConsumerWarps);
     ptx::mbarrier_init(&work_posted, 1);
@@ -55,8 +56,8 @@ struct alignas(1024) AttentionStorage {
 template <class KeyTiles>
 struct AttentionParameters {
   typename KeyTiles::Arguments arguments;
-  int box_tokens;         // of one copy: divides both block_tokens and the keys of a run
-  unsigned* tiles_taken;  // beyond each block's first; 0 at launch
+  int box_tokens;         // tokens of one copy; divides block_tokens and the keys of a run
+  unsigned* tiles_taken;  // work tiles taken after each block's first; 0 at launch
   CUtensorMap query;      // [token, query_head, dim]
   CUtensorMap keys;       // [block, block_token, dim]
   CUtensorMap values;

@@ -1,5 +1,5 @@
-// Tiles of 16-bit rows in shared memory, as TMA writes them and wgmma reads them: panels of 64 columns, in which a row
-// is 128 swizzled bytes. A tile begins at a multiple of 1024 bytes. Device code.
+// Tiles of 16-bit rows in shared memory, as TMA writes them and wgmma reads them. A tile consists of panels of 64
+// columns, in which a row is 128 swizzled bytes. A tile begins at a multiple of 1024 bytes. Device code.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 namespace kv::sm90a {
 
 constexpr int kWarpgroupRows = 64;  // rows of one wgmma
-constexpr int kPanelColumns = 64;   // columns of 16-bit elements in a swizzled row
-constexpr int kPanelBytes = 128;    // of such a row
+constexpr int kPanelColumns = 64;   // 16-bit elements in a swizzled row
+constexpr int kPanelBytes = 128;    // bytes of such a row
 
 template <typename Element, int kRows, int kDim>
 using PanelTile = Element[kDim / kPanelColumns][kRows][kPanelColumns];
 
-// One thread starts the copy of a box of the pool, from `token` of `block` on, to the tile's rows from `row` on. Its
-// bytes count on `barrier`.
+// One thread starts the copy of a box of the pool to rows of the tile. The box begins at `token` of `block`, the rows
+// at `row`. The bytes count on `barrier`.
 template <typename Element, int kPanels, int kRows>
 __device__ void copy_box(Element (&tile)[kPanels][kRows][kPanelColumns], int row, const CUtensorMap* pool, int token,
                          int block, uint64_t* barrier) {
@@ -26,7 +26,7 @@ __device__ void copy_box(Element (&tile)[kPanels][kRows][kPanelColumns], int row
   }
 }
 
-// A warp clears the rows `begin` .. `end` - 1. A fence of the async proxy must follow before wgmma reads them.
+// A warp clears the rows `begin` .. `end` - 1. fence_async_proxy must follow before wgmma reads them.
 template <typename Element, int kPanels, int kRows>
 __device__ void clear_rows(Element (&tile)[kPanels][kRows][kPanelColumns], int begin, int end) {
   for (int panel = 0; panel < kPanels; ++panel) {
@@ -36,7 +36,7 @@ __device__ void clear_rows(Element (&tile)[kPanels][kRows][kPanelColumns], int b
 }
 
 // The products of 64 rows of `left`, from `row` on, with all rows of `right`, summed over the dims. The operands are
-// only addresses: they may be made before the rows have landed.
+// only addresses, so the object may be made before the rows have landed.
 template <typename Element, int kPanels, int kLeftRows, int kRightRows>
 class ScoreProducts {
  public:
@@ -44,7 +44,7 @@ class ScoreProducts {
                            const Element (&right)[kPanels][kRightRows][kPanelColumns])
       : left_(ptx::wgmma_operand(left[0][row])), right_(ptx::wgmma_operand(right)) {}
 
-  // As one group of wgmma.
+  // Issues the products as one group of wgmma.
   __device__ void issue(float (&scores)[kRightRows / 2]) const {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {

@@ -1,5 +1,5 @@
-// How a block's warpgroups divide the work: consumers compute, and the first warp of the producer's warpgroup brings
-// them what they read. The producer gives registers to the consumers. Device code.
+// How the warpgroups of a thread block divide the work. Consumers compute. The first warp of the producer's warpgroup
+// copies what they read. The producer gives registers to the consumers. Device code.
 #pragma once
 
 #include "ptx/register-shares.cuda.h"
@@ -8,7 +8,7 @@ namespace kv::sm90a {
 
 constexpr int kWarpgroupThreads = 128;
 
-// The register counts use up what a multiprocessor has.
+// These register counts add up to what a multiprocessor has.
 template <int kConsumers>
 struct WarpRoles {
   static_assert(kConsumers == 2 || kConsumers == 3);
@@ -19,7 +19,7 @@ struct WarpRoles {
   static constexpr int kThreads = kWarpgroupThreads * (1 + kConsumers);
 };
 
-// The producer is in the first warpgroup: one warp of it runs Producer, all consumers' threads run Consumer.
+// The first warpgroup is the producer's: one warp of it runs Producer. All threads of the consumers run Consumer.
 template <class Roles, class Producer, class Consumer, class Parameters, class Storage>
 __device__ void run_roles(const Parameters& parameters, Storage& shared) {
   if (threadIdx.x < kWarpgroupThreads) {

@@ -1,8 +1,8 @@
-// One panel of query rows against one tile of keys.
+// Multiplies one panel of query rows by one tile of keys.
 //
-// Everything is kept transposed: scores are [key, row], outputs [dim, row], and the lanes of a vector are
-// query rows. Both products are then the same micro-kernel, with keys and values read in their natural
-// layout and no head size special; the softmax needs no operation across lanes.
+// Everything is transposed: scores are [key, row], outputs [dim, row], and the lanes of a vector are query rows. Both
+// products are then the same micro-kernel. Keys and values are read in their natural layout, no head size is special,
+// and the softmax needs no operation across lanes.
 #pragma once
 
 #include "shared/cpu/simd.cpu.h"
@@ -13,8 +13,8 @@ namespace KV_ISA {
 constexpr int kPanelVectors = 3;
 constexpr int kPanelRows = kPanelVectors * kLanes;
 constexpr int kTileKeys = 64;
-// Result rows that one micro-kernel call holds in registers, so that with one register for a broadcast
-// and kPanelVectors for loads the register file is full: 32 registers with AVX-512, 16 without.
+// Result rows that one call of the micro-kernel holds in registers. One more register holds a broadcast and
+// kPanelVectors hold loads, which fills the register file: 32 registers with AVX-512, 16 without.
 constexpr int kStep = kLanes == 16 ? 8 : 4;
 
 struct Panel {
@@ -22,13 +22,13 @@ struct Panel {
   float* output;     // [dim rounded up to kStep, row]: sum of exp(score - maximum) * value so far
   float* maximum;    // [row]
   float* sum;        // [row]: sum of exp(score - maximum) so far
-  int32_t* visible;  // [row]: how many leading keys the row sees
+  int32_t* visible;  // [row]: how many of the first keys the row sees
   int32_t most_visible;
   int32_t fewest_visible;
 };
 
-// result[i, row] = rescale[row] * result[i, row] + sum_k left[i, k] * right[k, row] for kStep values of i;
-// without `rescale` the old result counts for nothing.
+// result[i, row] = rescale[row] * result[i, row] + sum_k left[i, k] * right[k, row] for kStep values of i. Without
+// `rescale` the old result is ignored.
 template <bool kRescale>
 __attribute__((always_inline)) inline void multiply(const float* left, int64_t left_stride,
                                                     int64_t left_depth_stride, const float* right, int depth,
@@ -59,7 +59,7 @@ __attribute__((always_inline)) inline void multiply(const float* left, int64_t l
   }
 }
 
-// Hides, from each row, the keys at and past its `visible`.
+// Hides the keys from `visible` on from each row.
 inline void mask(const Panel& panel, int32_t first_key, int count, float* scores) {
   const int first_hidden = panel.fewest_visible > first_key ? panel.fewest_visible - first_key : 0;
   for (int v = 0; v < kPanelVectors; ++v) {
@@ -72,10 +72,10 @@ inline void mask(const Panel& panel, int32_t first_key, int count, float* scores
   }
 }
 
-// Turns scores into exp(score - new maximum), keeps the statistics, and returns in `rescale` what the
-// sums so far must be multiplied with.
+// Turns scores into exp(score - new maximum) and updates the statistics. Returns in `rescale` the factors for the
+// sums so far.
 inline void softmax_step(Panel& panel, int count, float* scores, Vec* rescale) {
-  // The vectors of a row side by side: each is a chain of dependent steps.
+  // The vectors of a row are computed side by side, because each is a chain of dependent steps.
   Vec peak[kPanelVectors];
   Vec sum[kPanelVectors];
   for (int v = 0; v < kPanelVectors; ++v) peak[v] = load(panel.maximum + v * kLanes);
@@ -101,13 +101,13 @@ inline void softmax_step(Panel& panel, int count, float* scores, Vec* rescale) {
   for (int v = 0; v < kPanelVectors; ++v) store(panel.sum + v * kLanes, sum[v]);
 }
 
-// A tile's keys (or values) converted to f32, [key, dim]; rows are `stride` floats apart, a multiple of kStep.
+// The keys (or values) of a tile, converted to f32, [key, dim]. Rows are `stride` floats apart, a multiple of kStep.
 struct DenseTile {
   const float* rows;
   int stride;
   int dim;
 
-  // scores[key, row] = keys[key] . query[row] for `count` keys, and up to kStep - 1 more.
+  // scores[key, row] = keys[key] . query[row] for `count` keys and up to kStep - 1 more.
   void score(const float* query, int count, float* scores) const {
     for (int key = 0; key < count; key += kStep) {
       multiply<false>(rows + key * stride, stride, 1, query, dim, nullptr, scores + key * kPanelRows);
