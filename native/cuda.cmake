@@ -15,21 +15,17 @@ list(FILTER cuda_ampere INCLUDE REGEX "\\.sm80\\.cu$")
 set(cuda_every ${cuda_sources})
 list(FILTER cuda_every EXCLUDE REGEX "\\.(sm90a|sm80)\\.cu$")
 
-function(add_cuda_kernels name architectures)
-  if(NOT ARGN)
-    return()
-  endif()
+function(add_cuda_objects name architectures)
   add_library(${name} OBJECT ${ARGN})
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}"
-                                           CUDA_RUNTIME_LIBRARY Static)
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_RUNTIME_LIBRARY Static)
   target_compile_options(${name} PRIVATE -lineinfo --expt-relaxed-constexpr -Xfatbin=-compress-all
                                          -Xcompiler=-Wall,-Wextra,-Wno-psabi)
-  target_sources(kv_core PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
-add_cuda_kernels(cuda_hopper "90a-real" ${cuda_hopper})
-add_cuda_kernels(cuda_ampere "80-real;89-real" ${cuda_ampere})
-add_cuda_kernels(cuda_every "80-real;89-real;90a-real" ${cuda_every})
+add_cuda_objects(cuda_hopper "90a-real" ${cuda_hopper})
+add_cuda_objects(cuda_ampere "80-real;89-real" ${cuda_ampere})
+add_cuda_objects(cuda_every "80-real;89-real;90a-real" ${cuda_every})
+target_sources(kv_core PRIVATE $<TARGET_OBJECTS:cuda_hopper> $<TARGET_OBJECTS:cuda_ampere> $<TARGET_OBJECTS:cuda_every>)
 
 # It was declared before the language was known; its CUDA objects come from the libraries above.
 set_target_properties(kv_core PROPERTIES CUDA_ARCHITECTURES OFF)
@@ -46,3 +42,14 @@ target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-
 # None waits for longer than a few seconds; those of the CPU may be slow, under sanitizers.
 target_compile_definitions(cuda_tests PRIVATE KV_TEST_SECONDS=30)
 target_link_libraries(cuda_tests PRIVATE kv_core)
+
+# Checks of single kernels on Hopper, where those of Ampere run too if they are compiled for it: the linker finds these
+# objects before it looks into kv_core. The same objects are the library that the scripts of tools/gpu time.
+file(GLOB cuda_kernel_test_sources CONFIGURE_DEPENDS tests/cuda/kernels/*.cu)
+add_cuda_objects(cuda_kernel_test_objects "90a-real" ${cuda_kernel_test_sources} ${cuda_ampere})
+add_executable(cuda_kernel_tests tests/main.cc $<TARGET_OBJECTS:cuda_kernel_test_objects>)
+target_link_libraries(cuda_kernel_tests PRIVATE kv_core)
+add_library(cuda-kernels SHARED $<TARGET_OBJECTS:cuda_kernel_test_objects>)
+target_link_libraries(cuda-kernels PRIVATE kv_core)
+set_target_properties(cuda_kernel_tests cuda-kernels PROPERTIES CUDA_ARCHITECTURES OFF
+                                                    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})

@@ -94,7 +94,14 @@ function packAddon() {
   const target = join(kit, 'node_modules/@kv', basename(dirname(binary)));
   mkdirSync(target, { recursive: true });
   for (const file of ['kv.node', 'package.json']) copyFileSync(join(dirname(binary), file), join(target, file));
-  copyFileSync(join(root, 'native/build/cuda_tests'), join(kit, 'cuda-tests'));
+}
+
+function packNativeTests() {
+  for (const name of ['cuda_tests', 'cuda_kernel_tests', 'libcuda-kernels.so']) {
+    const target = join(kit, name.replaceAll('_', '-'));
+    copyFileSync(join(root, 'native/build', name), target);
+    run('strip', [target]);
+  }
 }
 
 async function packRunner() {
@@ -121,6 +128,7 @@ try {
   mkdirSync(kit, { recursive: true });
   packNode();
   packAddon();
+  packNativeTests();
   await packRunner();
   const packages = readdirSync(join(root, 'packages'))
     .map((name) => join(root, 'packages', name))
@@ -133,7 +141,9 @@ try {
   packDependency('fast-check');
   for (const folder of ['models', 'tools/bench', 'tools/gpu']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
   for (const file of ['main-job.mjs', 'make-random-model.mjs']) copyFileSync(join(root, 'tools', file), join(kit, 'tools', file));
-  run('tar', ['--create', '--file', archive, '--use-compress-program', 'xz -T0', '--directory', dirname(kit), basename(kit)]);
+  // Sorted, so that the two files with the same kernels lie near each other.
+  const how = ['--create', '--file', archive, '--sort=name', '--use-compress-program', 'xz -T0'];
+  run('tar', [...how, '--directory', dirname(kit), basename(kit)]);
   const { size } = statSync(archive);
   console.log(`${archive}: ${(size / 1e6).toFixed(1)} MB`);
   if (size >= largestArchive) throw new Error(`The archive has ${size} bytes; fewer than ${largestArchive} are wanted.`);

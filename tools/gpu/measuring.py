@@ -31,6 +31,12 @@ class Sampler:
         return statistics.median(s[1] for s in chosen), statistics.median(s[2] for s in chosen)
 
 
+def libraries_of(arguments):
+    """`PATH` or `NAME=PATH` of each build of libcuda-kernels.so: the libraries by name, of which one without is kv."""
+    named = (argument.rpartition('=') for argument in arguments)
+    return {name or 'kv': ctypes.CDLL(path) for name, _, path in named}
+
+
 def pointers_of(tensors):
     return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() if t is not None else None for t in tensors])
 

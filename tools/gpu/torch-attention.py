@@ -1,10 +1,10 @@
 """Times our attention kernels next to PyTorch's scaled_dot_product_attention (cuDNN and FLASH), interleaved in one
 process, and checks them against each other.
 
-usage: torch-attention.py NAME=LIBRARY.so [NAME=LIBRARY.so ...] [--rounds N] [--only TEXT] [--json FILE]
+usage: torch-attention.py LIBRARY [NAME=LIBRARY ...] [--rounds N] [--only TEXT] [--json FILE]
 
-LIBRARY.so is attention-bench.cu built as a shared library (README.md). Every row of the JSON holds the median and
-the spread over the rounds, and the clock and power while that kernel ran.
+LIBRARY is the path of libcuda-kernels.so (README.md), of which several builds may take turns. Every row of the JSON holds
+the median and the spread over the rounds, and the clock and power while that kernel ran.
 """
 import argparse
 import ctypes
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from measuring import Sampler, captured, machine_of, pointers_of, time_once
+from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, time_once
 
 QUERY_HEADS, KV_HEADS, BLOCK_TOKENS = 32, 8, 64
 BACKENDS = {'sdpa-cudnn': SDPBackend.CUDNN_ATTENTION, 'sdpa-flash': SDPBackend.FLASH_ATTENTION}
@@ -138,10 +138,7 @@ def main():
     parser.add_argument('--only', default='')
     parser.add_argument('--json')
     options = parser.parse_args()
-    libraries = {}
-    for argument in options.libraries:
-        name, path = argument.split('=')
-        libraries[name] = ctypes.CDLL(path)
+    libraries = libraries_of(options.libraries)
     torch.manual_seed(time.time_ns())
     sampler = Sampler()
     half, bfloat = torch.float16, torch.bfloat16

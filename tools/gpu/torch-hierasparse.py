@@ -1,10 +1,9 @@
 """Times decode over 2:4 sparse caches next to our dense decode and PyTorch's scaled_dot_product_attention (cuDNN), and
 compression, interleaved in one process; checks the results against cuDNN on keys and values that torch pruned.
 
-usage: torch-hierasparse.py DECODE.so COMPRESS.so DENSE.so [--rounds N] [--json FILE]
+usage: torch-hierasparse.py LIBRARY [--rounds N] [--json FILE]
 
-DECODE.so is decode-24-bench.cu, COMPRESS.so compress-bench.cu, DENSE.so attention-bench.cu, built as shared
-libraries (README.md).
+LIBRARY is the path of libcuda-kernels.so (README.md).
 """
 import argparse
 import ctypes
@@ -74,12 +73,12 @@ class Cache:
 class Problem24:
     """Decode over a problem's keys and values with shares of sparse blocks."""
 
-    def __init__(self, library, compressing, problem, key_share, value_share):
+    def __init__(self, library, problem, key_share, value_share):
         self.library, self.problem = library, problem
         dense_keys, dense_values, table = problem.tensors[3:6]
         places = table.view(problem.batch * attention.KV_HEADS, -1)
-        self.keys = Cache(compressing, dense_keys, places, False, key_share)
-        self.value_cache = Cache(compressing, dense_values, places, True, value_share)
+        self.keys = Cache(library, dense_keys, places, False, key_share)
+        self.value_cache = Cache(library, dense_values, places, True, value_share)
         self.output = torch.full_like(problem.output, float('nan'))
         workspace, counters = (torch.zeros(size << 20, device='cuda', dtype=torch.uint8) for size in (64, 1))
         keys, values = self.keys, self.value_cache
@@ -145,11 +144,11 @@ DECODE_CASES = {'S_K = S_V = 1': (1, 1, {'atMost': 0.145}), 'S_V = 1': (0, 1, {'
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument('libraries', nargs=3)
+    parser.add_argument('library')
     parser.add_argument('--rounds', type=int, default=15)
     parser.add_argument('--json')
     options = parser.parse_args()
-    decode, compress, dense = (ctypes.CDLL(path) for path in options.libraries)
+    library = ctypes.CDLL(options.library)
     torch.manual_seed(time.time_ns())
     sampler = attention.Sampler()
     rows = []
@@ -168,9 +167,9 @@ def main():
 
     for batch, keys in ((8, 32768), (1, 131072), (1, 32768)):
         problem = attention.Problem(True, batch, keys, 128, torch.float16, True)
-        mixed = {name: Problem24(decode, compress, problem, *shares[:2]) for name, shares in DECODE_CASES.items()}
+        mixed = {name: Problem24(library, problem, *shares[:2]) for name, shares in DECODE_CASES.items()}
         functions = {name: each.run for name, each in mixed.items()}
-        functions['dense'] = lambda: problem.ours(dense)
+        functions['dense'] = lambda: problem.ours(library)
         functions['cudnn'] = lambda: problem.torch(SDPBackend.CUDNN_ATTENTION)
         errors = {name: (each.error(), each.error(True)) for name, each in mixed.items()}
         results = timed(functions, options.rounds, 20, sampler)

@@ -1,10 +1,11 @@
 """Times our few-row linear kernel next to PyTorch's linear (cuBLAS) and a kernel that only reads the weights,
 interleaved in one process, and checks the products against each other.
 
-usage: torch-linear.py NAME=LIBRARY.so [NAME=LIBRARY.so ...] [--rounds N] [--only TEXT] [--json FILE]
+usage: torch-linear.py LIBRARY [NAME=LIBRARY ...] [--rounds N] [--only TEXT] [--json FILE]
 
-LIBRARY.so is linear-bench.cu built as a shared library (README.md). A call of a case multiplies with one copy of
-its weights after the other, 1.5 GB in all, replayed from one graph, so that they come from memory as in a model.
+LIBRARY is the path of libcuda-kernels.so (README.md), of which several builds may take turns. A call of a case multiplies
+with one copy of its weights after the other, 1.5 GB in all, replayed from one graph, so that they come from memory as
+in a model.
 """
 import argparse
 import ctypes
@@ -15,7 +16,7 @@ import time
 import torch
 import torch.nn.functional as functional
 
-from measuring import Sampler, captured, machine_of, pointers_of, time_once
+from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, time_once
 
 BYTES = 1.5e9
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -161,10 +162,7 @@ def main():
     parser.add_argument('--only', default='')
     parser.add_argument('--json')
     options = parser.parse_args()
-    libraries = {}
-    for argument in options.libraries:
-        name, path = argument.split('=')
-        libraries[name] = ctypes.CDLL(path)
+    libraries = libraries_of(options.libraries)
     torch.manual_seed(time.time_ns())
     sampler = Sampler()
     rows = []

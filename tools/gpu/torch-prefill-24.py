@@ -1,10 +1,10 @@
 """Times prefill attention over dense and 2:4 blocks next to dense attention: PyTorch's (cuDNN) and our own kernel, interleaved
 in one process, and checks it against cuDNN's result on the pruned keys and values.
 
-usage: torch-prefill-24.py NAME=MIXED.so [...] --dense DENSE.so [--rounds N] [--only TEXT] [--json FILE]
+usage: torch-prefill-24.py LIBRARY [NAME=LIBRARY ...] [--rounds N] [--only TEXT] [--json FILE]
 
-MIXED.so is prefill-24-bench.cu built as a shared library, DENSE.so attention-bench.cu (README.md). Rates count the
-products of dense attention, whatever was pruned.
+LIBRARY is the path of libcuda-kernels.so (README.md), of which several builds may take turns; the first one is also timed
+with dense blocks. Rates count the products of dense attention, whatever was pruned.
 """
 import argparse
 import ctypes
@@ -147,7 +147,7 @@ def take_turns(functions, rounds, sampler):
     return results
 
 
-def measure(problem, label, libraries, dense, rounds, sampler):
+def measure(problem, label, libraries, rounds, sampler):
     functions = {name: (lambda library=library: problem.mixed(library)) for name, library in libraries.items()}
     reference = problem.torch(problem.pruned_key, problem.pruned_value).transpose(1, 2).reshape(problem.output.shape)
     errors = {}
@@ -161,8 +161,7 @@ def measure(problem, label, libraries, dense, rounds, sampler):
         errors[name] = (difference / total) ** 0.5
     del reference
     functions['cuDNN'] = lambda: problem.torch(problem.key, problem.value)
-    if dense is not None:
-        functions['our dense'] = lambda: problem.dense(dense)
+    functions['our dense'] = lambda: problem.dense(next(iter(libraries.values())))
     rows = []
     for name, timing in take_turns(functions, rounds, sampler).items():
         row = dict(case=label, kernel=name, batch=problem.batch, keys=problem.keys, queryHeads=QUERY_HEADS,
@@ -195,8 +194,7 @@ def kept_rows(rows, machine, date):
                    reference=dict(name='PyTorch cuDNN, dense', **summary(by_kernel['cuDNN'])), date=date,
                    machine=machine)
         row.update({name: ours[name] for name in ('teraflops', 'clockMegahertz', 'watts', 'relativeError')})
-        if 'our dense' in by_kernel:
-            row['ourDense'] = summary(by_kernel['our dense'])
+        row['ourDense'] = summary(by_kernel['our dense'])
         kept.append(row | ({'target': {'atMost': TARGETS[case]}} if case in TARGETS else {}))
     return {'title': 'Prefill attention over dense and 2:4 sparse blocks on the GPU', 'rows': kept}
 
@@ -204,13 +202,11 @@ def kept_rows(rows, machine, date):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('libraries', nargs='+')
-    parser.add_argument('--dense')
     parser.add_argument('--rounds', type=int, default=7)
     parser.add_argument('--only', default='')
     parser.add_argument('--json')
     options = parser.parse_args()
-    libraries = {name: ctypes.CDLL(path) for name, path in (each.split('=') for each in options.libraries)}
-    dense = ctypes.CDLL(options.dense) if options.dense else None
+    libraries = attention.libraries_of(options.libraries)
     torch.manual_seed(time.time_ns())
     sampler = attention.Sampler()
     half, bfloat = torch.float16, torch.bfloat16
@@ -227,7 +223,7 @@ def main():
     for label, arguments in cases.items():
         if options.only and not any(label.endswith(text) for text in options.only.split(';')):
             continue
-        rows += measure(Problem(*arguments), label, libraries, dense, options.rounds, sampler)
+        rows += measure(Problem(*arguments), label, libraries, options.rounds, sampler)
         torch.cuda.empty_cache()
         if options.json:
             with open(options.json, 'w') as file:

@@ -1,9 +1,9 @@
 """Times observation scores, token selection and gathering beside SnapKV and HBW-KV as one writes them with PyTorch,
 interleaved in one process, and checks them.
 
-usage: torch-selection.py LIBRARY.so [--check-only] [--rounds N] [--only TEXT] [--json FILE]
+usage: torch-selection.py LIBRARY [--check-only] [--rounds N] [--only TEXT] [--json FILE]
 
-LIBRARY.so is selection-bench.cu built as a shared library (README.md). Checks compare random small cases of every
+LIBRARY is the path of libcuda-kernels.so (README.md). Checks compare random small cases of every
 option with references that are written plainly, scores in float64 and selections exactly.
 """
 import argparse

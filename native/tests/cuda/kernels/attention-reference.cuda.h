@@ -1,54 +1,13 @@
-// What the checks of the attention kernels share: device memory, and a float64 reference on the device.
+// The float64 reference of the attention kernels on the device, and the comparison of their results with it.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <cmath>
 #include <vector>
 
-#include "shared/paged/paged-attention.h"
+#include "tests/cuda/kernels/attention-cases.cuda.h"
 
-namespace {
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::printf("%s: %s\n", what, cudaGetErrorString(error));
-  std::exit(2);
-}
-
-void check(const kv::Status& status) {
-  if (status.ok()) return;
-  std::printf("%s\n", status.message.c_str());
-  std::exit(2);
-}
-
-template <typename T>
-class DeviceBuffer {
- public:
-  explicit DeviceBuffer(size_t count, int byte = 0) : count_(count) {
-    check(cudaMalloc(&data_, std::max<size_t>(count, 1) * sizeof(T)), "cudaMalloc");
-    check(cudaMemset(data_, byte, std::max<size_t>(count, 1) * sizeof(T)), "cudaMemset");
-  }
-  explicit DeviceBuffer(const std::vector<T>& host) : DeviceBuffer(host.size()) {
-    check(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  ~DeviceBuffer() { cudaFree(data_); }
-  T* get() const { return data_; }
-  std::vector<T> host() const {
-    std::vector<T> result(count_);
-    check(cudaMemcpy(result.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return result;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t count_;
-};
+namespace kv::tests {
 
 constexpr double kLag = 1.37;  // with 1 the largest weight would be 1, which rounding does not touch
 
@@ -62,7 +21,7 @@ __device__ double as_double(Element value) {
 // product to a score cuts off what f32 does not hold, as tensor cores do when they align the products of a step to the
 // largest.
 template <typename Element>
-__global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most_keys, double* exact,
+__global__ void reference_kernel(PagedAttentionArguments arguments, int most_keys, double* exact,
                                  double* rounded, double* lse) {
   extern __shared__ double weights[];
   float* working_scores = reinterpret_cast<float*>(weights + most_keys);
@@ -123,4 +82,51 @@ __global__ void reference_kernel(kv::PagedAttentionArguments arguments, int most
   }
 }
 
-}  // namespace
+// Compares what a kernel left in the operands' output and log-sum-exp with the reference. `arguments` name a plain
+// cache of which no head has more than `most_keys` keys.
+template <typename Element>
+Outcome compare_with_reference(const PagedAttentionArguments& arguments, int most_keys,
+                               const AttentionOperands<Element>& operands) {
+  const int rows = arguments.query_tokens;
+  const size_t outputs = size_t(rows) * arguments.query_heads * arguments.head_dim;
+  DeviceBuffer<double> exact_buffer(outputs), rounded_buffer(outputs),
+      exact_lse_buffer(size_t(rows) * arguments.query_heads);
+  succeeds(
+      cudaFuncSetAttribute(reference_kernel<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
+  reference_kernel<Element><<<dim3(rows, arguments.query_heads), 128, std::max(1, most_keys) * 12>>>(
+      arguments, std::max(1, most_keys), exact_buffer.get(), rounded_buffer.get(), exact_lse_buffer.get());
+  succeeds(cudaGetLastError());
+  succeeds(cudaDeviceSynchronize());
+
+  const auto exact = exact_buffer.host(), rounded = rounded_buffer.host(), exact_lse = exact_lse_buffer.host();
+  const auto output = operands.output.host();
+  const auto lse = operands.log_sum_exp.host();
+  double error = 0.0, allowed = 0.0, lse_error = 0.0;
+  int failures = 0;
+  for (size_t i = 0; i < outputs; ++i) {
+    Element value;
+    std::copy_n(reinterpret_cast<const unsigned char*>(&output[i]), 2, reinterpret_cast<unsigned char*>(&value));
+    const double difference = std::abs(static_cast<double>(static_cast<float>(value)) - exact[i]);
+    if (!(difference < INFINITY)) ++failures;  // NaN: not written, or garbage got in
+    error = std::max(error, difference);
+    allowed = std::max(allowed, std::abs(rounded[i] - exact[i]));
+  }
+  allowed = 2.0 * allowed + 1e-3;
+  for (size_t i = 0; i < exact_lse.size(); ++i) {
+    if (exact_lse[i] == -INFINITY) {
+      if (lse[i] != -INFINITY) ++failures;
+      continue;
+    }
+    // f32 scores of size s carry errors of about 2^-22 s.
+    const double difference = std::abs(lse[i] - exact_lse[i]) / (1.0 + std::abs(exact_lse[i]));
+    if (!(difference < INFINITY)) ++failures;
+    lse_error = std::max(lse_error, difference);
+  }
+  for (size_t i = outputs; i < output.size(); ++i) failures += output[i] != kPoison;
+  for (size_t i = exact_lse.size(); i < lse.size(); ++i) failures += !std::isnan(lse[i]);
+  char line[100];
+  std::snprintf(line, sizeof line, "error %.2e of %.2e, log-sum-exp %.1e, %d bad", error, allowed, lse_error, failures);
+  return {failures == 0 && error <= allowed && lse_error <= 1e-5, line};
+}
+
+}  // namespace kv::tests

@@ -5,24 +5,13 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <random>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "shared/blocks-24/blocks-24.h"
 
-namespace {
-
-using Random = std::mt19937;
-
-int pick(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
-
-int report(bool passed, const std::string& name, const std::string& detail) {
-  std::printf("%s %-72s %s\n", passed ? "pass" : "FAIL", name.c_str(), detail.c_str());
-  return passed ? 0 : 1;
-}
+namespace kv::tests {
 
 template <typename Element>
 uint16_t bits_of(float value) {
@@ -40,9 +29,9 @@ struct HostBlock {
 };
 
 // Bits of f16 or bf16 as a number; f32 of bf16 has the same leading bits.
-double magnitude_of(uint16_t bits, kv::DType dtype) {
+inline double magnitude_of(uint16_t bits, DType dtype) {
   bits &= 0x7fff;
-  if (dtype == kv::DType::bf16) {
+  if (dtype == DType::bf16) {
     const uint32_t wide = uint32_t{bits} << 16;
     float value;
     std::memcpy(&value, &wide, 4);
@@ -54,16 +43,16 @@ double magnitude_of(uint16_t bits, kv::DType dtype) {
 }
 
 // `mask`, [block_token, dim], or null for the two of largest magnitude.
-HostBlock compress_on_host(const uint16_t* dense, const uint8_t* mask, kv::KvOperand operand, kv::DType dtype,
-                           int dims) {
-  const bool keys = operand == kv::KvOperand::keys;
+inline HostBlock compress_on_host(const uint16_t* dense, const uint8_t* mask, KvOperand operand, DType dtype,
+                                  int dims) {
+  const bool keys = operand == KvOperand::keys;
   HostBlock block;
-  block.non_zeros.resize(kv::sparse_block_elements(dims));
-  block.metadata.resize(kv::sparse_block_words(dims));
-  block.masked.resize(kv::kBlock24Tokens * dims);
+  block.non_zeros.resize(sparse_block_elements(dims));
+  block.metadata.resize(sparse_block_words(dims));
+  block.masked.resize(kBlock24Tokens * dims);
   // Group `group` of row `row`: of dims of a token, or of tokens of a dim.
-  for (int row = 0; row < (keys ? kv::kBlock24Tokens : dims); ++row) {
-    for (int group = 0; group < (keys ? dims : kv::kBlock24Tokens) / 4; ++group) {
+  for (int row = 0; row < (keys ? kBlock24Tokens : dims); ++row) {
+    for (int group = 0; group < (keys ? dims : kBlock24Tokens) / 4; ++group) {
       const auto at = [&](int i) { return keys ? row * dims + 4 * group + i : (4 * group + i) * dims + row; };
       std::vector<int> kept;
       if (mask != nullptr) {
@@ -97,14 +86,14 @@ HostBlock compress_on_host(const uint16_t* dense, const uint8_t* mask, kv::KvOpe
       }
       if (kept[0] > kept[1]) std::swap(kept[0], kept[1]);
       for (int j = 0; j < 2; ++j) {
-        const int place = keys ? kv::key_non_zero(row, 2 * group + j, dims) : kv::value_non_zero(2 * group + j, row);
+        const int place = keys ? key_non_zero(row, 2 * group + j, dims) : value_non_zero(2 * group + j, row);
         block.non_zeros[place] = block.masked[at(kept[j])];
       }
-      const kv::Meta16Place place = keys ? kv::key_meta16(row, group / 4, dims) : kv::value_meta16(row, group / 4);
+      const Meta16Place place = keys ? key_meta16(row, group / 4, dims) : value_meta16(row, group / 4);
       block.metadata[place.word] |= uint32_t(kept[1] << 2 | kept[0]) << (place.shift + group % 4 * 4);
     }
   }
   return block;
 }
 
-}  // namespace
+}  // namespace kv::tests

@@ -1,20 +1,20 @@
-// Checks compress-24 on CUDA with nothing but a driver: metadata as the tensor cores read it, and compression bit for
-// bit against the host. Built as a shared library, it is what torch-hierasparse.py times. README.md says how to build
-// both.
+// compress-24: metadata as the tensor cores read it, and compression bit for bit against the host.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "attention-reference.h"
 #include "kernels/compress-24/compress-24.cuda.h"
 #include "ptx/mma-sparse.cuda.h"
 #include "ptx/mma.cuda.h"
-#include "runtime/fault.h"
-#include "sparse-reference.h"
+#include "tests/cuda/kernels/case-loop.h"
+#include "tests/cuda/kernels/compress-24-reference.cuda.h"
+#include "tests/cuda/kernels/device.cuda.h"
+#include "tests/cuda/kernels/for-python.cuda.h"
+#include "tests/kernel-testing.h"
 
+namespace kv::tests {
 namespace {
 
 // ---- Metadata, as the tensor cores read it. ----
@@ -35,12 +35,12 @@ __global__ void multiply_kernel(const uint16_t* non_zeros, const uint32_t* metad
   float full[4] = {};
   uint32_t fragment[4];
   a_fragment(non_zeros, 32, 0, fragment);
-  kv::ptx::mma_sparse_m16n8k32<Element, 0>(sparse, fragment, columns, metadata[threadIdx.x]);
+  ptx::mma_sparse_m16n8k32<Element, 0>(sparse, fragment, columns, metadata[threadIdx.x]);
   a_fragment(non_zeros, 32, 16, fragment);
-  kv::ptx::mma_sparse_m16n8k32<Element, 1>(sparse, fragment, columns + 4, metadata[threadIdx.x]);
+  ptx::mma_sparse_m16n8k32<Element, 1>(sparse, fragment, columns + 4, metadata[threadIdx.x]);
   for (int k = 0; k < 4; ++k) {
     a_fragment(dense, 64, 16 * k, fragment);
-    kv::ptx::mma_m16n8k16<Element>(full, fragment, columns[2 * k], columns[2 * k + 1]);
+    ptx::mma_m16n8k16<Element>(full, fragment, columns[2 * k], columns[2 * k + 1]);
   }
   for (int i = 0; i < 4; ++i) {
     const int at = (g + i / 2 * 8) * 8 + 2 * c + i % 2;
@@ -49,8 +49,13 @@ __global__ void multiply_kernel(const uint16_t* non_zeros, const uint32_t* metad
   }
 }
 
+struct MetadataCase {
+  std::string name;
+  DType dtype;
+};
+
 template <typename Element>
-int check_metadata(const std::string& name, Random& random) {
+Outcome multiply(Random& random) {
   int wrong = 0;
   for (int round = 0; round < 20; ++round) {
     // Every row a key of 64 dims, so that the host's compression gives the words.
@@ -64,10 +69,9 @@ int check_metadata(const std::string& name, Random& random) {
         dense[4 * group + place] = bits_of<Element>(values[4 * group + place]);
       }
     }
-    const HostBlock block =
-        compress_on_host(dense.data(), nullptr, kv::KvOperand::keys, kv::DType::f16, 64);
+    const HostBlock block = compress_on_host(dense.data(), nullptr, KvOperand::keys, DType::f16, 64);
     std::vector<uint16_t> non_zeros(16 * 32);
-    for (int i = 0; i < 16 * 32; ++i) non_zeros[i] = block.non_zeros[kv::key_non_zero(i / 32, i % 32, 64)];
+    for (int i = 0; i < 16 * 32; ++i) non_zeros[i] = block.non_zeros[key_non_zero(i / 32, i % 32, 64)];
     // Eight columns of the identity, or integers.
     std::vector<uint16_t> b(8 * 64);
     std::vector<int> b_values(b.size());
@@ -82,7 +86,8 @@ int check_metadata(const std::string& name, Random& random) {
     DeviceBuffer<float> out_buffer(std::vector<float>(256, NAN));
     multiply_kernel<Element><<<1, 32>>>(non_zeros_buffer.get(), metadata_buffer.get(), dense_buffer.get(),
                                         b_buffer.get(), out_buffer.get());
-    check(cudaDeviceSynchronize(), "multiply");
+    succeeds(cudaGetLastError());
+    succeeds(cudaDeviceSynchronize());
     const std::vector<float> out = out_buffer.host();
     for (int i = 0; i < 128; ++i) {
       int expected = 0;
@@ -90,62 +95,59 @@ int check_metadata(const std::string& name, Random& random) {
       wrong += out[i] != static_cast<float>(expected) || out[128 + i] != static_cast<float>(expected);
     }
   }
-  return report(wrong == 0, name, std::to_string(wrong) + " of 2560 wrong");
+  return {wrong == 0, std::to_string(wrong) + " of 2560 wrong"};
 }
 
 // ---- Compression. ----
 
 struct CompressionCase {
   std::string name;
-  kv::KvOperand operand = kv::KvOperand::keys;
-  kv::DType dtype = kv::DType::f16;
+  KvOperand operand = KvOperand::keys;
+  DType dtype = DType::f16;
   int head_dim = 128;
   double share = 1.0;  // of the dense blocks that become sparse
   bool masked = false;
   bool any_bits = false;  // NaN, infinities, zeros of both signs, ties
 };
 
-std::vector<uint16_t> random_blocks(int64_t elements, kv::DType dtype, bool any_bits, Random& random) {
+std::vector<uint16_t> random_blocks(int64_t elements, DType dtype, bool any_bits, Random& random) {
   std::normal_distribution<float> normal;
   std::vector<uint16_t> result(elements);
-  const uint16_t infinity = dtype == kv::DType::f16 ? 0x7c00 : 0x7f80;
+  const uint16_t infinity = dtype == DType::f16 ? 0x7c00 : 0x7f80;
   const uint16_t special[] = {0, 0x8000, infinity, uint16_t(infinity | 0x8000), uint16_t(infinity | 1), 0xffff, 0x3c00};
   for (uint16_t& bits : result) {
-    bits = dtype == kv::DType::f16 ? bits_of<__half>(normal(random)) : bits_of<__nv_bfloat16>(normal(random));
+    bits = dtype == DType::f16 ? bits_of<__half>(normal(random)) : bits_of<__nv_bfloat16>(normal(random));
     if (any_bits && pick(random, 0, 1) != 0) bits = special[pick(random, 0, 6)];
   }
   return result;
 }
 
-int run_compression(const CompressionCase& test, Random& random) {
+Outcome compress(const CompressionCase& test, Random& random) {
   constexpr int kKvHeads = 3;
   constexpr int kSlots = 2;
   constexpr int kWidth = 700;
   constexpr int kDenseBlocks = 1500;
   constexpr int kSparseBlocks = 1600;
-  const int64_t elements = int64_t{kv::kBlock24Tokens} * test.head_dim;
+  const int64_t elements = int64_t{kBlock24Tokens} * test.head_dim;
   std::vector<uint16_t> dense = random_blocks(kDenseBlocks * elements, test.dtype, test.any_bits, random);
   std::vector<uint8_t> mask(kKvHeads * elements);
   for (int head = 0; head < kKvHeads; ++head) {
     for (int group = 0; group < elements / 4; ++group) {
-      const int stride = test.operand == kv::KvOperand::keys ? 1 : test.head_dim;
-      const int64_t first = test.operand == kv::KvOperand::keys
+      const int stride = test.operand == KvOperand::keys ? 1 : test.head_dim;
+      const int64_t first = test.operand == KvOperand::keys
                                 ? 4 * group
                                 : group / test.head_dim * 4 * test.head_dim + group % test.head_dim;
       for (int kept = 0; kept < 2; ++kept) mask[head * elements + first + pick(random, 0, 3) * stride] = 1;
     }
   }
   // Heads of several lengths over blocks in random order; some of the first blocks are sparse already.
-  std::vector<int> order(kDenseBlocks);
-  std::iota(order.begin(), order.end(), 0);
-  std::shuffle(order.begin(), order.end(), random);
-  std::vector<int> table(kSlots * kKvHeads * kWidth, 0), ids(kSparseBlocks);
-  std::iota(ids.begin(), ids.end(), 0);
-  std::shuffle(ids.begin(), ids.end(), random);
+  const std::vector<int> order = shuffled(kDenseBlocks, random);
+  const std::vector<int> ids = shuffled(kSparseBlocks, random);
+  std::vector<int> table(kSlots * kKvHeads * kWidth, 0);
   std::vector<uint16_t> expected_dense = dense;
-  std::vector<uint16_t> expected_non_zeros(kSparseBlocks * kv::sparse_block_elements(test.head_dim), 0xabcd);
-  std::vector<uint32_t> expected_metadata(kSparseBlocks * kv::sparse_block_words(test.head_dim), 0xabcdabcd);
-  std::vector<kv::Pruning> prunings;
+  std::vector<uint16_t> expected_non_zeros(kSparseBlocks * sparse_block_elements(test.head_dim), 0xabcd);
+  std::vector<uint32_t> expected_metadata(kSparseBlocks * sparse_block_words(test.head_dim), 0xabcdabcd);
+  std::vector<Pruning> prunings;
   const std::vector<uint16_t> untouched_non_zeros = expected_non_zeros;
   const std::vector<uint32_t> untouched_metadata = expected_metadata;
   std::vector<int> expected_table;
@@ -160,7 +162,7 @@ int run_compression(const CompressionCase& test, Random& random) {
   }
   expected_table = table;
   for (int row = kSlots * kKvHeads - 1; row >= 0; --row) {
-    kv::Pruning pruning{row, lengths[row] > 20 ? 2 : 0, lengths[row] > 20 ? lengths[row] - 3 : lengths[row], 0, 0, 0};
+    Pruning pruning{row, lengths[row] > 20 ? 2 : 0, lengths[row] > 20 ? lengths[row] - 3 : lengths[row], 0, 0, 0};
     std::vector<int> blocks;
     for (int block = pruning.first_block; block < pruning.end_block; ++block) {
       if (table[row * kWidth + block] > 0) blocks.push_back(block);
@@ -195,9 +197,9 @@ int run_compression(const CompressionCase& test, Random& random) {
         const int sparse = ids[id++];
         expected_table[row * kWidth + blocks[i]] = -(sparse + 1);
         std::copy(compressed[i].non_zeros.begin(), compressed[i].non_zeros.end(),
-                  expected_non_zeros.begin() + sparse * kv::sparse_block_elements(test.head_dim));
+                  expected_non_zeros.begin() + sparse * sparse_block_elements(test.head_dim));
         std::copy(compressed[i].metadata.begin(), compressed[i].metadata.end(),
-                  expected_metadata.begin() + sparse * kv::sparse_block_words(test.head_dim));
+                  expected_metadata.begin() + sparse * sparse_block_words(test.head_dim));
         if (place < pruning.freed_from) vacated.push_back(place);
       } else if (place >= pruning.freed_from) {
         moving.push_back(blocks[i]);
@@ -214,9 +216,9 @@ int run_compression(const CompressionCase& test, Random& random) {
   DeviceBuffer<uint32_t> metadata_buffer(untouched_metadata);
   DeviceBuffer<int> table_buffer(table), ids_buffer(ids);
   DeviceBuffer<uint8_t> mask_buffer(mask);
-  DeviceBuffer<kv::Pruning> prunings_buffer(prunings);
-  DeviceBuffer<kv::Fault> fault_buffer(size_t{1});
-  kv::Compress24Arguments arguments;
+  DeviceBuffer<Pruning> prunings_buffer(prunings);
+  DeviceBuffer<Fault> fault_buffer(size_t{1});
+  Compress24Arguments arguments;
   arguments.operand = test.operand;
   arguments.dtype = test.dtype;
   arguments.head_dim = test.head_dim;
@@ -235,11 +237,10 @@ int run_compression(const CompressionCase& test, Random& random) {
   arguments.ids = ids_buffer.get();
   arguments.id_count = kSparseBlocks;
   arguments.element_mask = test.masked ? mask_buffer.get() : nullptr;
-  DeviceBuffer<unsigned char> counters(kv::pruning_counter_bytes(arguments), 0);
-  DeviceBuffer<unsigned char> workspace(kv::pruning_plan_bytes(arguments), 0x5a);
-  check(kv::enqueue_compress_24(arguments, counters.get(), workspace.get(), {fault_buffer.get(), "compress-24"},
-                                nullptr));
-  check(cudaDeviceSynchronize(), test.name.c_str());
+  DeviceBuffer<unsigned char> counters(pruning_counter_bytes(arguments), 0);
+  DeviceBuffer<unsigned char> workspace(pruning_plan_bytes(arguments), 0x5a);
+  succeeds(enqueue_compress_24(arguments, counters.get(), workspace.get(), {fault_buffer.get()}, nullptr));
+  succeeds(cudaDeviceSynchronize());
 
   const auto differences = [](const auto& a, const auto& b) {
     int count = 0;
@@ -255,25 +256,25 @@ int run_compression(const CompressionCase& test, Random& random) {
   std::string detail = "different non-zeros, words, dense, places:";
   for (const int count : counts) detail += " " + std::to_string(count);
   detail += ", faults " + std::to_string(faults);
-  return report(counts[0] + counts[1] + counts[2] + counts[3] + faults == 0, test.name, detail);
+  return {counts[0] + counts[1] + counts[2] + counts[3] + faults == 0, detail};
 }
 
-std::vector<CompressionCase> compression_cases(bool small_only) {
+std::vector<CompressionCase> compression_cases() {
   std::vector<CompressionCase> list;
-  for (const auto operand : {kv::KvOperand::keys, kv::KvOperand::values}) {
+  for (const auto operand : {KvOperand::keys, KvOperand::values}) {
     for (const int head_dim : {128, 64}) {
-      for (const auto dtype : {kv::DType::f16, kv::DType::bf16}) {
+      for (const auto dtype : {DType::f16, DType::bf16}) {
         for (const bool masked : {false, true}) {
           for (const double share : {1.0, 0.5, 0.0}) {
             for (const bool any_bits : {false, true}) {
               // Losses that are NaN or infinite do not order the blocks.
               if (any_bits && share == 0.5) continue;
               CompressionCase test{"", operand, dtype, head_dim, share, masked, any_bits};
-              test.name = std::string(operand == kv::KvOperand::keys ? "compress keys" : "compress values") +
-                          (dtype == kv::DType::f16 ? " f16 d" : " bf16 d") + std::to_string(head_dim) +
+              test.name = std::string(operand == KvOperand::keys ? "keys" : "values") +
+                          (dtype == DType::f16 ? " f16 d" : " bf16 d") + std::to_string(head_dim) +
                           (masked ? " masked" : "") + " share " + std::to_string(share).substr(0, 3) +
                           (any_bits ? " any bits" : "");
-              if (!small_only || (dtype == kv::DType::f16 && share == 0.5)) list.push_back(test);
+              if (!only_small_cases() || (dtype == DType::f16 && share == 0.5)) list.push_back(test);
             }
           }
         }
@@ -285,10 +286,22 @@ std::vector<CompressionCase> compression_cases(bool small_only) {
 
 }  // namespace
 
+TEST("mma.sp reads the metadata that the host writes") {
+  const std::vector<MetadataCase> cases{{"one-hot and integers, f16", DType::f16},
+                                        {"one-hot and integers, bf16", DType::bf16}};
+  run_cases(cases, [](const MetadataCase& test, Random& random) {
+    return with_16_bit_type(test.dtype, [&](auto element) { return multiply<decltype(element)>(random); });
+  });
+}
+
+TEST("compress-24 gives the host's bits") { run_cases(compression_cases(), compress); }
+
+}  // namespace kv::tests
+
 // For torch-hierasparse.py, contiguous tensors; returns 0, or prints why not.
 // `sizes`: 1 for values, head dim, bf16, dense blocks, sparse blocks, table width, kv heads, slots, prunings, most
 // blocks of one, ids. `pointers`: dense, non-zeros, metadata, map, prunings, ids, workspace, counters, fault.
-extern "C" int kv_compress(const int64_t* sizes, void* const* pointers, void* stream) {
+KV_FOR_PYTHON int kv_compress(const int64_t* sizes, void* const* pointers, void* stream) {
   kv::Compress24Arguments arguments;
   arguments.operand = sizes[0] != 0 ? kv::KvOperand::values : kv::KvOperand::keys;
   arguments.head_dim = static_cast<int32_t>(sizes[1]);
@@ -310,20 +323,5 @@ extern "C" int kv_compress(const int64_t* sizes, void* const* pointers, void* st
   const kv::FaultSink faults{static_cast<kv::Fault*>(pointers[8]), "compress-24"};
   const kv::Status status =
       kv::enqueue_compress_24(arguments, pointers[7], pointers[6], faults, static_cast<cudaStream_t>(stream));
-  if (!status.ok()) std::printf("%s\n", status.message.c_str());
-  return status.ok() ? 0 : 1;
-}
-
-// usage: compress-bench [small] [seed]
-int main(int argc, char** argv) {
-  const bool small_only = argc > 1 && std::string(argv[1]) == "small";
-  const unsigned seed = argc > 2 ? std::atoi(argv[2]) : std::random_device{}();
-  Random random(seed);
-  int failed = check_metadata<__half>("metadata and integers f16", random) +
-               check_metadata<__nv_bfloat16>("metadata and integers bf16", random);
-  const std::vector<CompressionCase> list = compression_cases(small_only);
-  for (const CompressionCase& test : list) failed += run_compression(test, random);
-  const int count = static_cast<int>(list.size()) + 2;
-  std::printf("tests: %d passed, %d failed, 0 skipped (seed %u)\n", count - failed, failed, seed);
-  return failed == 0 ? 0 : 1;
+  return kv::tests::result_for_python(status);
 }
