@@ -112,7 +112,7 @@ Napi::Value StreamObject::wait_for(const Napi::CallbackInfo& info) {
                      "the other stream has no part in this recording: let it wait for a stream that has, or wait for it "
                      "before the recording or between its replays");
   }
-  stream(info.Env()).wait_for(other);
+  stream(info.Env()).wait_for(other, info[1].ToBoolean());
   return info.Env().Undefined();
 }
 

@@ -85,7 +85,7 @@ void Stream::notify(Notification notification) {
   push({Kind::notification, {}, nullptr, std::move(notification), {}, {}});
 }
 
-void Stream::wait_for(Stream& other) {
+void Stream::wait_for(Stream& other, bool takes_failure) {
   if (other.recording()) {
     if (!recording()) {
       recording_ = other.recording_;
@@ -95,7 +95,7 @@ void Stream::wait_for(Stream& other) {
     return;
   }
   const auto signal = std::make_shared<std::promise<Signal>>();
-  push({Kind::wait, {}, nullptr, nullptr, nullptr, signal->get_future()});
+  push({Kind::wait, {}, nullptr, nullptr, nullptr, signal->get_future(), takes_failure});
   other.push({Kind::signal, {}, nullptr, nullptr, signal, {}});
 }
 
@@ -180,15 +180,16 @@ Status Stream::launch(const Operation& operation, Queue& queue) {
 
 // The wait always ends: a stream waits only for what was enqueued earlier, so the other stream's thread reaches the
 // signal without this one. Notifications of this stream are delivered while it waits.
-void Stream::follow(std::future<Signal>& other) {
+void Stream::follow(std::future<Signal>& other, bool takes_failure) {
   while (!awaited_.empty() && other.wait_for(kPoll) != std::future_status::ready) settle(false);
   const Signal signal = other.get();
   if (!failure_.ok()) return;
-  if (!signal.failure.ok()) {
+  if (takes_failure && !signal.failure.ok()) {
     failure_ = passed_on(signal.failure);
   } else if (signal.moment != nullptr) {
     const Status status = launched_->run_after(*signal.moment);
     if (!status.ok()) return fail(status, "waitFor");
+    if (!takes_failure) return;
     const auto went_well = [](const std::shared_ptr<Moment>& earlier) {
       const std::optional<Status> outcome = earlier->poll();
       return outcome.has_value() && outcome->ok();
@@ -246,7 +247,7 @@ void Stream::process(Entry& entry) {
     case Kind::signal:
       return entry.signal->set_value({launched_->mark(), failure_});
     case Kind::wait:
-      return follow(entry.awaited);
+      return follow(entry.awaited, entry.takes_failure);
     case Kind::operation:
       if (failure_.ok()) run(entry.operation);
       return;

@@ -41,8 +41,8 @@ class Stream {
   // What is enqueued here from now on runs after all that is enqueued on `other` so far. Only this stream's thread
   // waits on the host, and only until `other`'s thread has launched that work. A stream that waits for a recording
   // one becomes a branch of the recording until the recording ends. A recording stream can wait only for such
-  // branches.
-  void wait_for(Stream& other);
+  // branches. A failure of `other` fails this stream too, unless this stream takes the place of one that failed.
+  void wait_for(Stream& other, bool takes_failure = true);
   bool can_wait_for(const Stream& other) const { return !recording() || recording_ == other.recording_; }
 
   // Between these two calls `enqueue` collects operations instead of running them. One thread must make all these
@@ -75,6 +75,7 @@ class Stream {
     Notification notification;
     std::shared_ptr<std::promise<Signal>> signal;
     std::future<Signal> awaited;
+    bool takes_failure = true;
   };
 
   // A notification whose moment has not come yet.
@@ -98,7 +99,7 @@ class Stream {
   Status launch(const Operation& operation, Queue& queue);
   // Stops at the first step that fails. `current` is then that step's name.
   Status launch_steps(const Recording& recording, const char*& current);
-  void follow(std::future<Signal>& other);
+  void follow(std::future<Signal>& other, bool takes_failure);
   void await(Notification notification);
   // Delivers the notifications whose moments have come. With `all`, waits for the other moments too.
   void settle(bool all);

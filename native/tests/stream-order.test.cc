@@ -161,3 +161,21 @@ TEST("a stream that is closed lets those go that wait for it, and says so") {
     CHECK(reached(waiting).message == "waitFor: the stream was closed");
   }
 }
+
+TEST("a stream in the place of one that failed runs behind its work, and without its failure") {
+  for (const std::shared_ptr<Device>& device : both_devices()) {
+    Stream failed(device);
+    Stream next(device);
+    Gate gate;
+    std::atomic<bool> passed{false};
+    bool behind = false;
+    failed.enqueue(operation("late", gate.pass([&] { passed = true; })));
+    failed.enqueue({"divide", {}, [](ExecutionContext&) { return Status::failure(StatusCode::invalid_value, "by zero"); }});
+    next.wait_for(failed, false);
+    next.enqueue(operation("next", [&] { behind = passed; }));
+    gate.open();
+    CHECK(!reached(failed).ok());
+    failed.close();
+    CHECK(reached(next).ok() && behind);
+  }
+}

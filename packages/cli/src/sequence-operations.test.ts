@@ -12,8 +12,8 @@ import {
   QueueFullError,
 } from '@kv/sparse-core';
 import type { KvPolicy } from '@kv/sparse-core';
-import { Random } from '@kv/sparse-core/testing';
-import { describe, expect, it } from 'vitest';
+import { enqueuedFailure, enqueueFailure, Random } from '@kv/sparse-core/testing';
+import { describe, expect, it, vi } from 'vitest';
 
 import { createPolicy } from '@kv/policies';
 import { needleModel } from './testing/run-kv.js';
@@ -193,6 +193,26 @@ const plain: Record<string, Operation> = {
       world.count('a wrong call', 'InvalidValueError');
     }
   },
+  /** An operation fails the stream, perhaps behind a step that nobody has waited for: that sequence ends, no other. */
+  async fail(world) {
+    const { runner } = world;
+    await runner.stream.synchronize();
+    const one = world.random.next() < 0.5 ? world.pick() : undefined;
+    if (one !== undefined && world.room(one) > 0 && one.ids.length > 0) {
+      await world.attempt('fail', [one], async () => {
+        (await runner.step([{ sequence: one.sequence, ids: [world.token()], phase: 'decode' }])).dispose();
+      });
+    }
+    const lost = [...world.all].filter((each) => each === one && each.sequence.length > each.ids.length);
+    enqueueFailure(runner.stream);
+    await expect(runner.stream.synchronize()).rejects.toThrow(enqueuedFailure);
+    expect([...world.all].filter(({ sequence }) => sequence.disposed)).toEqual(lost);
+    for (const each of lost) {
+      expect(each.sequence.failure?.message).toMatch(enqueuedFailure);
+      world.all.delete(each);
+    }
+    world.count('fail', `${lost.length} ended`);
+  },
   /** Its logits are those of a fresh run of its tokens, where the policy keeps them all. */
   async compare(world, fresh, isExact) {
     const one = world.pick();
@@ -205,9 +225,20 @@ const plain: Record<string, Operation> = {
   },
 };
 
+/** The first steps of answers of so many sequences make their recordings, which stay. */
+async function recordSteps(runner: Runner, most: number): Promise<void> {
+  const opened = Array.from({ length: most }, () => runner.openSequence());
+  for (const sequence of opened) (await runner.step([{ sequence, ids: [5], phase: 'prefill-end' }])).dispose();
+  for (let count = 1; count <= most; count += 1) {
+    const answers = opened.slice(0, count).map((sequence) => ({ sequence, ids: [5], phase: 'decode' }) as const);
+    (await runner.step(answers)).dispose();
+  }
+  for (const sequence of opened) sequence.dispose();
+}
+
 /** By how often they are drawn. */
 const weights: Record<keyof typeof plain, number> = {
-  ...{ open: 5, fork: 3, dispose: 2, prefill: 5, step: 8, generate: 6, truncate: 2, refused: 1, compare: 3 },
+  ...{ open: 5, fork: 3, dispose: 2, prefill: 5, step: 8, generate: 6, truncate: 2, refused: 1, fail: 1, compare: 3 },
 };
 const drawn = Object.entries(weights).flatMap(([name, weight]) => new Array<string>(weight).fill(name));
 
@@ -222,16 +253,8 @@ describe.each(['cpu', 'cuda'] as const)('random operations on sequences on %s', 
     using runner = model.createRunner({ ...options, activations, policy, sequences, cacheTokens: 3 * contextTokens });
     using fresh = model.createRunner({ ...options, policy: kvPolicy({ store: densePagedStore({ dtype: 'f32' }) }) });
     const world = new SequenceWorld(runner, new Random(seed), policy.select === undefined);
-    // The first steps of answers of so many sequences make their recordings, which stay.
-    for (const [each, most] of [[runner, sequences], [fresh, 1]] as const) {
-      const opened = Array.from({ length: most }, () => each.openSequence());
-      for (const sequence of opened) (await each.step([{ sequence, ids: [5], phase: 'prefill-end' }])).dispose();
-      for (let count = 1; count <= most; count += 1) {
-        const answers = opened.slice(0, count).map((sequence) => ({ sequence, ids: [5], phase: 'decode' }) as const);
-        (await each.step(answers)).dispose();
-      }
-      for (const sequence of opened) sequence.dispose();
-    }
+    await recordSteps(runner, sequences);
+    await recordSteps(fresh, 1);
     await runner.stream.synchronize();
     await fresh.stream.synchronize();
     const before = model.device.memory();
@@ -247,10 +270,15 @@ describe.each(['cpu', 'cuda'] as const)('random operations on sequences on %s', 
       expect(runner.kvBytes.device).toBeLessThanOrEqual(bytes.reduce((sum, each) => sum + each, 0));
     }
     for (const one of [...world.all]) world.remove(one);
+    // Those of a stream that failed went with it.
+    await recordSteps(runner, sequences);
     await runner.stream.synchronize();
     expect(runner.kvBytes).toEqual({ device: 0, host: 0 });
+    // Streams that failed let go of what they hold in the background.
+    await vi.waitFor(() => {
+      expect(model.device.memory().live).toBe(before.live);
+    });
     const after = model.device.memory();
-    expect(after.live).toBe(before.live);
     expect(after.finalized).toBe(before.finalized);
     if (process.env.KV_SEQUENCE_OPERATIONS !== undefined) console.log(name, Object.fromEntries([...world.outcomes].sort()));
   };

@@ -20,7 +20,7 @@ export interface NativeStream {
   endRecording(): NativeRecording;
   replay(recording: NativeRecording): void;
   synchronize(): Promise<void>;
-  waitFor(other: NativeStream): void;
+  waitFor(other: NativeStream, takesFailure: boolean): void;
   close(): void;
 }
 

@@ -9,8 +9,9 @@ import { MappedFile } from './mapped-file.js';
 import { fromNative } from './native-error.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
-import { Stream } from './stream.js';
+import { Stream, type StreamOptions } from './stream.js';
 import { owningTensor, type Tensor } from './tensor.js';
+import { expectCallback, expectObject } from './validate.js';
 import { WatchedFile } from './watched-file.js';
 import { holdInPlace } from './wrapped-memory.js';
 
@@ -58,10 +59,12 @@ export class Device {
     return this.#defaultStream;
   }
 
-  /** @throws OutOfMemoryError when the device has no room for another, or the process no thread */
-  createStream(): Stream {
+  /** @throws OutOfMemoryError when the device has no room for another, or the process no thread; InvalidValueError */
+  createStream(options: StreamOptions = {}): Stream {
+    expectObject('createStream', 'options', options);
+    expectCallback('createStream', 'onFailure', options.onFailure);
     try {
-      return new Stream(ownKey, this, this.native.createStream());
+      return new Stream(ownKey, this, this.native.createStream(), options);
     } catch (error) {
       throw fromNative(error, { subject: 'stream' });
     }

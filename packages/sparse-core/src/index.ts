@@ -72,5 +72,5 @@ export { Recording } from './recording.js';
 export { roundToBf16 } from './round-to-bf16.js';
 export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';
 export { densePrefill } from './stores/dense-prefill.js';
-export { Stream } from './stream.js';
+export { Stream, type StreamOptions, type WaitOptions } from './stream.js';
 export { Tensor, type TensorHandle } from './tensor.js';

@@ -2,6 +2,7 @@ import { expect, it } from 'vitest';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { embedding } from './operations/embedding.js';
 import type { Stream } from './stream.js';
+import { enqueuedFailure, enqueueFailure } from './testing/enqueue-failure.js';
 import { describeOnDevices } from './testing/test-devices.js';
 
 describeOnDevices('streams', ({ open }) => {
@@ -119,6 +120,47 @@ describeOnDevices('streams', ({ open }) => {
     await before;
     await expect(waiting.synchronize()).rejects.toThrow(/^waitFor: embedding: ids\[0\] is 9/);
     await expect(waiting.synchronize()).rejects.toThrow(InvalidValueError);
+  });
+
+  it('say once that they have failed, before the wait rejects, and afterwards what ended them', async () => {
+    const failures: string[] = [];
+    const stream = device.createStream({ onFailure: ({ message }) => void failures.push(message) });
+    enqueueFailure(stream);
+    const seen = [stream.synchronize(), stream.synchronize()].map((wait) =>
+      wait.catch((error: unknown) => [(error as Error).message, failures.length]),
+    );
+    expect(await Promise.all(seen)).toEqual([[failures[0], 1], [failures[0], 1]]);
+    expect(failures).toEqual([expect.stringMatching(enqueuedFailure)]);
+    stream.dispose();
+    await expect(stream.synchronize()).rejects.toThrow(/was ended by an error \(embedding/);
+  });
+
+  it('know what is done by the waits that have come true', async () => {
+    using stream = device.createStream();
+    using tensor = device.tensor('i32', ['value'], [1]);
+    stream.write(tensor, new Int32Array([1]));
+    const earlier = stream.synchronize();
+    const isDone = stream.progress();
+    await earlier;
+    expect(isDone()).toBe(false);
+    await tensor.read(stream);
+    expect(isDone()).toBe(true);
+    const isNotDone = stream.progress();
+    enqueueFailure(stream);
+    await expect(stream.synchronize()).rejects.toThrow(enqueuedFailure);
+    expect([isDone(), isNotDone()]).toEqual([true, false]);
+  });
+
+  it('take the place of one that failed, behind its work', async () => {
+    using failed = device.createStream();
+    using next = device.createStream();
+    using tensor = device.tensor('i32', ['value'], [1]);
+    failed.write(tensor, new Int32Array([1]));
+    enqueueFailure(failed);
+    next.waitFor(failed, { takesFailure: false });
+    await expect(failed.synchronize()).rejects.toThrow(enqueuedFailure);
+    expect([...(await tensor.read(next))]).toEqual([1]);
+    await next.synchronize();
   });
 
   it('copy strided tensors into contiguous ones', async () => {

@@ -10,7 +10,19 @@ import { overlap } from './overlap.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
 import { describe, type TensorHandle } from './tensor.js';
-import { expectContiguous, expectStream, expectWritable, nativeOf, reachableFrom } from './validate.js';
+import { expectBoolean, expectContiguous, expectObject, expectStream, expectWritable, nativeOf, reachableFrom } from './validate.js';
+
+export interface StreamOptions {
+  /**
+   * Called once, when a wait first finds that an operation has failed, and before that wait rejects. It must not throw.
+   */
+  readonly onFailure?: ((failure: Error) => void) | undefined;
+}
+
+export interface WaitOptions {
+  /** Whether what failed on the other stream fails this one too. Default: true. */
+  readonly takesFailure?: boolean | undefined;
+}
 
 /**
  * An ordered queue of operations on one device. Operations validate at once and return; they run in order
@@ -19,14 +31,20 @@ import { expectContiguous, expectStream, expectWritable, nativeOf, reachableFrom
 export class Stream {
   readonly device: Device;
   readonly #native: NativeStream;
+  readonly #onFailure: ((failure: Error) => void) | undefined;
+  /** How many waits were asked for, and the newest of them that has come true. */
+  #asked = 0;
+  #reached = 0;
+  #failure: Error | undefined;
   /** The `record` that collects what is enqueued here, while it is open: this stream's own, or of one it waits for. */
   #session: { readonly stream: Stream; open: boolean } | undefined;
   #disposed = false;
 
-  constructor(key: typeof ownKey, device: Device, native: NativeStream) {
+  constructor(key: typeof ownKey, device: Device, native: NativeStream, { onFailure }: StreamOptions = {}) {
     expectOwnKey(key, 'Stream', 'device.createStream()');
     this.device = device;
     this.#native = native;
+    this.#onFailure = onFailure;
   }
 
   /** Whether this package made it: neither a look-alike nor a proxy. */
@@ -41,11 +59,10 @@ export class Stream {
 
   /** @throws DisposedError */
   assertUsable(): void {
-    if (this.#disposed) {
-      throw new DisposedError('The stream was disposed; create another with device.createStream().', {
-        subject: 'stream',
-      });
-    }
+    if (!this.#disposed) return;
+    const cause = this.#failure;
+    const why = cause === undefined ? 'was disposed' : `was ended by an error (${cause.message})`;
+    throw new DisposedError(`The stream ${why}; create another with device.createStream().`, { subject: 'stream', cause });
   }
 
   /** Whether `record` is collecting what is enqueued. */
@@ -134,22 +151,51 @@ export class Stream {
    */
   async synchronize(): Promise<void> {
     try {
-      await this.native.synchronize();
+      await this.waited(this.native.synchronize());
     } catch (error) {
       throw fromNative(error, { subject: 'stream' });
     }
   }
 
+  /** What a wait that the addon has just begun comes to; all of them pass here. */
+  async waited<Result>(wait: Promise<Result>): Promise<Result> {
+    const asked = (this.#asked += 1);
+    try {
+      const result = await wait;
+      this.#reached = Math.max(this.#reached, asked);
+      return result;
+    } catch (error) {
+      if (this.#failure === undefined && !this.#disposed) {
+        this.#failure = fromNative(error, { subject: 'stream' }) as Error;
+        this.#onFailure?.(this.#failure);
+      }
+      throw error;
+    }
+  }
+
+  /**
+   * Tells, whenever it is asked, whether a wait has shown that all that was enqueued before this call is done. It waits for
+   * nothing itself.
+   */
+  progress(): () => boolean {
+    const asked = this.#asked;
+    return () => this.#reached > asked;
+  }
+
   /**
    * What is enqueued here from now on runs after all that is enqueued on `other` so far. On CUDA it is an event: nobody
-   * waits but the device. A failure before it, on `other`, fails this stream too.
+   * waits but the device. A failure before it, on `other`, fails this stream too, unless this one takes the place of a
+   * stream that failed (`takesFailure: false`).
    *
    * While `other` records, this stream becomes part of its recording (`record` says how).
    * @throws DisposedError, DeviceError when `other` is no stream or of another device, CapabilityError when this stream
    * records and `other` is not part of that, InvalidValueError when it is this stream
    */
-  waitFor(other: Stream): void {
+  waitFor(other: Stream, options: WaitOptions = {}): void {
     expectStream('waitFor', other);
+    expectObject('waitFor', 'options', options);
+    const { takesFailure = true } = options;
+    expectBoolean('waitFor', 'takesFailure', takesFailure);
     if (other === this) {
       throw new InvalidValueError('waitFor: a stream cannot wait for itself; its work is in order already.', {
         subject: 'waitFor',
@@ -163,7 +209,7 @@ export class Stream {
       );
     }
     throwsPublicly('waitFor', () => {
-      this.native.waitFor(other.native);
+      this.native.waitFor(other.native, takesFailure);
     });
     if (other.recording) this.#session = other.#session;
   }

@@ -136,7 +136,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     reachableFrom('read', 'tensor', this, stream);
     const destination = this.#elementArray();
     try {
-      return await loadAddon().read(stream.native, this.native, destination);
+      return await stream.waited(loadAddon().read(stream.native, this.native, destination));
     } catch (error) {
       throw fromNative(error, { subject: 'read' });
     }

@@ -159,8 +159,14 @@ export class DecodeSteps implements Disposable {
     return step;
   }
 
-  [Symbol.dispose](): void {
+  /** Steps are recorded anew, on the stream that the runner has then. */
+  forget(): void {
     for (const step of this.#steps.values()) step[Symbol.dispose]();
+    this.#steps.clear();
+  }
+
+  [Symbol.dispose](): void {
+    this.forget();
   }
 
   #record(size: number): DecodeStep | undefined {

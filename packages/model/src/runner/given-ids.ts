@@ -1,4 +1,6 @@
 import { InvalidValueError, KvError } from '@kv/sparse-core';
+import type { Stream } from '@kv/sparse-core';
+import { expectDType, expectShape, nativeOf } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { DeviceIds } from './model-batch.js';
@@ -6,6 +8,13 @@ import type { DeviceIds } from './model-batch.js';
 /** Whether token ids are those of a tensor. */
 export function isOnDevice(ids: ArrayLike<number> | DeviceIds): ids is DeviceIds {
   return reading(() => typeof ids === 'object' && 'dtype' in ids);
+}
+
+/** @throws DTypeError, ShapeError, DeviceError, DisposedError unless they are token ids that a stream can read */
+export function expectDeviceIds(operation: string, ids: DeviceIds, stream: Stream): void {
+  nativeOf(operation, 'ids', ids, stream);
+  expectDType(operation, 'ids', ids, ['i32']);
+  expectShape(operation, 'ids', ids, [undefined]);
 }
 
 /** How many token ids a caller gave. @throws InvalidValueError when they have no length that can be read */

@@ -23,7 +23,8 @@ import type { HeadRows, LayerScratch } from './scratch.js';
 import type { Sequence } from './sequence.js';
 
 export interface LayerParts {
-  readonly stream: Stream;
+  /** Whose stream it is that work is enqueued on. */
+  readonly runner: { readonly stream: Stream };
   readonly config: ModelConfig;
   readonly weights: LayerWeights;
   readonly policy: KvPolicy;
@@ -61,6 +62,10 @@ export class LayerRunner implements Disposable {
     this.#scale = 1 / Math.sqrt(parts.config.headDim);
   }
 
+  get #stream(): Stream {
+    return this.#parts.runner.stream;
+  }
+
   /** @throws what the policy's prefill attention throws when it has no room for what it keeps */
   open(capacity: KvCapacity): void {
     this.#prefillState = this.#parts.policy.prefill.open?.(this.store.layer, capacity);
@@ -82,7 +87,7 @@ export class LayerRunner implements Disposable {
 
   /** The same for one row of an answer of each sequence, but the store does not count it: this may be recorded. */
   enqueueDecode(rows: HiddenRows, scratch: LayerScratch): void {
-    const { stream } = this.#parts;
+    const stream = this.#stream;
     this.#append(rows, scratch);
     const { query, attended: output } = scratch;
     this.store.startDecode(stream, { batch: rows.rows, query, output, scale: this.#scale })();
@@ -95,7 +100,8 @@ export class LayerRunner implements Disposable {
    */
   fork(from: Sequence, to: Sequence): void {
     const { store } = this;
-    const { stream, policy } = this.#parts;
+    const { policy } = this.#parts;
+    const stream = this.#stream;
     if (store.copy === undefined) {
       throw new CapabilityError(
         `The store '${store.name}' cannot copy a sequence. Read the text again instead of forking.`,
@@ -119,7 +125,7 @@ export class LayerRunner implements Disposable {
 
   /** Forgets a sequence and returns its memory. */
   release(slot: number): void {
-    const { stream } = this.#parts;
+    const stream = this.#stream;
     this.store.release(stream, slot);
     this.#prefillState?.release(stream, slot);
     this.#recentQueries.get(slot)?.dispose();
@@ -134,7 +140,8 @@ export class LayerRunner implements Disposable {
 
   /** `qkv(norm(h))`, with the rotated keys and the values behind those of their sequences. */
   #append({ rows, hidden, count }: HiddenRows, scratch: LayerScratch): void {
-    const { stream, config, weights, inverseFrequencies } = this.#parts;
+    const { config, weights, inverseFrequencies } = this.#parts;
+    const stream = this.#stream;
     const { convention, attentionScale } = this.#parts.rope;
     const { normed, turning, query, key } = scratch;
     const epsilon = config.rmsNormEpsilon;
@@ -157,7 +164,8 @@ export class LayerRunner implements Disposable {
   }
 
   #feedForward({ hidden, count: rows }: Omit<HiddenRows, 'rows'>, scratch: LayerScratch): void {
-    const { stream, config, weights } = this.#parts;
+    const { config, weights } = this.#parts;
+    const stream = this.#stream;
     const { normed, gate, up } = scratch;
     linear(stream, { input: scratch.attendedRows, rows, ...weights.output, output: hidden, accumulate: true });
     const epsilon = config.rmsNormEpsilon;
@@ -172,7 +180,8 @@ export class LayerRunner implements Disposable {
   }
 
   async #attend(batch: ModelBatch, { query, key, value, attended }: LayerScratch): Promise<void> {
-    const { stream, policy, store, rope: description } = this.#parts;
+    const { policy, store, rope: description } = this.#parts;
+    const stream = this.#stream;
     const scale = this.#scale;
     // A store may compute part of a decode step elsewhere, meanwhile this stream computes the prompts.
     const { decode, prefill } = batch;
@@ -222,7 +231,8 @@ export class LayerRunner implements Disposable {
   }
 
   async #finishChunk({ sequence, phase }: BatchEntry, queries: LayerScratch['query']): Promise<void> {
-    const { stream, store } = this.#parts;
+    const { store } = this.#parts;
+    const stream = this.#stream;
     const { slot, select, length } = sequence;
     if (select) this.#recent(slot, queries.dtype, select.observationWindow).push(stream, queries, length);
     if (phase !== 'prefill-end') return;
@@ -231,7 +241,8 @@ export class LayerRunner implements Disposable {
   }
 
   async #select(sequence: Sequence, tokens: number): Promise<void> {
-    const { stream, store } = this.#parts;
+    const { store } = this.#parts;
+    const stream = this.#stream;
     const { slot, select } = sequence;
     const recent = this.#recentQueries.get(slot);
     if (select === undefined || recent === undefined) return;
@@ -255,7 +266,8 @@ export class LayerRunner implements Disposable {
 
   /** The device says later whether the selection was in order: nothing waits for it, and no other sequence suffers. */
   #keep(sequence: Sequence, { name }: KvSelector, selection: TokenSelection): void {
-    const { stream, store } = this.#parts;
+    const { store } = this.#parts;
+    const stream = this.#stream;
     using outcomes = stream.device.tensor('i32', ['kvHead'], [store.layer.kvHeads]);
     store.keep(stream, sequence.slot, selection, outcomes);
     const check = (refused: Int32Array): void => {
@@ -275,8 +287,8 @@ export class LayerRunner implements Disposable {
   #recent(slot: number, dtype: FloatDType, window: number): RecentQueries {
     let recent = this.#recentQueries.get(slot);
     if (recent === undefined) {
-      const { config, stream } = this.#parts;
-      recent = new RecentQueries(stream.device, dtype, window, config.queryHeads, config.headDim);
+      const { config } = this.#parts;
+      recent = new RecentQueries(this.#stream.device, dtype, window, config.queryHeads, config.headDim);
       this.#recentQueries.set(slot, recent);
     }
     return recent;

@@ -1,4 +1,4 @@
-import { createRowBatch } from '@kv/sparse-core';
+import { createRowBatch, InvalidValueError } from '@kv/sparse-core';
 import type { Device, FloatDType, PrefillReport, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
 import { madeTogether } from '@kv/sparse-core/native';
 
@@ -8,7 +8,8 @@ import type { Sequence } from './sequence.js';
  * `prefill`: a chunk of a prompt; `prefill-end`: its last chunk, after which the policy may drop tokens;
  * `decode`: one token of an answer.
  */
-export type Phase = 'prefill' | 'prefill-end' | 'decode';
+export type Phase = (typeof phases)[number];
+export const phases = ['prefill', 'prefill-end', 'decode'] as const;
 
 /** Token ids that the device has just chosen: a step on them can be enqueued before anybody knows them. */
 export type DeviceIds = TensorHandle<'i32', readonly ['token']>;
@@ -83,6 +84,19 @@ export class ModelBatch implements Disposable {
     let end = 0;
     for (const entry of this.entries) ends.set(entry, (end += countTokens(entry)));
     return this.#given.map((entry) => (ends.get(entry) ?? 0) - 1);
+  }
+
+  /**
+   * @param layer of so many; -1 stands for `embed`, and the one behind the last for `head`
+   * @throws InvalidValueError unless it is the batch's next step
+   */
+  assertNext(layer: number, layers: number): void {
+    if (this.nextLayer === layer) return;
+    const say = (at: number): string => (at < 0 ? 'embed' : at < layers ? `layer ${at}` : 'head');
+    throw new InvalidValueError(
+      `The batch's next step is ${say(this.nextLayer)}, not ${say(layer)}. Run the steps in order.`,
+      { subject: 'layer', given: layer, wanted: this.nextLayer },
+    );
   }
 
   dispose(): void {

@@ -1,11 +1,19 @@
-import type { Device } from '@kv/sparse-core';
+import { Device } from '@kv/sparse-core';
+import { expectObject, expectThat } from '@kv/sparse-core/native';
 
 import type { ModelConfig } from '../config/model-config.js';
-import type { ModelWeights } from '../weights/model-weights.js';
+import { ModelWeights } from '../weights/model-weights.js';
 
 /** What a runner needs of its model. */
 export interface RunnerModel {
   readonly device: Device;
   readonly config: ModelConfig;
   readonly weights: ModelWeights;
+}
+
+/** @throws InvalidValueError unless it is one that was opened */
+export function expectModel(given: RunnerModel): void {
+  expectObject('createRunner', 'model', given);
+  const isOpen = Device.is(given.device) && given.weights instanceof ModelWeights;
+  expectThat('createRunner', 'model', given, isOpen, 'a model of Model.open()');
 }

@@ -1,6 +1,6 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import type { FloatDType, KvPolicy, KvSelector, RopeDescription } from '@kv/sparse-core';
-import { show } from '@kv/sparse-core/native';
+import { expectObject, expectThat, isFinite32, show } from '@kv/sparse-core/native';
 
 export interface RunnerOptions {
   /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
@@ -43,4 +43,14 @@ export function expectActivations(given: FloatDType, weights: FloatDType): void 
     given,
     wanted: ['f32', weights],
   });
+}
+
+/** @throws InvalidValueError unless it says how heads of so many dims turn */
+export function expectRope(given: RopeDescription, headDim: number): void {
+  expectObject('createRunner', 'rope', given);
+  const { convention, inverseFrequencies, attentionScale } = given;
+  const pairs = inverseFrequencies instanceof Float32Array ? inverseFrequencies.length : 0;
+  const isRope =
+    ['halfSplit', 'interleaved'].includes(convention) && isFinite32(attentionScale) && pairs > 0 && 2 * pairs <= headDim;
+  expectThat('createRunner', 'rope', given, isRope, `of ropeDescription(), for heads of ${headDim} dims`);
 }

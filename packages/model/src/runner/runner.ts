@@ -16,9 +16,10 @@ import type {
   RopeDescription,
   Stream,
 } from '@kv/sparse-core';
-import { madeTogether } from '@kv/sparse-core/native';
+import { expectObject, expectPolicy, expectSelector, listOf, madeTogether } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
+import { checkEntries, expectPrefix, expectRoom } from './check-entries.js';
 import { DecodeSteps } from './decode-steps.js';
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
@@ -26,12 +27,15 @@ import { LayerRunner } from './layer-runner.js';
 import { countTokens, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
 import { prepareLayers } from './prepare-layers.js';
+import { expectModel } from './runner-model.js';
 import type { RunnerModel } from './runner-model.js';
-import { expectActivations } from './runner-options.js';
+import { expectActivations, expectRope } from './runner-options.js';
 import type { ForkOptions, RunnerOptions, SequenceOptions } from './runner-options.js';
 import { Scratch } from './scratch.js';
 import { Sequence } from './sequence.js';
-import { copyIds, countIds, isOnDevice } from './given-ids.js';
+import { copyIds, countIds } from './given-ids.js';
+import { sumOfBytes } from './sum-of-bytes.js';
+import { WorkLog } from './work-log.js';
 
 const defaultContextTokens = 16_384;
 const defaultBatchRows = 512;
@@ -47,7 +51,6 @@ const mostSequences = 2 ** 31 - 1;
  */
 export class Runner implements Disposable {
   readonly model: RunnerModel;
-  readonly stream: Stream;
   readonly policy: KvPolicy;
   readonly contextTokens: number;
   readonly maxBatchRows: number;
@@ -61,12 +64,18 @@ export class Runner implements Disposable {
   /** Those that were disposed. */
   readonly #ended = new WeakSet<Sequence>();
   readonly #batches = new WeakSet<ModelBatch>();
+  readonly #work = new WorkLog();
+  #stream: Stream;
+  /** What ended the runner, if it was an error. */
+  #failure: Error | undefined;
   /** The working memory serves one batch at a time. */
   #lastRun: Promise<unknown> = Promise.resolve();
   #disposed = false;
 
   /** @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError */
   constructor(model: RunnerModel, options: RunnerOptions = {}) {
+    expectModel(model);
+    expectObject('createRunner', 'options', options);
     const { config, device } = model;
     const {
       policy = kvPolicy(),
@@ -82,14 +91,16 @@ export class Runner implements Disposable {
     expectWholeNumber('cacheTokens', cacheTokens, 1, Number.MAX_SAFE_INTEGER);
     expectWholeNumber('maxBatchRows', maxBatchRows, 1, Number.MAX_SAFE_INTEGER);
     expectActivations(activations, model.weights.embedding.dtype);
+    expectPolicy('createRunner', policy);
+    expectRope(rope, config.headDim);
     this.model = model;
     this.policy = policy;
     this.activations = activations;
     this.contextTokens = contextTokens;
     this.maxBatchRows = maxBatchRows;
-    this.stream = device.createStream();
+    this.#stream = this.#openStream();
     // Weights that lie misaligned in their file were copied on the device's own stream.
-    this.stream.waitFor(device.defaultStream);
+    this.#stream.waitFor(device.defaultStream);
     const capacity = {
       device,
       slots: sequences,
@@ -110,6 +121,11 @@ export class Runner implements Disposable {
     this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
   }
 
+  /** Where the runner's work is enqueued: another one after an operation has failed. */
+  get stream(): Stream {
+    return this.#stream;
+  }
+
   /** Bytes that the cache holds now, with what the prefill attention keeps of prompts that go on. */
   get kvBytes(): KvBytes {
     return sumOfBytes(this.#layers.flatMap((layer) => layer.bytes()));
@@ -127,7 +143,10 @@ export class Runner implements Disposable {
   }
 
   /** @throws QueueFullError when all sequences are in use */
-  openSequence({ select = this.policy.select }: SequenceOptions = {}): Sequence {
+  openSequence(options: SequenceOptions = {}): Sequence {
+    expectObject('openSequence', 'options', options);
+    const { select = this.policy.select } = options;
+    expectSelector('openSequence', select);
     return this.#open(select, new Int32Array(), 0);
   }
 
@@ -141,11 +160,14 @@ export class Runner implements Disposable {
    * @throws InvalidValueError when a batch is between its layers, `sequence` has fewer tokens, or `select` observes more
    *   of the last queries than the selection of `sequence`, which decides how many are at hand
    */
-  fork(sequence: Sequence, { select = sequence.select, tokens = sequence.length }: ForkOptions = {}): Sequence {
+  fork(sequence: Sequence, options: ForkOptions = {}): Sequence {
     this.#expectOwn(sequence);
     sequence.assertWhole();
+    expectObject('fork', 'options', options);
+    const { select = sequence.select, tokens = sequence.length } = options;
+    expectSelector('fork', select);
     expectWholeNumber('tokens of a fork', tokens, 0, sequence.length);
-    this.#expectPrefix(sequence, tokens);
+    expectPrefix(this.#layers, sequence, tokens);
     const observed = sequence.select?.observationWindow ?? 0;
     const wanted = select?.observationWindow ?? 0;
     if (wanted > observed) {
@@ -162,6 +184,7 @@ export class Runner implements Disposable {
       fork.dispose();
       throw error;
     }
+    this.#work.enqueued(this.#stream, [fork]);
     return fork;
   }
 
@@ -176,7 +199,8 @@ export class Runner implements Disposable {
     expectWholeNumber('length', length, sequence.promptEnd, sequence.length);
     const tokens = sequence.length - length;
     if (tokens === 0) return;
-    for (const { store } of this.#layers) store.truncate(this.stream, sequence.slot, tokens);
+    for (const { store } of this.#layers) store.truncate(this.#stream, sequence.slot, tokens);
+    this.#work.enqueued(this.#stream, [sequence]);
     sequence.truncate(length);
   }
 
@@ -187,10 +211,11 @@ export class Runner implements Disposable {
    * @throws CapabilityError when the sequence would outgrow the model's sliding window
    */
   createBatch(given: readonly BatchEntry[]): ModelBatch {
-    const entries = this.#checkEntries(given);
+    const entries = this.#checkEntries('createBatch', given);
     const { device, config } = this.model;
-    const batch = new ModelBatch(device, this.stream, entries, config.hiddenSize, this.activations);
+    const batch = new ModelBatch(device, this.#stream, entries, config.hiddenSize, this.activations);
     this.#batches.add(batch);
+    this.#work.enqueued(this.#stream, [batch]);
     return batch;
   }
 
@@ -202,7 +227,7 @@ export class Runner implements Disposable {
    * @throws what those four throw
    */
   async step(given: readonly BatchEntry[]): Promise<Logits> {
-    const entries = this.#checkEntries(given);
+    const entries = this.#checkEntries('step', given);
     const recorded = this.#decodeSteps.of(entries);
     if (recorded !== undefined) {
       const starts = entries.map(({ sequence }) => sequence.length);
@@ -211,7 +236,10 @@ export class Runner implements Disposable {
         entries.forEach(({ sequence }, index) => {
           sequence.assertTurn(entries, starts[index] ?? 0);
         });
+        const sequences = entries.map(({ sequence }) => sequence);
+        this.#work.begin(this.#stream, sequences);
         const logits = recorded.replay(entries);
+        this.#work.enqueued(this.#stream, sequences);
         for (const entry of entries) leave(entry);
         return logits;
       });
@@ -226,7 +254,8 @@ export class Runner implements Disposable {
   embed(batch: ModelBatch): void {
     this.#expectNextLayer(batch, -1);
     const { embedding: table } = this.model.weights;
-    embedding(this.stream, { ids: batch.ids, table, output: batch.hidden, outside: 'nan' });
+    embedding(this.#stream, { ids: batch.ids, table, output: batch.hidden, outside: 'nan' });
+    this.#work.enqueued(this.#stream, [batch]);
     batch.nextLayer = 0;
   }
 
@@ -244,19 +273,20 @@ export class Runner implements Disposable {
 
   /**
    * Enqueues the final norm and the output head of some rows of a batch that has passed all layers.
-   * @param rows default: the last row of each entry, in the order of `createBatch`
+   * @param given default: the last row of each entry, in the order of `createBatch`
    * @returns f32 `[row, vocabulary]`, which the caller disposes
    */
-  head(batch: ModelBatch, rows: readonly number[] = batch.lastRows): Logits {
+  head(batch: ModelBatch, given?: readonly number[]): Logits {
     const { config, device } = this.model;
     this.#expectNextLayer(batch, config.layers);
+    const rows = listOf('head', 'rows', given ?? batch.lastRows, this.maxBatchRows);
     expectWholeNumber('rows of the head', rows.length, 1, this.maxBatchRows);
     for (const row of rows) expectWholeNumber('row', row, 0, batch.rows.rows - 1);
     using chosen = device.tensor('i32', ['row'], [rows.length], Int32Array.from(rows));
     using normed = device.tensor('f32', ['row', 'hidden'], [rows.length, config.hiddenSize]);
     return madeTogether((own) => {
       const logits = own(device.tensor('f32', ['row', 'vocabulary'], [rows.length, config.vocabularySize]));
-      enqueueHead(this.stream, this.model, { hidden: batch.hidden, chosen, normed, logits });
+      enqueueHead(this.#stream, this.model, { hidden: batch.hidden, chosen, normed, logits });
       return logits;
     });
   }
@@ -267,7 +297,7 @@ export class Runner implements Disposable {
     for (const sequence of this.#sequences) sequence.dispose();
     this.#disposed = true;
     for (const owned of this.#owned) owned[Symbol.dispose]();
-    this.stream.dispose();
+    this.#stream.dispose();
   }
 
   [Symbol.dispose](): void {
@@ -282,7 +312,7 @@ export class Runner implements Disposable {
       device.tensor('f32', ['pair'], [rope.inverseFrequencies.length], rope.inverseFrequencies),
     );
     const stores = this.policy.store.create(shapes, capacity);
-    const parts = { stream: this.stream, config, policy: this.policy, rope, inverseFrequencies };
+    const parts = { runner: this, config, policy: this.policy, rope, inverseFrequencies };
     const layers = weights.layers.map((layerWeights, index) => {
       const store = stores[index];
       if (store === undefined) {
@@ -296,6 +326,39 @@ export class Runner implements Disposable {
     });
     for (const layer of layers) layer.open(capacity);
     return layers;
+  }
+
+  #openStream(): Stream {
+    return this.model.device.createStream({
+      onFailure: (failure) => {
+        this.#recover(failure);
+      },
+    });
+  }
+
+  /**
+   * Goes on, on another stream, when an operation has failed. What was enqueued behind it was skipped: sequences whose work
+   * is not known to be done end with the failure. No operation writes to what others hold, so that these keep theirs.
+   */
+  #recover(failure: Error): void {
+    if (this.#disposed) return;
+    try {
+      const failed = this.#stream;
+      this.#stream = this.#openStream();
+      this.#stream.waitFor(failed, { takesFailure: false });
+      failed.dispose();
+      this.#decodeSteps.forget();
+      for (const sequence of this.#sequences) {
+        if (!this.#work.isLost(sequence, this.#stream)) continue;
+        sequence.fail(failure);
+        sequence.dispose();
+      }
+      // That a slot is empty may be among what was skipped.
+      for (const slot of this.#freeSlots) for (const layer of this.#layers) layer.release(slot);
+    } catch {
+      this.#failure = failure;
+      this.dispose();
+    }
   }
 
   #own<Kind extends Disposable>(owned: Kind): Kind {
@@ -315,7 +378,9 @@ export class Runner implements Disposable {
     expectWholeNumber('end', end, first + 1, this.#layers.length);
     const layers = this.#layers.slice(first, end);
     this.#assertTurn(batch);
-    prepareLayers(this.stream, layers, batch.rows);
+    const owners = [batch, ...batch.entries.map(({ sequence }) => sequence)];
+    this.#work.begin(this.#stream, owners);
+    prepareLayers(this.#stream, layers, batch.rows);
     for (const { sequence } of batch.entries) sequence.enter(batch);
     const scratch = this.#scratch.forRows(batch.rows.rows);
     try {
@@ -335,6 +400,7 @@ export class Runner implements Disposable {
       }
       throw error;
     }
+    this.#work.enqueued(this.#stream, owners);
     batch.nextLayer = end;
     if (end < this.#layers.length) return;
     for (const entry of batch.entries) leave(entry);
@@ -354,61 +420,17 @@ export class Runner implements Disposable {
    */
   checkTokens(sequence: Sequence | 'new', ids: ArrayLike<number>, spare = 0): Int32Array {
     this.#assertUsable();
+    if (sequence !== 'new') this.#expectOwn(sequence);
     const tokens = countIds(ids);
-    this.#checkRoom(sequence, tokens, spare);
+    expectRoom(this, sequence === 'new' ? 0 : sequence.length, tokens, spare);
     return copyIds(ids, tokens, this.model.config.vocabularySize);
   }
 
-  /** The entries with ids of their own, which nobody else changes. */
-  #checkEntries(given: readonly BatchEntry[]): BatchEntry[] {
+  #checkEntries(operation: string, given: readonly BatchEntry[]): BatchEntry[] {
     this.#assertUsable();
-    const entries = given.map(({ sequence, ids, phase }): BatchEntry => {
-      // Those that are on the device are checked there: one outside the vocabulary gives its own row NaN.
-      if (!isOnDevice(ids)) return { sequence, ids: this.checkTokens(sequence, ids), phase };
-      this.#checkRoom(sequence, ids.shape[0]);
-      return { sequence, ids, phase };
+    return checkEntries(operation, given, this, (sequence) => {
+      this.#expectOwn(sequence);
     });
-    const counts = entries.map(countTokens);
-    entries.forEach(({ phase }, index) => {
-      if (phase === 'decode') expectWholeNumber('tokens of a decode entry', counts[index] ?? 0, 1, 1);
-    });
-    const rows = counts.reduce((sum, count) => sum + count, 0);
-    expectWholeNumber('rows of a batch, which maxBatchRows limits', rows, 1, this.maxBatchRows);
-    if (entries.some(({ phase }) => phase !== 'decode')) this.model.weights.assertUnchanged();
-    return entries;
-  }
-
-  #checkRoom(sequence: Sequence | 'new', tokens: number, spare = 0): void {
-    const { slidingWindow } = this.model.config;
-    if (sequence !== 'new') this.#expectOwn(sequence);
-    expectWholeNumber('tokens to add', tokens, 1, Number.MAX_SAFE_INTEGER);
-    const earlier = sequence === 'new' ? 0 : sequence.length;
-    const length = earlier + tokens + spare;
-    if (length > this.contextTokens) {
-      throw new InvalidValueError(
-        `contextTokens is ${this.contextTokens}, and ${tokens} tokens were given behind ${earlier} of the sequence` +
-          `${spare === 0 ? '' : `, with ${spare} to answer`}. Give fewer, or make the runner with a larger contextTokens.`,
-        { subject: 'contextTokens', given: length, wanted: this.contextTokens },
-      );
-    }
-    if (slidingWindow !== null && length > slidingWindow) {
-      throw new CapabilityError(
-        `The sequence would have ${length} tokens, and this model's sliding window is ${slidingWindow}. ` +
-          'The runner has no sliding-window attention: keep prompt and answer within the window.',
-        { subject: 'sliding_window', given: length, wanted: slidingWindow },
-      );
-    }
-  }
-
-  /** @throws CapabilityError when it is not known what the cache would hold of the first tokens alone */
-  #expectPrefix(sequence: Sequence, tokens: number): void {
-    const { slot, length, promptEnd } = sequence;
-    if (tokens >= promptEnd || this.#layers.every(({ store }) => store.lengths(slot).every((held) => held === length))) return;
-    throw new CapabilityError(
-      `The fork would have ${tokens} tokens, and the cache holds a selection of the first ${promptEnd}. ` +
-        `Fork ${promptEnd} or more, or read the text again.`,
-      { subject: 'tokens', given: tokens, wanted: promptEnd },
-    );
   }
 
   /** @throws InvalidValueError, DisposedError */
@@ -427,13 +449,14 @@ export class Runner implements Disposable {
         subject: 'batch',
       });
     }
-    if (batch.nextLayer === layer) return;
-    const say = (at: number): string =>
-      at < 0 ? 'embed' : at < this.#layers.length ? `layer ${at}` : 'head';
-    throw new InvalidValueError(
-      `The batch's next step is ${say(batch.nextLayer)}, not ${say(layer)}. Run the steps in order.`,
-      { subject: 'layer', given: layer, wanted: batch.nextLayer },
-    );
+    expectWholeNumber('layer', layer, -1, this.#layers.length);
+    if (this.#work.isLost(batch, this.#stream)) {
+      throw new DisposedError('The batch was ended by an error of its stream; make another with createBatch().', {
+        subject: 'batch',
+        cause: this.#failure,
+      });
+    }
+    batch.assertNext(layer, this.#layers.length);
   }
 
   #open(select: KvSelector | undefined, ids: Int32Array, promptEnd: number): Sequence {
@@ -450,12 +473,16 @@ export class Runner implements Disposable {
     };
     const sequence = new Sequence({ slot, select, ids, promptEnd, release });
     this.#sequences.add(sequence);
+    // The slot was emptied before.
+    this.#work.enqueued(this.#stream, [sequence]);
     return sequence;
   }
 
   #assertUsable(): void {
     if (!this.#disposed) return;
-    throw new DisposedError('The runner was disposed; create another.', { subject: 'runner' });
+    const cause = this.#failure;
+    const why = cause === undefined ? 'was disposed' : `was ended by an error (${cause.message})`;
+    throw new DisposedError(`The runner ${why}; create another.`, { subject: 'runner', cause });
   }
 
   #release(sequence: Sequence): void {
@@ -470,10 +497,4 @@ export class Runner implements Disposable {
 function leave(entry: BatchEntry): void {
   const { sequence, ids, phase } = entry;
   sequence.leave(countTokens(entry), 'dtype' in ids ? undefined : ids, phase !== 'decode');
-}
-
-function sumOfBytes(all: readonly KvBytes[]): KvBytes {
-  // Parts of a shared pool need not be whole.
-  const sum = (where: keyof KvBytes): number => Math.round(all.reduce((total, bytes) => total + bytes[where], 0));
-  return { device: sum('device'), host: sum('host') };
 }

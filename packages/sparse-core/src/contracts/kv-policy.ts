@@ -27,16 +27,36 @@ export interface KvPolicyParts {
 export function kvPolicy(parts: KvPolicyParts = {}): KvPolicy {
   expectObject('kvPolicy', 'parts', parts);
   const { prefill = densePrefill(), select, store = densePagedStore() } = parts;
-  expectPart('prefill', prefill, 'attend');
-  if (select !== undefined) expectPart('select', select, 'select');
-  expectPart('store', store, 'create');
+  expectParts('kvPolicy', { prefill, select, store });
   const names = [prefill.name, select?.name, store.name].filter((name) => name !== undefined);
   return { name: [...new Set(names)].join(' + '), prefill, select, store };
 }
 
+/** @throws InvalidValueError unless it is made of one of each contract */
+export function expectPolicy(operation: string, given: KvPolicy): void {
+  expectObject(operation, 'policy', given);
+  expectThat(operation, 'policy', given, typeof given.name === 'string', 'a policy of kvPolicy()');
+  expectParts(operation, given);
+}
+
+/** @throws InvalidValueError unless it is undefined or can select */
+export function expectSelector(operation: string, given: KvSelector | undefined): void {
+  if (given === undefined) return;
+  expectPart(operation, 'select', given, 'select');
+  const { observationWindow } = given;
+  const counts = Number.isInteger(observationWindow) && observationWindow >= 0;
+  expectThat(operation, 'observationWindow', observationWindow, counts, 'a whole number from 0 on');
+}
+
+function expectParts(operation: string, { prefill, select, store }: Omit<KvPolicy, 'name'>): void {
+  expectPart(operation, 'prefill', prefill, 'attend');
+  expectSelector(operation, select);
+  expectPart(operation, 'store', store, 'create');
+}
+
 /** @throws InvalidValueError unless it has a name and the method of its contract */
-function expectPart<M extends string>(name: string, part: { readonly name: string } & Record<M, unknown>, method: M): void {
-  expectObject('kvPolicy', name, part);
+function expectPart<M extends string>(operation: string, name: string, part: { readonly name: string } & Record<M, unknown>, method: M): void {
+  expectObject(operation, name, part);
   const fits = typeof part.name === 'string' && typeof part[method] === 'function';
-  expectThat('kvPolicy', name, part, fits, `an object with a name and the method ${method}`);
+  expectThat(operation, name, part, fits, `an object with a name and the method ${method}`);
 }

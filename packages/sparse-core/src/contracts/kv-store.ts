@@ -142,7 +142,10 @@ export interface KvStore extends Capable {
    * @throws CapabilityError when the store cannot hold what is left; nothing is changed
    */
   copy?(stream: Stream, fromSlot: number, toSlot: number, dropped?: number): void;
-  /** Empties a slot and returns its memory. */
+  /**
+   * Empties a slot and returns its memory. Of an empty slot it says so again: what said it before may have been skipped by a
+   * stream that failed.
+   */
   release(stream: Stream, slot: number): void;
   /** Tokens that a slot holds, per kv head. */
   lengths(slot: number): readonly number[];

@@ -1,6 +1,7 @@
 /** What the tests of every package share. Not published. */
 export { attentionRow, type AttentionSizes, type OracleRow, randomCache, type RandomCache } from './attention-oracle.js';
 export * from './legal-values.js';
+export { enqueuedFailure, enqueueFailure } from './enqueue-failure.js';
 export { expectAllTried } from './expect-all-tried.js';
 export { type MisusedFunction, misusedOperation, MisuseSuite } from './misuse.js';
 export { misusedStore } from './misused-stores.js';

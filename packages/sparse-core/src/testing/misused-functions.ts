@@ -165,10 +165,17 @@ export const misusedFunctions: readonly MisusedFunction[] = [
   },
   {
     name: 'Stream.waitFor',
-    args: (device, stream) => ({ self: stream, other: device.createStream() }),
-    call: ({ self, other }: { self: core.Stream; other: core.Stream }) => {
-      self.waitFor(other);
+    args: (device, stream) => ({ self: stream, other: device.createStream(), options: { takesFailure: false } }),
+    call: ({ self, other, options }: { self: core.Stream; other: core.Stream; options: core.WaitOptions }) => {
+      self.waitFor(other, options);
     },
+    legal: [optional('options|options\\.takesFailure'), withoutFields('options')],
+  },
+  {
+    name: 'Device.createStream',
+    args: (device) => ({ self: device, options: { onFailure: () => undefined } }),
+    call: ({ self, options }: { self: core.Device; options: core.StreamOptions }) => self.createStream(options),
+    legal: [optional('options|options\\.onFailure'), withoutFields('options'), legalAt('options\\.onFailure', 'a function', 'it is called')],
   },
   {
     name: 'byteSize',
@@ -226,11 +233,12 @@ export const harmlessExports: Readonly<Record<string, string>> = {
   ...Object.fromEntries(['Device', 'HostPool', 'MappedFile', 'Recording', 'Stream', 'Tensor'].map((name) => [name, foreign])),
   ...Object.fromEntries(['Device', 'Recording', 'Stream', 'Tensor'].map((name) => [`${name}.is`, askedOfAnything])),
   ...Object.fromEntries(['HostPool', 'MappedFile', 'Recording', 'Stream', 'Tensor'].map((name) => [`${name}.dispose`, nothing])),
-  'Device.createStream': nothing,
   'Device.memory': nothing,
   'MappedFile.assertUnchanged': nothing,
   'Stream.assertUsable': nothing,
+  'Stream.progress': nothing,
   'Stream.synchronize': nothing,
+  'Stream.waited': own,
   'Tensor.assertUsable': nothing,
   'Tensor.derive': own,
   'Tensor.writtenBy': own,

@@ -1,0 +1,36 @@
+import type { Stream } from '@kv/sparse-core';
+
+import type { ModelBatch } from './model-batch.js';
+import type { Sequence } from './sequence.js';
+
+type Owner = Sequence | ModelBatch;
+
+interface Work {
+  readonly stream: Stream;
+  /** Whether all of it is known to be done. */
+  readonly isDone: () => boolean;
+}
+
+/**
+ * The newest work of sequences and batches, and whether it is known to be done. When an operation fails, what its stream
+ * has behind it is skipped: only what is known to be done can be relied on.
+ */
+export class WorkLog {
+  readonly #newest = new WeakMap<Owner, Work>();
+
+  /** More is being enqueued, until `enqueued`. */
+  begin(stream: Stream, owners: Iterable<Owner>): void {
+    for (const owner of owners) this.#newest.set(owner, { stream, isDone: () => false });
+  }
+
+  enqueued(stream: Stream, owners: Iterable<Owner>): void {
+    const work = { stream, isDone: stream.progress() };
+    for (const owner of owners) this.#newest.set(owner, work);
+  }
+
+  /** Whether work on another stream than the runner's present one may have been skipped. */
+  isLost(owner: Owner, present: Stream): boolean {
+    const work = this.#newest.get(owner);
+    return work !== undefined && work.stream !== present && !work.isDone();
+  }
+}
