@@ -9,20 +9,20 @@ export type { PrefillOptions, PrefillProgress } from './generate/prefill.js';
 export { StopMatcher } from './generate/stop-matcher.js';
 export { Model } from './model.js';
 export type { ModelOptions } from './model.js';
-export { ModelBatch } from './runner/model-batch.js';
+export type { ModelBatch } from './runner/model-batch.js';
 export type { BatchEntry, DeviceIds, Phase } from './runner/model-batch.js';
-export { Runner } from './runner/runner.js';
+export type { Runner } from './runner/runner.js';
 export type { Logits } from './runner/head.js';
 export type { RunnerModel } from './runner/runner-model.js';
 export type { ForkOptions, RunnerOptions, SequenceOptions } from './runner/runner-options.js';
-export { Sequence } from './runner/sequence.js';
+export type { Sequence } from './runner/sequence.js';
 export { readStoredTensors } from './safetensors/weight-files.js';
 export type { StoredDType, StoredTensor } from './safetensors/header.js';
 export type { ChatMessage, ChatTemplateOptions } from './tokenizer/chat-template.js';
 export type { StreamDecoder } from './tokenizer/stream-decoder.js';
 export { Tokenizer } from './tokenizer/tokenizer.js';
 export type { DecodeOptions, EncodeOptions } from './tokenizer/tokenizer.js';
-export { ModelWeights } from './weights/model-weights.js';
+export type { ModelWeights } from './weights/model-weights.js';
 export type { LayerWeights, LinearWeights } from './weights/model-weights.js';
 
 /** What a user of models needs of `@kv/sparse-core`, so that one package is enough where each must be installed. */

@@ -1,10 +1,12 @@
 import type { SampleSettings } from '@kv/sparse-core';
+import { expectIndices, expectObject, listOf } from '@kv/sparse-core/native';
 
+import { expectRunner } from '../expect-runner.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { Logits } from '../runner/head.js';
 import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
-import { prefill } from './prefill.js';
+import { expectPrefillOptions, prefill } from './prefill.js';
 import type { PrefillOptions } from './prefill.js';
 import { Sampler } from './sampler.js';
 
@@ -34,6 +36,8 @@ export interface GeneratedId {
   readonly finishReason: FinishReason | null;
 }
 
+const mostEndIds = 65_536;
+
 /**
  * Reads a prompt and yields the token ids of an answer as they are chosen. The memory of a sequence that
  * was not given is back when the loop has ended, also by `break`, an error or an abort.
@@ -47,6 +51,8 @@ export async function* generateTokens(
   prompt: ArrayLike<number>,
   options: GenerateTokensOptions = {},
 ): AsyncGenerator<GeneratedId, void> {
+  expectRunner('generateTokens', runner);
+  expectPrefillOptions('generateTokens', options);
   const { config } = runner.model;
   const {
     signal,
@@ -55,6 +61,9 @@ export async function* generateTokens(
     sampling = { temperature: 0 },
   } = options;
   expectWholeNumber('maxTokens', maxTokens, 1, Number.MAX_SAFE_INTEGER);
+  expectObject('generateTokens', 'sampling', sampling);
+  const ends = listOf('generateTokens', 'endIds', endIds, mostEndIds);
+  expectIndices('generateTokens', 'endIds', ends, 2 ** 31);
   signal?.throwIfAborted();
   const given = options.sequence;
   // What is not continued need not hold its last token.
@@ -82,7 +91,7 @@ export async function* generateTokens(
       signal?.throwIfAborted();
       const logits = await next;
       const now = performance.now();
-      const finishReason = endIds.includes(id) ? 'end' : isLast ? 'length' : null;
+      const finishReason = ends.includes(id) ? 'end' : isLast ? 'length' : null;
       yielded.push(id);
       yield { id, milliseconds: now - last, finishReason };
       if (finishReason !== null || logits === undefined) return;

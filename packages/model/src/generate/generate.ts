@@ -1,7 +1,11 @@
+import { expectThat } from '@kv/sparse-core/native';
+
+import { expectRunner } from '../expect-runner.js';
 import type { Runner } from '../runner/runner.js';
-import type { Tokenizer } from '../tokenizer/tokenizer.js';
+import { Tokenizer } from '../tokenizer/tokenizer.js';
 import { generateTokens } from './generate-tokens.js';
 import type { FinishReason, GenerateTokensOptions } from './generate-tokens.js';
+import { expectPrefillOptions } from './prefill.js';
 import { StopMatcher } from './stop-matcher.js';
 
 export interface GenerateOptions extends GenerateTokensOptions {
@@ -34,6 +38,9 @@ export async function* generate(
   prompt: string | ArrayLike<number>,
   options: GenerateOptions = {},
 ): AsyncGenerator<GeneratedToken, void> {
+  expectRunner('generate', runner);
+  expectThat('generate', 'tokenizer', tokenizer, Tokenizer.is(tokenizer), 'the tokenizer of a model');
+  expectPrefillOptions('generate', options);
   const { stop = [], signal, sequence } = options;
   // A text that is empty would end every answer at once.
   const matcher = new StopMatcher(stop);

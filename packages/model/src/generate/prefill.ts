@@ -1,5 +1,7 @@
 import type { PrefillReport } from '@kv/sparse-core';
+import { expectBoolean, expectCallback, expectObject, expectSignal } from '@kv/sparse-core/native';
 
+import { expectRunner } from '../expect-runner.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { Logits } from '../runner/head.js';
 import type { BatchEntry, ModelBatch } from '../runner/model-batch.js';
@@ -31,6 +33,16 @@ export interface PrefillOptions {
   readonly onReport?: ((report: PrefillReport) => void) | undefined;
 }
 
+/** @throws InvalidValueError unless they are options, but for `chunkTokens`, which the runner limits */
+export function expectPrefillOptions(operation: string, options: PrefillOptions): void {
+  expectObject(operation, 'options', options);
+  const { endsPrompt = true, signal, onProgress, onReport } = options;
+  expectBoolean(operation, 'endsPrompt', endsPrompt);
+  expectSignal(operation, signal);
+  expectCallback(operation, 'onProgress', onProgress);
+  expectCallback(operation, 'onReport', onReport);
+}
+
 /**
  * Reads a prompt, or more of one, into a sequence, chunk by chunk.
  * @returns the logits behind its last token, f32 `[1, vocabulary]`, which the caller disposes
@@ -42,8 +54,11 @@ export async function prefill(
   runner: Runner,
   sequence: Sequence,
   prompt: ArrayLike<number>,
-  { chunkTokens = runner.maxBatchRows, endsPrompt = true, signal, onProgress, onReport }: PrefillOptions = {},
+  options: PrefillOptions = {},
 ): Promise<Logits> {
+  expectRunner('prefill', runner);
+  expectPrefillOptions('prefill', options);
+  const { chunkTokens = runner.maxBatchRows, endsPrompt = true, signal, onProgress, onReport } = options;
   expectWholeNumber('chunkTokens', chunkTokens, 1, runner.maxBatchRows);
   const ids = runner.checkTokens(sequence, prompt);
   const total = ids.length;

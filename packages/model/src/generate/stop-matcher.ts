@@ -30,6 +30,7 @@ export class StopMatcher {
    * Takes more text and returns what can be passed on: never any part of the stop string or what follows it.
    */
   push(text: string): string {
+    expectThat('StopMatcher', 'text', text, typeof text === 'string', 'a text');
     if (this.#stopped) return '';
     const pending = this.#held + text;
     const found = this.#stops.map((stop) => pending.indexOf(stop)).filter((index) => index >= 0);

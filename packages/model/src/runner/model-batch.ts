@@ -26,6 +26,12 @@ export function countTokens({ ids }: BatchEntry): number {
   return 'dtype' in ids ? ids.shape[0] : ids.length;
 }
 
+/** Counts the tokens of an entry whose last layer is enqueued. */
+export function leave(entry: BatchEntry): void {
+  const { sequence, ids, phase } = entry;
+  sequence.leave(countTokens(entry), 'dtype' in ids ? undefined : ids, phase !== 'decode');
+}
+
 /** The entries of a batch that go through the same attention, and where their rows are. */
 export interface BatchPart {
   readonly entries: readonly BatchEntry[];

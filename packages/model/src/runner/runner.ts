@@ -24,7 +24,7 @@ import { DecodeSteps } from './decode-steps.js';
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
 import { LayerRunner } from './layer-runner.js';
-import { countTokens, ModelBatch } from './model-batch.js';
+import { leave, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
 import { prepareLayers } from './prepare-layers.js';
 import { expectModel } from './runner-model.js';
@@ -71,6 +71,11 @@ export class Runner implements Disposable {
   /** The working memory serves one batch at a time. */
   #lastRun: Promise<unknown> = Promise.resolve();
   #disposed = false;
+
+  /** Whether it is one, and no look-alike or proxy. */
+  static is(value: unknown): value is Runner {
+    return typeof value === 'object' && value !== null && #disposed in value;
+  }
 
   /** @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError */
   constructor(model: RunnerModel, options: RunnerOptions = {}) {
@@ -491,10 +496,4 @@ export class Runner implements Disposable {
     for (const layer of this.#layers) layer.release(sequence.slot);
     this.#freeSlots.push(sequence.slot);
   }
-}
-
-/** The entry's last layer is enqueued. */
-function leave(entry: BatchEntry): void {
-  const { sequence, ids, phase } = entry;
-  sequence.leave(countTokens(entry), 'dtype' in ids ? undefined : ids, phase !== 'decode');
 }

@@ -1,8 +1,12 @@
 import { DisposedError, InvalidValueError } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
+import { expectThat, listOf } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
-import { TokenIds } from './token-ids.js';
+import { TokenIds, unknownId } from './token-ids.js';
+
+/** Ids are i32. */
+const mostId = 2 ** 31 - 1;
 
 export interface SequenceParts {
   readonly slot: number;
@@ -116,8 +120,10 @@ export class Sequence implements Disposable {
    */
   setIds(position: number, ids: ArrayLike<number>): void {
     expectWholeNumber('position', position, 0, this.length);
-    expectWholeNumber('ids from there on', ids.length, 0, this.length - position);
-    this.#ids.set(position, ids);
+    const given = listOf('setIds', 'ids', ids, this.length - position);
+    const wrong = given.findIndex((id) => !Number.isInteger(id) || id < unknownId || id > mostId);
+    expectThat('setIds', 'ids', given[wrong], wrong === -1, 'whole numbers, -1 for a token that nobody knows');
+    this.#ids.set(position, given);
   }
 
   /** Forgets the tokens from `length` on. `Runner.truncate` takes them out of the cache. */

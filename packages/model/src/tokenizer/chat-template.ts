@@ -1,4 +1,5 @@
 import { CapabilityError } from '@kv/sparse-core';
+import { expectBoolean, expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
 import { isRecord } from '../read-json.js';
 
@@ -37,6 +38,24 @@ export function specialTokens(settings: Settings): Record<string, string> {
     if (key.endsWith('_token') && typeof text === 'string') tokens[key] = text;
   }
   return tokens;
+}
+
+const mostMessages = 2 ** 20;
+
+/** @throws InvalidValueError unless these are messages and options; what the template reads of them, it says itself */
+export function expectChat(messages: readonly ChatMessage[], options: ChatTemplateOptions): void {
+  for (const message of listOf('renderChat', 'messages', messages, mostMessages)) {
+    expectObject('renderChat', 'messages', message);
+    const { role, content } = message;
+    expectThat('renderChat', 'role', role, typeof role === 'string', 'a text, such as user');
+    expectThat('renderChat', 'content', content, typeof content === 'string', 'a text');
+  }
+  expectObject('renderChat', 'options', options);
+  const { addGenerationPrompt = true, tools = [], variables = {}, signal } = options;
+  expectBoolean('renderChat', 'addGenerationPrompt', addGenerationPrompt);
+  listOf('renderChat', 'tools', tools, mostMessages);
+  expectObject('renderChat', 'variables', variables);
+  expectSignal('renderChat', signal);
 }
 
 /** What a template reads. */

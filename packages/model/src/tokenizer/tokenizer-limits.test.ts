@@ -1,5 +1,9 @@
-import { execFileSync } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { setTimeout } from 'node:timers/promises';
@@ -11,6 +15,7 @@ import { largeTokenizer } from '../testing/large-tokenizer.js';
 import { needleModel } from '../testing/paths.js';
 import { withDirectory } from '../testing/safetensors-writer.js';
 import { tokenizerLimits } from './tokenizer-limits.js';
+import { tokenizerProgram } from './tokenizer-program.js';
 import { Tokenizer } from './tokenizer.js';
 
 const definition = JSON.parse(readFileSync(join(needleModel, 'tokenizer.json'), 'utf8')) as Record<string, unknown>;
@@ -178,4 +183,30 @@ it.skipIf(process.platform !== 'linux')('an idle tokenizer neither keeps the pro
   const child = execFileSync(process.execPath, ['--input-type=module', '--eval', program], options).trim();
   expect(child).toMatch(/^[0-9]+$/);
   while (existsSync(`/proc/${child}`)) await setTimeout(10);
+});
+
+it.skipIf(process.platform !== 'linux')('a tokenizer that does not end outlives a killed parent by no more than its time', async () => {
+  // Starts what is given on standard input, sets it to work, and says which process it is.
+  const parent = `
+    const { program, requests } = JSON.parse(require('node:fs').readFileSync(0, 'utf8'));
+    const child = require('node:child_process').spawn(process.execPath, ['--eval', program], { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], detached: true });
+    for (const request of requests) child.send(request);
+    child.once('message', () => console.log(child.pid));`;
+  const directory = await mkdtemp(join(tmpdir(), 'kv-orphan-'));
+  const definitionFile = join(directory, 'tokenizer.json');
+  writeFileSync(definitionFile, JSON.stringify({ ...definition, pre_tokenizer: endless }));
+  const { resolve } = createRequire(import.meta.url);
+  const libraries = { tokenizers: resolve('@huggingface/tokenizers'), jinja: resolve('@huggingface/jinja') };
+  const requests = [
+    { operation: 'open', argument: { definitionFile, settings: '{}', template: null, ...libraries }, milliseconds: 60_000 },
+    { operation: 'encode', argument: { text: letters, addSpecialTokens: true }, milliseconds: 700 },
+  ];
+  const starting = spawn(process.execPath, ['--eval', parent], { stdio: ['pipe', 'pipe', 'inherit'] });
+  starting.stdin.end(JSON.stringify({ program: tokenizerProgram, requests }));
+  const [pid] = (await once(starting.stdout, 'data')) as [Buffer];
+  starting.kill('SIGKILL');
+  const child = `/proc/${pid.toString().trim()}`;
+  expect(existsSync(child)).toBe(true);
+  while (existsSync(child)) await setTimeout(10);
+  await rm(directory, { recursive: true });
 });

@@ -30,6 +30,9 @@ export class Refusal extends Error {
   }
 }
 
+/** How much longer than this process waits the other one works by itself: it may have lost its parent. */
+const orphanMilliseconds = 1000;
+
 interface Request {
   readonly operation: 'open' | 'encode' | 'tokenId' | 'render';
   readonly argument: object;
@@ -180,7 +183,7 @@ export class TokenizerProcess implements Disposable {
     try {
       const { value, error } = await new Promise<Answer>((resolve, reject) => {
         this.#pending = { doing, resolve, reject };
-        child.send({ operation, argument }, (cause) => {
+        child.send({ operation, argument, milliseconds: Math.ceil(most + orphanMilliseconds) }, (cause) => {
           if (cause !== null) this.#end(child, this.#failure(`an end of its process (${cause.message})`, 'an answer'));
         });
       });

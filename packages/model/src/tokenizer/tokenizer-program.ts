@@ -4,6 +4,7 @@
  */
 export const tokenizerProgram = `
 const { readFileSync } = require('node:fs');
+const { Script } = require('node:vm');
 let tokenizer, template;
 
 const operations = {
@@ -94,10 +95,15 @@ function spellsAlone({ type, pattern }, isFused) {
   return type === 'Replace' || type === 'Metaspace' || type === 'Strip';
 }
 
-process.on('message', ({ operation, argument }) => {
+// A regular expression that does not end keeps the end of the parent from being heard of. A script with a time limit is
+// ended by another thread.
+const watched = new Script('work()');
+
+process.on('message', ({ operation, argument, milliseconds }) => {
+  globalThis.work = () => operations[operation](argument);
   let answer;
   try {
-    answer = { value: operations[operation](argument) };
+    answer = { value: watched.runInThisContext({ timeout: milliseconds }) };
   } catch (error) {
     answer = { error: { reason: String(error?.message ?? error).slice(0, 200), of: error?.of ?? 'tokenizer' } };
   }

@@ -1,10 +1,12 @@
 import { join } from 'node:path';
 
 import { CapabilityError, InvalidValueError, KvError, ModelFormatError } from '@kv/sparse-core';
+import { expectBoolean, expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
+import { expectPath } from '../expect-directory.js';
 import { openFile } from '../open-file.js';
 import { isRecord, parseJson, readOptionalText } from '../read-json.js';
-import { expectChatTemplate, findChatTemplate, specialTokens, templateValues } from './chat-template.js';
+import { expectChat, expectChatTemplate, findChatTemplate, specialTokens, templateValues } from './chat-template.js';
 import type { ChatMessage, ChatTemplateOptions } from './chat-template.js';
 import { StreamDecoder } from './stream-decoder.js';
 import { tokenizerLimits } from './tokenizer-limits.js';
@@ -38,6 +40,11 @@ export class Tokenizer implements Disposable {
   readonly #template: string | null;
   readonly #tokens: Readonly<Record<string, string>>;
 
+  /** Whether it is one, and no look-alike or proxy. */
+  static is(value: unknown): value is Tokenizer {
+    return typeof value === 'object' && value !== null && #vocabulary in value;
+  }
+
   private constructor(
     { definitionFile, template }: TokenizerParts,
     process: TokenizerProcess,
@@ -60,6 +67,7 @@ export class Tokenizer implements Disposable {
    * @throws CapabilityError when its decoder does not spell a text token by token
    */
   static async open(directory: string): Promise<Tokenizer> {
+    expectPath(directory);
     const { parts, tokens } = await readParts(directory);
     const process = new TokenizerProcess(parts);
     try {
@@ -75,7 +83,12 @@ export class Tokenizer implements Disposable {
    * @throws ModelFormatError when the tokenizer makes a token without an id, or takes too much time or memory
    * @throws the signal's reason when it is aborted
    */
-  async encode(text: string, { addSpecialTokens = true, signal }: EncodeOptions = {}): Promise<Int32Array> {
+  async encode(text: string, options: EncodeOptions = {}): Promise<Int32Array> {
+    expectText('encode', 'text', text);
+    expectObject('encode', 'options', options);
+    const { addSpecialTokens = true, signal } = options;
+    expectBoolean('encode', 'addSpecialTokens', addSpecialTokens);
+    expectSignal('encode', signal);
     signal?.throwIfAborted();
     try {
       return await this.#process.encode(text, addSpecialTokens, signal);
@@ -85,20 +98,22 @@ export class Tokenizer implements Disposable {
   }
 
   /** The text that token ids spell, bytes that are no UTF-8 as U+FFFD. @throws InvalidValueError for other ids */
-  decode(ids: ArrayLike<number>, { skipSpecialTokens = true }: DecodeOptions = {}): string {
-    return this.#vocabulary.decode(ids, skipSpecialTokens);
+  decode(ids: ArrayLike<number>, options: DecodeOptions = {}): string {
+    return this.#vocabulary.decode(listOf('decode', 'ids', ids, mostIds), skipsSpecialTokens('decode', options));
   }
 
   /**
    * A decoder that gives text as tokens arrive, never half a character.
    * @param preceding ids of the prompt: a tokenizer may spell a word's leading space only after other text
    */
-  stream(preceding: ArrayLike<number> = [], { skipSpecialTokens = true }: DecodeOptions = {}): StreamDecoder {
-    return new StreamDecoder(this.#vocabulary, skipSpecialTokens, preceding);
+  stream(preceding: ArrayLike<number> = [], options: DecodeOptions = {}): StreamDecoder {
+    const ids = listOf('stream', 'preceding', preceding, mostIds);
+    return new StreamDecoder(this.#vocabulary, skipsSpecialTokens('stream', options), ids);
   }
 
   /** The id of a token's exact text, or undefined when the vocabulary lacks it. */
   async tokenId(token: string): Promise<number | undefined> {
+    expectText('tokenId', 'token', token);
     return await this.#process.tokenId(token);
   }
 
@@ -110,6 +125,7 @@ export class Tokenizer implements Disposable {
    * @throws the signal's reason when it is aborted
    */
   async renderChat(messages: readonly ChatMessage[], options: ChatTemplateOptions = {}): Promise<string> {
+    expectChat(messages, options);
     options.signal?.throwIfAborted();
     expectChatTemplate(this.#template);
     try {
@@ -137,6 +153,20 @@ export class Tokenizer implements Disposable {
   [Symbol.dispose](): void {
     this.dispose();
   }
+}
+
+/** More than any context holds. */
+const mostIds = 2 ** 24;
+
+function expectText(operation: string, name: string, given: unknown): void {
+  expectThat(operation, name, given, typeof given === 'string', 'a text');
+}
+
+function skipsSpecialTokens(operation: string, options: DecodeOptions): boolean {
+  expectObject(operation, 'options', options);
+  const { skipSpecialTokens = true } = options;
+  expectBoolean(operation, 'skipSpecialTokens', skipSpecialTokens);
+  return skipSpecialTokens;
 }
 
 async function readParts(directory: string): Promise<{ parts: TokenizerParts; tokens: Record<string, string> }> {
