@@ -11,8 +11,8 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kBlockRows = 16;
 
-// This thread's share of looking whether the batch is sound and the rows of one entry have room; says why not. Not of
-// an entry without rows, which has nothing to write.
+// Checks this thread's share of the batch, and whether the rows of one entry have room. Reports what is wrong. False
+// for an entry without rows, which has nothing to write.
 __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache_head, FaultSink faults) {
   for (int i = static_cast<int>(threadIdx.x); i < a.batch; i += kThreads) {
     if (!rows_ascend(a, i)) {
@@ -37,7 +37,7 @@ __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache
     report_fault(faults, PagedFault::cache_overflow, a.slots[entry]);
     return false;
   }
-  // What the table names before the block of the first row may be of another pool.
+  // Entries of the table before the first row's block are not checked: they may name blocks of another pool.
   const int32_t* table = a.block_table + cache_head * a.table_width;
   for (int64_t i = count / a.block_tokens + threadIdx.x; i * a.block_tokens < end; i += kThreads) {
     if (table[i] >= 0 && table[i] < a.block_count) continue;
@@ -47,8 +47,8 @@ __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache
   return true;
 }
 
-// One thread block appends some rows of one batch entry and kv head. Each looks whether the whole entry has room, and
-// the last that comes counts its rows. arrivals: [batch, kv_head], 0 before and after.
+// One thread block appends some rows of one batch entry and kv head. Each thread block checks whether the whole entry
+// has room. The last one that arrives counts the entry's rows. `arrivals`, [batch, kv_head], is 0 before and after.
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     append_rows(const __grid_constant__ AppendKvArguments a, unsigned* arrivals, FaultSink faults) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t first = a.query_start[entry];
   const int32_t rows = a.query_start[entry + 1] - first;
   const int32_t begin = static_cast<int32_t>(blockIdx.x) * kBlockRows;
-  if (begin > 0 && begin >= rows) return;  // the entry's other rows may be counted already
+  if (begin > 0 && begin >= rows) return;  // the other thread blocks may have counted the rows by now
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
   if (!__syncthreads_and(looks_sound(a, entry, cache_head, faults))) return;
   const int32_t count = a.key_counts[cache_head];
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
           from_float<To>(to_float(static_cast<const From*>(a.values)[from + dim]));
     }
   }
-  __syncthreads();  // all threads have read the count
+  __syncthreads();  // after this, all threads have read the count
   if (threadIdx.x != 0) return;
   unsigned& arrived = arrivals[entry * a.kv_heads + head];
   if (atomicAdd(&arrived, 1u) + 1 < static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows)) return;
@@ -89,7 +89,7 @@ Status append_kv_cuda(const AppendKvArguments& a, ExecutionContext& context) {
   const size_t entries = static_cast<size_t>(a.batch) * static_cast<size_t>(a.kv_heads);
   auto* arrivals = static_cast<unsigned*>(context.queue->zeroed_workspace(entries * sizeof(unsigned)));
   if (arrivals == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its counters");
-  // How the rows are shared among the entries is known to the device only.
+  // Only the device knows how many rows each entry has, so every entry gets as many thread blocks as all rows need.
   const dim3 blocks(static_cast<unsigned>((a.query_tokens + kBlockRows - 1) / kBlockRows),
                     static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.batch));
   Status status;

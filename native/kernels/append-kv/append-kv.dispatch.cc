@@ -20,7 +20,7 @@ std::string describe_append_kv_fault(const Fault& fault) {
   return twice ? named_twice(fault.value) : describe_paged_fault(fault);
 }
 
-// Of a batch whose slots exist. Two entries would both write behind the same count.
+// Refuses a slot that two entries name, because both would write after the same count. The slots must exist.
 static Status validate_slots(const AppendKvArguments& a) {
   std::vector<bool> seen(static_cast<size_t>(a.slot_count));
   for (int32_t entry = 0; entry < a.batch; ++entry) {

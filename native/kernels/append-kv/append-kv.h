@@ -1,8 +1,7 @@
-// Writes the keys and values of new tokens behind those that the cache holds, rounded to the cache's dtype
-// (to nearest even), and counts them. Tokens that are there already never move.
-//   key_pool[block(c + i), (c + i) % block_tokens] = keys[query_start[b] + i, h],   c = key_counts[slots[b],
-//   h],
-// and the same for values; then key_counts[slots[b], h] grows by the entry's rows.
+// Appends the keys and values of new tokens to those that the cache holds, and counts them. Numbers are rounded to
+// the cache's dtype (to nearest even). Tokens that are already in the cache never move.
+//   key_pool[block(c + i), (c + i) % block_tokens] = keys[query_start[b] + i, h],   c = key_counts[slots[b], h],
+// and the same for values. Then key_counts[slots[b], h] grows by the number of the entry's rows.
 #pragma once
 
 #include "runtime/execution.h"
@@ -13,7 +12,7 @@
 namespace kv {
 
 struct AppendKvArguments : PagedBatch {
-  // New rows, [token, kv_head, dim]. Strides count elements and hold for both; dim is contiguous.
+  // New rows, [token, kv_head, dim]. Strides count elements and are the same for keys and values; dim is contiguous.
   const void* keys = nullptr;
   const void* values = nullptr;
   int64_t row_token_stride = 0;
@@ -30,8 +29,9 @@ enum class AppendKvFault : int32_t {
 
 std::string describe_append_kv_fault(const Fault& fault);
 
-// Refuses rows that do not fit the slot's blocks, a slot that two entries with rows name, and tables that lead
-// outside, before it writes anything (invalid_value); dtypes other than f32, f16 and bf16 (capability).
+// Refuses rows that do not fit into the slot's blocks, a slot that two entries with rows name, and tables with
+// numbers out of range, before it writes anything (invalid_value). Refuses dtypes other than f32, f16 and bf16
+// (capability).
 Status append_kv(const AppendKvArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -1,5 +1,5 @@
-// Groups of four neighbouring 16-bit elements, and which two of them are kept. Two groups at a time: a word holds an
-// element of each, and what is done to the word is done to both. Device code.
+// Groups of four neighbouring 16-bit elements, and which two of the four are kept. Two groups are computed at a time:
+// a word holds one element of each group, and an instruction on the word acts on both. Device code.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace kv {
 constexpr uint32_t kSignBits = 0x80008000u;
 
 struct GroupPair {
-  uint32_t of[4];  // element i of one group in the low half of of[i], of the other in the high one
+  uint32_t of[4];  // element i of one group is in the low half of of[i], that of the other in the high half
 };
 
 struct PairMasks {
-  uint32_t of[4];  // 0xffff in the half of an element that is meant, else 0
+  uint32_t of[4];  // 0xffff for each element that the mask selects, else 0
 };
 
-// The two stored elements of each group in ascending order of their places, and the places as nibbles of metadata, in
+// The two stored elements of each group, in ascending order of their places. The places are nibbles of metadata, in
 // bits 0 to 3 and 16 to 19.
 struct KeptPair {
   uint32_t first;
@@ -32,14 +32,14 @@ __device__ inline uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_p
 __device__ inline uint32_t where(uint32_t mask, uint32_t yes, uint32_t no) { return (yes & mask) | (no & ~mask); }
 __device__ inline uint32_t two_of(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (c & (a | b)); }
 
-// ---- Where pairs lie. ----
+// ---- Loading pairs of groups and their masks. ----
 
-// Eight neighbouring dims of a key.
+// The pair of groups in eight neighbouring dims of a key.
 __device__ inline GroupPair key_pair(uint4 row) {
   return {low_halves(row.x, row.z), high_halves(row.x, row.z), low_halves(row.y, row.w), high_halves(row.y, row.w)};
 }
 
-// Dims 2 * pair and 2 * pair + 1 of eight, of four tokens' values.
+// The pair of groups in four tokens' values, in dims 2 * pair and 2 * pair + 1 of eight.
 __device__ inline GroupPair value_pair(const uint4 (&tokens)[4], int pair) {
   const auto word = [&](int i) {
     const uint4& row = tokens[i];
@@ -48,7 +48,7 @@ __device__ inline GroupPair value_pair(const uint4 (&tokens)[4], int pair) {
   return {word(0), word(1), word(2), word(3)};
 }
 
-// The same of the bytes of a mask, which are not zero where an element is kept.
+// The masks of the same elements. A byte of the mask that is not zero keeps its element.
 __device__ inline PairMasks key_mask(uint2 row) {
   const uint32_t low = __vcmpne4(row.x, 0);
   const uint32_t high = __vcmpne4(row.y, 0);
@@ -62,11 +62,12 @@ __device__ inline PairMasks value_mask(const uint2 (&tokens)[4], int pair) {
   return {mask(0), mask(1), mask(2), mask(3)};
 }
 
-// ---- What is kept. ----
+// ---- Which elements are kept. ----
 
-// The two elements of largest magnitude, of equal ones the lower first.
+// Selects the two elements of largest magnitude. Of equal ones, the lower index comes first.
 __device__ inline PairMasks largest_two(const GroupPair& pair) {
-  // For i < j, in the sign bits: whether element i comes before element j. No half borrows from the other.
+  // For i < j, the sign bits say whether element i comes before element j. The low half never borrows from the high
+  // half.
   const auto wins = [&](int i, int j) { return (pair.of[i] | kSignBits) - (pair.of[j] & ~kSignBits); };
   const uint32_t wins01 = wins(0, 1), wins02 = wins(0, 2), wins03 = wins(0, 3);
   const uint32_t wins12 = wins(1, 2), wins13 = wins(1, 3), wins23 = wins(2, 3);
@@ -75,7 +76,7 @@ __device__ inline PairMasks largest_two(const GroupPair& pair) {
           ptx::halves_with_sign(two_of(~wins03, ~wins13, ~wins23))};
 }
 
-// Of exactly two places.
+// The stored elements at two places. `places` must select exactly two.
 __device__ inline KeptPair stored(const GroupPair& pair, const PairMasks& places) {
   const auto& [at0, at1, at2, at3] = places.of;
   const uint32_t first = where(at1, 0x00010001u, 0x00020002u) & ~at0;
@@ -84,7 +85,8 @@ __device__ inline KeptPair stored(const GroupPair& pair, const PairMasks& places
           where(at3, pair.of[3], where(at2, pair.of[2], pair.of[1])), first | second};
 }
 
-// What a mask of at most two elements keeps; zeros stand at the lowest free places where there are fewer.
+// Keeps what a mask of at most two elements selects. If it selects fewer, zeros are stored for the lowest other
+// places.
 __device__ inline KeptPair keep_masked(GroupPair pair, const PairMasks& mask) {
   for (int i = 0; i < 4; ++i) pair.of[i] &= mask.of[i];
   PairMasks places = mask;
@@ -95,7 +97,7 @@ __device__ inline KeptPair keep_masked(GroupPair pair, const PairMasks& mask) {
 
 __device__ inline KeptPair keep_largest(const GroupPair& pair) { return stored(pair, largest_two(pair)); }
 
-// The sum of the magnitudes of what is not kept.
+// The sum of the magnitudes of the elements that are not kept.
 template <typename Element>
 __device__ float lost(const GroupPair& pair, const PairMasks& kept) {
   float sum = 0.0f;

@@ -1,5 +1,6 @@
-// Which blocks become sparse and where they go. The thread blocks of a pruning share the losses; where losses decide,
-// the last one to be done with its share plans, otherwise the first one does at once.
+// Decides which blocks become sparse and where they go. The thread blocks of a pruning share the computation of
+// losses. If losses decide, the last thread block that finishes its share makes the plan. Otherwise the first thread
+// block makes it at once.
 #include <algorithm>
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
@@ -14,8 +15,8 @@ namespace kv {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLaunchedBlocks = 512;  // about as many as run at once
-constexpr int kMostShares = 64;        // of a pruning
+constexpr int kLaunchedBlocks = 512;  // about as many thread blocks as run at the same time
+constexpr int kMostShares = 64;        // thread blocks of one pruning
 
 using Reduce = cub::BlockReduce<int, kThreads>;
 using Scan = cub::BlockScan<int, kThreads>;
@@ -36,7 +37,7 @@ class PruningOfBlock {
     int sum;
     int histogram[256];
     uint32_t threshold;
-    int equal;  // how many blocks of the threshold's loss become sparse
+    int equal;  // how many of the blocks with the threshold as their loss become sparse
     bool last;
   };
 
@@ -53,8 +54,9 @@ class PruningOfBlock {
 
   template <typename Element>
   __device__ void plan() {
-    // Entries turn negative only when every dense block becomes sparse or all losses are there: what another thread
-    // block counts meanwhile cannot make it compute losses.
+    // Another thread block may already be changing the map while this one counts. But entries turn negative only if
+    // every dense block becomes sparse, or after all losses are computed. A wrong count can therefore not lead to
+    // computing losses.
     const int dense = has_range() ? count_dense() : 0;
     if (pruning_.count > 0 && pruning_.count < dense && arguments_.block_loss == nullptr) {
       compute_losses<Element>();
@@ -73,7 +75,7 @@ class PruningOfBlock {
   }
 
  private:
-  // ---- What is asked. ----
+  // ---- Checks of the pruning. ----
 
   __device__ bool is_dense(int block) const { return block < blocks_ && places_[block] > 0; }
 
@@ -91,7 +93,7 @@ class PruningOfBlock {
     return sum_of(dense);
   }
 
-  // Whether nothing of the pruning leads outside.
+  // Whether all numbers of the pruning are in range.
   __device__ bool is_valid(int dense) {
     const Pruning& p = pruning_;
     if (!has_row()) {
@@ -130,7 +132,7 @@ class PruningOfBlock {
     return false;
   }
 
-  // In every thread.
+  // The sum over the thread block. Every thread gets it.
   __device__ int sum_of(int own) {
     const int sum = Reduce(shared_.reduce).Sum(own);
     if (threadIdx.x == 0) shared_.sum = sum;
@@ -142,7 +144,7 @@ class PruningOfBlock {
 
   // ---- Losses. ----
 
-  // Of this thread block's share of the range.
+  // Computes the losses of this thread block's share of the range.
   template <typename Element>
   __device__ void compute_losses() {
     const uint8_t* mask = arguments_.element_mask != nullptr ? mask_of(arguments_, pruning_) : nullptr;
@@ -154,7 +156,7 @@ class PruningOfBlock {
     }
   }
 
-  // Of the whole range.
+  // Takes the given losses of the whole range.
   __device__ void take_given_losses() {
     const float* given = arguments_.block_loss + (places_ - arguments_.table);
     for (int block = threadIdx.x; block < blocks_; block += kThreads) {
@@ -163,7 +165,7 @@ class PruningOfBlock {
     __syncthreads();
   }
 
-  // A thread's share of a block's loss: some of its pieces of four tokens and eight dims.
+  // This thread's share of a block's loss. It covers some tiles of four tokens and eight dims.
   template <typename Element>
   __device__ float loss_of(const uint16_t* dense, const uint8_t* mask) const {
     const bool keys = arguments_.operand == KvOperand::keys;
@@ -188,7 +190,7 @@ class PruningOfBlock {
     return sum;
   }
 
-  // Whether the losses of all shares are there.
+  // Whether all shares of the losses are computed.
   __device__ bool arrives_last() {
     if (threadIdx.x == 0) shared_.last = kv::arrives_last(plan_.arrivals[blockIdx.x], gridDim.y);
     __syncthreads();
@@ -197,10 +199,10 @@ class PruningOfBlock {
 
   __device__ uint32_t loss_at(int block) const { return __ldcg(plan_.losses + row_ + block); }
 
-  // Finds the loss of the block of rank `count`, a byte at a time from the highest.
+  // Finds the loss of the block of rank `count`, one byte at a time from the highest.
   __device__ void find_threshold() {
     uint32_t prefix = 0;
-    int rank = pruning_.count;  // among losses that begin with the prefix
+    int rank = pruning_.count;  // among losses that begin with `prefix`
     for (int shift = 24; shift >= 0; shift -= 8) {
       shared_.histogram[threadIdx.x] = 0;
       __syncthreads();
@@ -223,7 +225,7 @@ class PruningOfBlock {
     }
   }
 
-  // ---- What becomes of the blocks. ----
+  // ---- The plan. ----
 
   __device__ void stay_from(int first) {
     for (int block = first + threadIdx.x; block < arguments_.most_blocks; block += kThreads) {
@@ -248,8 +250,8 @@ class PruningOfBlock {
     });
   }
 
-  // Plans all blocks; becomes_sparse(block) says which dense ones do. All threads call it, for blocks in ascending
-  // order.
+  // Makes the plan of all blocks. becomes_sparse(block) says which dense blocks become sparse. All threads call it,
+  // for blocks in ascending order.
   template <typename BecomesSparse>
   __device__ void decide(const BecomesSparse& becomes_sparse) {
     int sparse_before = 0;
@@ -259,7 +261,7 @@ class PruningOfBlock {
       const bool becomes = becomes_sparse(block) && is_dense(block);
       const int place = becomes ? places_[block] : 0;
       const bool vacates = becomes && place <= pruning_.freed_from;
-      // Both orders at once: a step has few blocks.
+      // One scan counts both, in half a word each: a step has few blocks.
       int before = 0;
       int sum = 0;
       Scan(shared_.scan).ExclusiveSum(static_cast<int>(becomes) | static_cast<int>(vacates) << 16, before, sum);
@@ -277,7 +279,8 @@ class PruningOfBlock {
     if (vacated_before > 0) fill_vacated();
   }
 
-  // The n-th block that stays dense at or above freed_from goes where the n-th below it was.
+  // The n-th block that stays dense and has a place at or above freed_from moves to the n-th vacated place below
+  // freed_from.
   __device__ void fill_vacated() {
     __syncthreads();
     int moved_before = 0;
@@ -302,8 +305,8 @@ class PruningOfBlock {
   const FaultSink faults_;
   Shared& shared_;
   const Pruning pruning_;
-  int32_t* const places_;  // of the range
-  const int64_t row_;      // of the plan
+  int32_t* const places_;  // the entries of the range
+  const int64_t row_;      // where the range begins in the plan
   const int blocks_;
 };
 

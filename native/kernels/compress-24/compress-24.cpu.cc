@@ -6,35 +6,35 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// A block that a pruning may make sparse.
+// A block that its pruning may make sparse.
 struct Candidate {
   int32_t pruning;
   int32_t block;
   int32_t dense;      // its dense id
-  uint32_t loss;      // bits that compare as the losses do
-  int32_t sparse;     // the sparse id that it is given, or -1
+  uint32_t loss;      // bits that are in the order of the losses
+  int32_t sparse;     // the sparse id that it gets, or -1
 };
 
-// Groups of four neighbours that are pruned together, and 16 bits of each.
+// Groups of four neighbours that are pruned together. A Groups holds 16 bits of each group.
 constexpr int kGroups = 32;
 typedef uint16_t Groups __attribute__((vector_size(2 * kGroups)));
-typedef int16_t Choice __attribute__((vector_size(2 * kGroups)));  // -1 where it holds, else 0
+typedef int16_t Choice __attribute__((vector_size(2 * kGroups)));  // -1 for true, 0 for false
 
 inline Groups choose(Choice choice, Groups yes, Groups no) { return choice ? yes : no; }
 
-// What is kept of the groups: the two elements of each that are stored, and the nibble that says which they are.
+// What is kept of each group: the two stored elements, and the nibble that says which they are.
 struct Kept {
   Groups first;
   Groups second;
   Groups nibble;
-  Groups lost[4];  // magnitudes of what is not kept, else 0
+  Groups lost[4];  // magnitudes of elements that are not kept, 0 for kept ones
 };
 
-// Neighbour i of the groups is four[i]. Without `mask`: the two of largest magnitude are kept.
+// four[i] is neighbour i of each group. Without `mask`, the two elements of largest magnitude are kept.
 inline Kept keep(const Groups (&four)[4], const Groups* mask) {
   Kept result;
   Choice kept[4];
-  Choice behind[4] = {};  // minus the number of neighbours that come first
+  Choice behind[4] = {};  // minus the number of neighbours that come before this one
   for (int i = 0; i < 4; ++i) result.lost[i] = four[i] & 0x7fff;
   for (int i = 0; i < 3; ++i) {
     for (int j = i + 1; j < 4; ++j) {
@@ -44,7 +44,7 @@ inline Kept keep(const Groups (&four)[4], const Groups* mask) {
     }
   }
   for (int i = 0; i < 4; ++i) kept[i] = mask == nullptr ? behind[i] > -2 : mask[i] != 0;
-  // Where fewer than two are kept, zeros are stored at the lowest places that are free.
+  // If fewer than two elements are kept, zeros are stored for the lowest other places.
   Choice count = kept[0] + kept[1] + kept[2] + kept[3];
   Choice stored[4];
   Groups element[4];
@@ -64,13 +64,13 @@ inline Kept keep(const Groups (&four)[4], const Groups* mask) {
   return result;
 }
 
-// Calls body(step, what is kept) for the steps of a block, each of kGroups groups: of keys, 4 * kGroups elements that
-// lie together; of values, kGroups dims of four tokens.
+// Calls body(step, what is kept) for each step over a block. A step has kGroups groups. Of keys these are 4 * kGroups
+// contiguous elements; of values they are kGroups dims of four tokens.
 template <class Body>
 void for_each_step(KvOperand operand, int dim, const uint16_t* dense, const uint8_t* mask, Body&& body) {
   const bool keys = operand == KvOperand::keys;
   const int steps = kBlock24Tokens * dim / (4 * kGroups);
-  const int of_tokens = dim / kGroups;  // steps of the same four tokens
+  const int of_tokens = dim / kGroups;  // steps with the same four tokens
   for (int step = 0; step < steps; ++step) {
     const int origin = keys ? 4 * kGroups * step : step / of_tokens * 4 * dim + step % of_tokens * kGroups;
     Groups four[4];
@@ -205,11 +205,11 @@ class Compression {
     const auto measure_loss = a_.dtype == DType::f16 ? loss_of<Half> : loss_of<Bfloat>;
     const float loss = measure_loss(a_.operand, a_.head_dim, dense(candidate.dense), mask(candidate));
     std::memcpy(&candidate.loss, &loss, sizeof loss);
-    // Payloads of NaN order nothing: it is one number, as on CUDA.
+    // All NaN count as one number, whatever their payload, as on CUDA.
     candidate.loss = loss == loss ? candidate.loss & 0x7fffffffu : 0x7fffffffu;
   }
 
-  // Gives the blocks of least loss their sparse ids.
+  // Gives sparse ids to the blocks of least loss.
   void choose(int32_t p) const {
     const Pruning& pruning = a_.prunings[p];
     const auto count_up_to = [&](uint32_t loss) {
@@ -217,7 +217,7 @@ class Compression {
       for (int64_t i = starts_[p]; i < starts_[p + 1]; ++i) count += candidates_[i].loss <= loss ? 1 : 0;
       return count;
     };
-    // The least loss that `count` candidates do not exceed, a bit at a time.
+    // Finds, bit by bit, the least loss that at least `count` candidates do not exceed.
     uint32_t limit = 0;
     for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
       if (count_up_to(limit + (bit - 1)) < pruning.count) limit += bit;
@@ -254,7 +254,7 @@ class Compression {
 
   const Compress24Arguments& a_;
   Workers& workers_;
-  int64_t* starts_;  // pruning p has the candidates starts_[p] .. starts_[p + 1] - 1, in block order
+  int64_t* starts_;  // the candidates of pruning p are starts_[p] .. starts_[p + 1] - 1, in block order
   Candidate* candidates_;
 };
 

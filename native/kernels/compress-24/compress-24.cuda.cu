@@ -1,5 +1,5 @@
-// Reads dense blocks of keys or values, 16 bytes a lane, prunes them in registers and writes the 2:4 blocks.
-// compress-24-plan.cuda.cu decides which.
+// Reads dense blocks of keys or values, 16 bytes in each lane, prunes them in registers, and writes 2:4 blocks.
+// compress-24-plan.cuda.cu decides which blocks.
 #include <limits>
 #include <string>
 
@@ -12,7 +12,7 @@
 namespace kv {
 namespace {
 
-// Of the thread block that compresses a block: each has eight rows of 16 bytes.
+// Threads of a thread block, which compresses one block. Each thread has eight rows of 16 bytes.
 constexpr int threads_of(int head_dim) { return head_dim; }
 
 struct Parameters {
@@ -20,11 +20,11 @@ struct Parameters {
   PruningPlan plan;
 };
 
-// Metadata of a block, put together byte by byte: a thread has eight bits of each of its neighbourhoods.
+// The metadata of a block, collected byte by byte: a thread has eight of the sixteen bits of a meta16.
 template <int kHeadDim>
 class MetadataBytes {
  public:
-  // Half `half` of the 16 bits at `place`.
+  // Writes half `half` of the meta16 at `place`.
   __device__ void put(Meta16Place place, int half, uint32_t byte) {
     const int word = place.word + place.word / 32 * kPad;
     reinterpret_cast<uint8_t*>(words_)[4 * word + place.shift / 8 + half] = static_cast<uint8_t>(byte);
@@ -38,12 +38,12 @@ class MetadataBytes {
 
  private:
   static constexpr int kWords = static_cast<int>(sparse_block_words(kHeadDim));
-  static constexpr int kPad = 4;  // words after each 32, for the banks
+  static constexpr int kPad = 4;  // unused words after each 32, which avoid bank conflicts
 
   alignas(16) uint32_t words_[kWords / 32 * (32 + kPad)];
 };
 
-// A thread takes eight dims of every eighth token.
+// Each thread compresses eight dims of every eighth token.
 template <int kHeadDim, bool kMasked>
 struct KeyCompression {
   static __device__ void run(const uint16_t* dense, const uint8_t* mask, uint16_t* non_zeros,
@@ -69,13 +69,13 @@ struct KeyCompression {
   }
 };
 
-// A thread takes eight dims of eight tokens.
+// Each thread compresses eight dims of eight tokens.
 template <int kHeadDim, bool kMasked>
 struct ValueCompression {
   static __device__ void run(const uint16_t* dense, const uint8_t* mask, uint16_t* non_zeros,
                              MetadataBytes<kHeadDim>& metadata) {
     const int dim = threadIdx.x % (kHeadDim / 8) * 8;
-    const int octet = threadIdx.x / (kHeadDim / 8);  // of the block's tokens
+    const int octet = threadIdx.x / (kHeadDim / 8);  // which eight of the block's tokens
     const int first = 8 * octet * kHeadDim + dim;
     uint4 rows[2][4];
     uint2 masks[2][4];
@@ -84,7 +84,7 @@ struct ValueCompression {
       rows[i / 4][i % 4] = __ldcs(reinterpret_cast<const uint4*>(dense + first) + i * kHeadDim / 8);
       if (kMasked) masks[i / 4][i % 4] = reinterpret_cast<const uint2*>(mask + first)[i * kHeadDim / 8];
     }
-    uint32_t nibbles[4] = {};  // of two dims each
+    uint32_t nibbles[4] = {};  // each holds two dims
 #pragma unroll
     for (int group = 0; group < 2; ++group) {
       KeptPair kept[4];
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(threads_of(kHeadDim))
   Compression<kHeadDim, kMasked>::run(dense, mask, non_zeros, metadata);
   __syncthreads();
   metadata.write(arguments.metadata + sparse * sparse_block_words(kHeadDim));
-  // Every thread has read what was there.
+  // All threads have read the dense block by now, so it may be overwritten.
   if (plan.refill > 0) copy_block<kHeadDim>(dense_block(arguments, plan.refill), dense);
 }
 

@@ -1,4 +1,4 @@
-// The two launches of compress-24 on a CUDA device.
+// The two kernel launches of compress-24 on a CUDA device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,23 +7,24 @@
 
 namespace kv {
 
-// What becomes of a block, in entries of the map: dense block dense - 1 is compressed into sparse block -(sparse + 1),
-// and then its place is filled with dense block refill - 1 unless `refill` is 0. With `sparse` 0 it stays.
+// What happens to one block, in entries of the map. Dense block dense - 1 is compressed into sparse block -(sparse +
+// 1). Then dense block refill - 1 is copied to its place, unless `refill` is 0. With `sparse` 0 the block stays
+// dense.
 struct alignas(16) BlockPlan {
   int32_t dense = 0;
   int32_t sparse = 0;
   int32_t refill = 0;
 };
 
-// Of each pruning's range; in device memory, between the launches of one call.
+// The plan of all prunings. It is in device memory and lives between the launches of one call.
 struct PruningPlan {
   BlockPlan* blocks = nullptr;   // [pruning, most_blocks]
-  int32_t* vacated = nullptr;    // [pruning, most_blocks]: blocks of the range whose places are filled
-  uint32_t* losses = nullptr;    // [pruning, most_blocks]: bits of f32, of dense blocks
-  unsigned* arrivals = nullptr;  // [pruning]: thread blocks that are done with their losses; 0 before and after
+  int32_t* vacated = nullptr;    // [pruning, most_blocks]: blocks whose dense places are filled again
+  uint32_t* losses = nullptr;    // [pruning, most_blocks]: losses of dense blocks, as bits of f32
+  unsigned* arrivals = nullptr;  // [pruning]: thread blocks that have computed their losses; 0 before and after
 };
 
-// `counters` has pruning_counter_bytes(arguments), all zero, which it leaves so; `workspace` pruning_plan_bytes.
+// `counters` has pruning_counter_bytes(arguments), all zero before and after. `workspace` has pruning_plan_bytes.
 Status enqueue_compress_24(const Compress24Arguments& arguments, void* counters, void* workspace, FaultSink faults,
                            cudaStream_t stream);
 
@@ -44,7 +45,8 @@ __device__ inline const uint8_t* mask_of(const Compress24Arguments& arguments, c
   return arguments.element_mask + int64_t{kv_head} * kBlock24Tokens * arguments.head_dim;
 }
 
-// Decides what becomes of each block, and writes the map. Reports prunings that lead outside, which then do nothing.
+// Decides what happens to each block, and writes the map. A pruning with numbers out of range is reported and does
+// nothing.
 Status plan_prunings(const Compress24Arguments& arguments, const PruningPlan& plan, FaultSink faults,
                      cudaStream_t stream);
 

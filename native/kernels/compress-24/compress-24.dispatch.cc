@@ -12,7 +12,7 @@ Status invalid(int32_t pruning, const std::string& problem) {
   return Status::failure(StatusCode::invalid_value, "pruning " + std::to_string(pruning) + " " + problem);
 }
 
-// Whether an entry of `prunings` fits the map and the pools.
+// Checks that an entry of `prunings` fits the map and the pools.
 Status validate(const Compress24Arguments& a, int32_t index) {
   const Pruning& p = a.prunings[index];
   if (p.table_row < 0 || p.table_row >= int64_t{a.slot_count} * a.kv_heads) {

@@ -4,7 +4,7 @@
 namespace kv {
 namespace {
 
-// One thread block copies one block of the pool, a `Unit` a thread at a time.
+// One thread block copies one block of the pool. Each thread copies one `Unit` at a time.
 template <class Unit>
 __global__ void copy_each(CopyBlocksArguments a) {
   const int64_t units = a.block_bytes / int64_t{sizeof(Unit)};

@@ -1,6 +1,6 @@
 // Copies blocks of a pool within the pool:
-//   pool[to[i]] = pool[from[i]]   for every i,
-// a block being `block_bytes` bytes that lie together.
+//   pool[to[i]] = pool[from[i]]   for every i.
+// A block is `block_bytes` contiguous bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ namespace kv {
 struct CopyBlocksArguments {
   void* pool = nullptr;  // [block, block_bytes]
   int64_t block_bytes = 0;
-  // Both within the pool; no block of `to` appears twice or in `from`, so that the order does not matter.
+  // Both name blocks of the pool. No block of `to` occurs twice or in `from`, so the order of the copies does not
+  // matter.
   const int32_t* from = nullptr;  // [copies]
   const int32_t* to = nullptr;    // [copies]
   int32_t copies = 0;

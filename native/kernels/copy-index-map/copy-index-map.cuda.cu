@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// An entry a thread.
+// Each thread copies one entry.
 __global__ void __launch_bounds__(kThreads) copy_entries(CopyIndexMapArguments a, int64_t entries) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const unsigned operand = blockIdx.y;

@@ -1,7 +1,7 @@
-// Makes block index maps (HieraSparse, section III-B), of keys and of values, of others that name copies of some of
-// their blocks:
-//   target[i] = to[k] where from[k] == source[i], and source[i] where there is none.
-// Source and target may be one.
+// Copies block index maps (HieraSparse, section III-B), of keys and of values. Entries whose block was copied name
+// the copy:
+//   target[i] = to[k] if from[k] == source[i] for some k, else source[i].
+// Source and target may be the same.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct CopyIndexMapArguments {
   int32_t* target[2] = {};
   int32_t kv_heads = 0;
   int32_t table_width = 0;
-  // Entries, the first strictly ascending.
+  // Entries. `from` is strictly ascending.
   const int32_t* from = nullptr;  // [copies]
   const int32_t* to = nullptr;    // [copies]
   int32_t copies = 0;
@@ -25,9 +25,9 @@ struct CopyIndexMapArguments {
 
 Status copy_index_map(const CopyIndexMapArguments& arguments, ExecutionContext& context);
 
-// What the target says where the source says `entry`. Static: each instruction set has its own.
+// The target's entry for the source's `entry`. Static, so that each instruction set has its own copy.
 static constexpr int32_t copied_entry(const CopyIndexMapArguments& a, int32_t entry) {
-  // Most entries of a long sequence name no block that was copied, many not even one of the same kind.
+  // Most entries of a long sequence name no block that was copied. This test finds many of them fast.
   if (a.copies == 0 || entry < a.from[0] || entry > a.from[a.copies - 1]) return entry;
   int32_t first = 0;
   int32_t end = a.copies;

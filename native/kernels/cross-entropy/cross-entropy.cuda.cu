@@ -17,7 +17,7 @@ __device__ float block_maximum(float x) {
   return result;
 }
 
-// One block for one row.
+// One thread block computes one row.
 __global__ void __launch_bounds__(kThreads) measure_rows(CrossEntropyArguments a) {
   const float* logits = a.logits + int64_t{blockIdx.x} * a.row_stride;
   float greatest = -INFINITY;

@@ -1,4 +1,4 @@
-// How unlikely the token that came was, in nats:
+// Cross entropy: how unlikely the token was that came, in nats:
 //   output[r] = ln sum_v exp(logits[r, v]) - logits[r, targets[r]]
 #pragma once
 

@@ -1,6 +1,6 @@
-// Decode attention over 2:4 blocks by one thread block. Its warps but the last take blocks in turn, each on its own. The last one
-// plans what they take, and merges what they leave of a segment. The partial outputs of warps, then of segments, are
-// merged in f32 as decode attention's. Device code.
+// Decode attention over 2:4 blocks by one thread block. All its warps except the last are streaming warps: they take
+// blocks in turn and compute independently. The last warp plans what they take, and merges their partials of a split.
+// Partials of warps, and then of splits, are merged in f32, as in decode attention. Device code.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ template <typename Element, int kHeadDim, int kColumnTiles, typename Copies>
 class DecodeBlock24 {
  public:
   static constexpr int kRows = 8 * kColumnTiles;
-  static constexpr int kWarps = Copies::kWarps;  // that stream
+  static constexpr int kWarps = Copies::kWarps;  // streaming warps
   static constexpr int kThreads = 32 * (kWarps + 1);
   using Parameters = DecodeParameters24<typename Copies::Maps>;
   using Line = Line24<kThreads, kRows>;
@@ -27,17 +27,17 @@ class DecodeBlock24 {
   using Attention = DecodeWarp24<Element, kHeadDim, kColumnTiles>;
   using Partial = DecodePartial<kRows, kHeadDim>;
 
-  // Entries of which this thread block's segment was the last to come. It takes no more runs, each of which may finish
-  // two, before there could be too many; runs are few enough for the other thread blocks.
+  // The most entries whose last split a thread block may compute. Each work tile may complete two entries. A thread
+  // block therefore stops taking small work tiles before there could be more; the other thread blocks take them.
   static constexpr int kMostFinished = 32;
 
   struct Shared {
     typename Stream::Ring rings[kWarps];
     Partial partials[kWarps];
-    StageRing<1> partials_ring;  // each warp leaves one, of the same segment
+    StageRing<1> partials_ring;  // each streaming warp writes one partial, of the same split
     Plan24 plan;
     typename Line::Shared line;
-    Segment24 last;  // that this thread block takes, if any
+    Segment24 last;  // the last split of this thread block, if it has any
     bool has_last;
     Segment24 finished[kMostFinished];
     int finished_count;
@@ -73,7 +73,7 @@ class DecodeBlock24 {
   }
 
  private:
-  // What the next piece of a block is. Sparse blocks have no second halves.
+  // Which part of a block the next piece holds. Sparse blocks come whole, so they have no second half.
   enum class Part { keys, second_keys, values, second_values };
 
   __device__ DecodeBlock24(const Parameters& parameters, Shared& shared, const Line& line)
@@ -86,14 +86,14 @@ class DecodeBlock24 {
   __device__ const typename Line::Entries& entries() const { return line_.entries(); }
   __device__ Partial& partial_of(int warp) const { return shared_.partials[warp]; }
 
-  // ---- What the last warp does. ----
+  // ---- The last warp. ----
 
   __device__ void plan(Planner& planner) {
     RingPosition<1> left;
     Plan24::Position oldest;
     int finished = 0;
     int planned = 0;
-    // The last stretch and the one that says that there is no more are left.
+    // The last range of blocks, and the mark that no work is left, stay in the plan.
     for (bool more = true; more || planned > 2;) {
       if (more && planned < Plan24::kDepth) {
         more = planner.add(finished < kMostFinished - 2 * Plan24::kDepth);
@@ -121,18 +121,18 @@ class DecodeBlock24 {
     if (shared_.has_last) shared_.last = shared_.plan.stretches[oldest.stage].segment;
   }
 
-  // Counts a segment whose partial is written. Whether all of its entry's are.
+  // Counts a split whose partial is written. Returns whether all splits of its entry are written.
   __device__ bool completes_entry(const Segment24& segment) {
     return segment.count > 1 &&
            arrives_last(parameters_.arrivals[segment.entry.index], static_cast<unsigned>(segment.count));
   }
 
-  // Null where the segment is all of its entry: then its outputs are written.
+  // Where the split's result goes. Null if the split is the whole entry: its result is then the output.
   __device__ Partial* destination_of(const Segment24& segment) const {
     return segment.count > 1 ? &partials_[segment.number] : nullptr;
   }
 
-  // The last segment of the thread block, which streams nothing any more: all its threads call it.
+  // Merges the last split of the thread block. No warp streams any more, so all threads call it.
   __device__ void merge_last() {
     const Segment24& segment = shared_.last;
     merge_warps_of(segment, entries().rows(segment.head, segment.entry), threadIdx.x, kThreads,
@@ -142,7 +142,7 @@ class DecodeBlock24 {
     __syncthreads();
   }
 
-  // Into a partial of the entry or, without one, its outputs.
+  // Merges the warps' partials into `partial`. If that is null, writes the outputs.
   __device__ void merge_warps_of(const Segment24& segment, int rows, int thread, int threads, Partial* partial) {
     const auto use = [&](const MergedPartial& merged, int row, int dim) {
       if (partial != nullptr) {
@@ -156,7 +156,8 @@ class DecodeBlock24 {
                                   use);
   }
 
-  // Into the outputs of an entry whose segments' partials are all there. All threads of the block call it.
+  // Merges all splits of an entry and writes the outputs. All their partials must be written. All threads of the
+  // block call it.
   __device__ void merge_segments(const Segment24& segment) {
     const int rows = entries().rows(segment.head, segment.entry);
     const int warp = threadIdx.x / 32;
@@ -168,7 +169,7 @@ class DecodeBlock24 {
     __syncthreads();
   }
 
-  // ---- What the other warps do. ----
+  // ---- The streaming warps. ----
 
   __device__ void stream(Stream& stream) {
     Attention attention(arguments_.scale);
@@ -178,7 +179,7 @@ class DecodeBlock24 {
     int block = 0;
     int blocks = 0;
     Part part = Part::keys;
-    // Every step is in one place: the code is long, and instructions that come from memory take their time.
+    // Each step is in the code only once: the code is long, and fetching instructions from memory takes time.
     for (;;) {
       stream.fill();
       if (block < blocks) {
@@ -207,7 +208,7 @@ class DecodeBlock24 {
     }
   }
 
-  // Rows past the pack's are zeros; their results are not written.
+  // Rows beyond the pack are zeros, and their results are not written.
   __device__ void set_rows(const Stretch24& stretch, Attention& attention) {
     const Segment24& segment = stretch.segment;
     const int lane = threadIdx.x % 32;
@@ -229,7 +230,7 @@ class DecodeBlock24 {
     }
   }
 
-  // Takes the next piece of a block into account, and sets which part of a block comes then.
+  // Computes the next piece of a block, and sets `part` to the part that follows.
   __device__ void attend(const Stretch24& stretch, int block, Part& part, Stream& stream, Attention& attention) {
     auto& piece = stream.take();
     const int first_key = (stretch.first_block + block) * kBlock24Tokens;
@@ -263,7 +264,7 @@ class DecodeBlock24 {
     }
   }
 
-  // Behind a sequence's last value a block may hold anything, which times a weight of zero need not be zero.
+  // A block may hold anything after the sequence's last value. Zero times NaN is not zero, so these rows are cleared.
   __device__ void clear_rows(Panels24<Element, kHeadDim>& values, int first_row, Stream& stream) {
     if (first_row >= kHalfBlock24Tokens) return;
     const int lane = threadIdx.x % 32;
@@ -292,7 +293,7 @@ class DecodeBlock24 {
     }
   }
 
-  // Of this thread's columns.
+  // The row of the pack that one of this thread's columns belongs to.
   static __device__ int row_of(int column) { return column / 2 * 8 + threadIdx.x % 4 * 2 + column % 2; }
 
   const Parameters& parameters_;

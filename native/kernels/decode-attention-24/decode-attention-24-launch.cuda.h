@@ -1,4 +1,4 @@
-// What launches decode attention over 2:4 blocks, whichever way its pieces travel. Host code.
+// Launches decode attention over 2:4 blocks, for any way of copying pieces. Host code.
 #pragma once
 
 #include <cuda_bf16.h>

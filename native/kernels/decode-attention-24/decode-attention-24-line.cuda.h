@@ -1,8 +1,11 @@
-// How decode attention over 2:4 blocks is shared out. The blocks of all entries (work-spans.cuda.h) form one line. It is
-// cut into equal shares, one for each thread block. Most of a share is one run, which that thread block takes; the rest
-// is cut into small runs, which thread blocks take as they get done: blocks differ in bytes, and multiprocessors in the
-// bandwidth that they get. Where a run and an entry meet is a segment. The line is cut by the lengths alone, not by who
-// takes what, so that the results do not depend on it either. Device code.
+// The scheduler of decode attention over 2:4 blocks. Device code.
+//
+// The work list has the blocks of all entries (work-spans.cuda.h), one entry after another. It is cut into equal
+// shares, one for each thread block. Most of a share is one large work tile, which that thread block computes. The
+// rest of the share is cut into small work tiles, which any thread block takes when it is free: blocks differ in
+// bytes, and multiprocessors in the bandwidth that they get. The blocks of one entry in one work tile are a split.
+// The cuts depend only on lengths, not on which thread block takes which tile, so the results do not depend on that
+// either.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +16,16 @@
 
 namespace kv {
 
-// Lengths in blocks.
+// How a work list is cut into work tiles. Lengths are in blocks.
 struct Runs24 {
   static constexpr int kMostOfShare = 3;
 
-  // Runs are multiples of the warps of a thread block, which take turns.
+  // Lengths are multiples of the number of warps, because the warps of a thread block take blocks in turn.
   __device__ void share_out(int blocks, int thread_blocks, int warps) {
     const auto parts = [](int length, int part) { return (length + part - 1) / part; };
     share = max(1, parts(parts(blocks, thread_blocks), warps)) * warps;
     small = parts(parts(share, 32), warps) * warps;
-    // Too little is not worth another partial output.
+    // If a share is short, small tiles are not worth the further partials that they cost.
     small_of_share = share <= 4 * warps ? 0 : parts(parts(share, 16), small);
     large = share - small_of_share * small;
   }
@@ -39,29 +42,29 @@ struct Runs24 {
   }
 
   int share = 0;
-  int large = 0;           // the first run of a share
-  int small = 0;           // each of the others
-  int small_of_share = 0;  // how many of those
+  int large = 0;           // the first work tile of a share
+  int small = 0;           // each other work tile of a share
+  int small_of_share = 0;  // how many small work tiles a share has
 };
 
 struct Place24 {
   DecodeEntry entry;
   DecodeHead head;  // of the entry
-  int first_block;  // on the line
-  int blocks;       // on the line
+  int first_block;  // in the work list
+  int blocks;       // of the entry, in the work list
 };
 
-// Where entries lie on the line, and what the tables say of them. An entry without keys has a block on the line, so that
-// its output is written.
+// The work list: where entries lie in it, and what the tables say of them. An entry without keys has one block in the
+// list, so that its output is written.
 template <int kThreads, int kRows>
 class Line24 {
  public:
   using Entries = DecodeEntries<kBlock24Tokens, kRows>;
   struct Shared {
-    // Before the cache heads that each thread counted.
+    // Blocks and entries in the list before the cache heads of each thread.
     int blocks[kThreads];
     int entries[kThreads];
-    DecodeHead heads[kThreads];  // the first that each thread counted
+    DecodeHead heads[kThreads];  // the first cache head of each thread
     int2 warp_totals[kThreads / 32];
   };
 
@@ -73,15 +76,15 @@ class Line24 {
         begin_(min(static_cast<int>(threadIdx.x) * heads_of_thread_, entries_.cache_heads())),
         end_(min(begin_ + heads_of_thread_, entries_.cache_heads())) {}
 
-  // Lays out the line by what the tables say ahead of the kernel's turn, when they may still change. All threads of the
-  // block call it. Whether rows and slots are inside their tensors; if not, nothing may be asked of the line.
+  // Builds the list early, while the kernels ahead may still change the tables. All threads of the block call it.
+  // False if rows or slots are outside their tensors; the list must not be used then.
   __device__ bool lay_out_ahead() {
     prepared_ = heads_of_thread_ == 1 && lay_out(EntriesAhead(arguments_), nullptr);
     return prepared_;
   }
 
-  // The same in the kernel's turn. Reports rows and slots that lead outside. Nothing moves on the line if it still is as
-  // it was laid out ahead, but keys may have come.
+  // Builds the list when the kernels ahead are complete. If the tables are unchanged except for new keys, the early
+  // list is kept; otherwise it is rebuilt. Reports rows and slots that are out of range.
   __device__ bool lay_out(const FaultSink& faults) {
     DecodeHead head;
     if (prepared_ && begin_ < end_) head = shared_.heads[threadIdx.x];
@@ -93,14 +96,14 @@ class Line24 {
     return true;
   }
 
-  // After that: whether it still is.
+  // After `build`: whether the early list was kept.
   __device__ bool prepared() const { return prepared_; }
 
   __device__ int blocks() const { return blocks_; }
 
-  // The entry that holds a block of the line. All lanes of a warp call it.
+  // The entry that a block of the list belongs to. All lanes of a warp call it.
   __device__ Place24 find(int block) const {
-    int thread = -1;  // the last before whose cache heads there are no more blocks than that
+    int thread = -1;  // the last thread whose cache heads begin at this block or before it
     for (int first = 0; first < kThreads; first += 32) {
       thread += __popc(__ballot_sync(kFullWarp, shared_.blocks[first + threadIdx.x % 32] <= block));
     }
@@ -169,7 +172,7 @@ class Line24 {
   const Entries entries_;
   Shared& shared_;
   const int heads_of_thread_;
-  const int begin_;  // of this thread's cache heads
+  const int begin_;  // this thread's cache heads
   const int end_;
   bool prepared_ = false;
   int blocks_ = 0;
@@ -178,15 +181,15 @@ class Line24 {
 struct Segment24 {
   DecodeEntry entry = {};
   DecodeHead head = {};  // of the entry
-  int line_block = 0;   // of the first block
-  int first_block = 0;  // of the entry
+  int line_block = 0;   // where the split begins in the work list
+  int first_block = 0;  // where the split begins in the entry
   int end_block = 0;
-  int number = 0;        // among all segments, those of an entry being neighbours
-  int first_number = 0;  // of the entry's first
-  int count = 0;         // of the entry
+  int number = 0;        // among all splits; those of one entry are consecutive
+  int first_number = 0;  // number of the entry's first split
+  int count = 0;         // splits of the entry
 };
 
-// Who takes which small run, in global memory: zeros before and after a launch.
+// The counter that gives small work tiles to thread blocks, in global memory. All zero before and after a launch.
 struct Tickets24 {
   unsigned taken;
   unsigned finished;  // thread blocks that take no more
@@ -198,25 +201,26 @@ struct Tickets24 {
     return __shfl_sync(0xffffffffu, static_cast<int>(ticket), 0);
   }
 
-  // One thread of each thread block calls it when that takes no more. The last one leaves zeros behind.
+  // One thread of each thread block calls it when the thread block takes no more tiles. The last call sets the
+  // counter to zero.
   __device__ void finish() {
     if (arrives_last(finished, gridDim.x)) taken = 0;
   }
 };
 
-// Goes through the segments that a thread block takes. All lanes of one warp call it.
+// Goes through the splits that a thread block computes. All lanes of one warp call it.
 template <typename Line>
 class Turns24 {
  public:
   __device__ Turns24(const Line& line, Tickets24& tickets) : line_(line), tickets_(tickets) {}
 
-  // Once the line is laid out.
+  // Must be called after the work list is built.
   __device__ void begin(int warps) {
     runs_.share_out(line_.blocks(), gridDim.x, warps);
     enter(runs_.first_of_share(blockIdx.x));
   }
 
-  // False when there are no more. Without `small_runs` those of the thread block's own run only.
+  // Returns false when no split is left. Without `small_tiles`, it takes only the thread block's own large tile.
   __device__ bool next(bool small_runs, Segment24& segment) {
     if (block_ >= end_block_) {
       if (runs_.small_of_share == 0 || !small_runs) return false;
@@ -250,7 +254,7 @@ class Turns24 {
   Tickets24& tickets_;
   Runs24 runs_;
   int run_ = 0;
-  int block_ = 0;  // what is next, on the line
+  int block_ = 0;  // the next block in the work list
   int end_block_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What decode attention over 2:4 blocks takes, and the memory that it needs.
+// Which arguments the CUDA kernels of decode attention over 2:4 blocks take, and how much memory they need.
 #include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24.cuda.h"
 #include "runtime/check.cuda.h"
@@ -28,7 +28,7 @@ Status decode_24_memory(const Attention24Arguments& arguments, DecodeMemory24* m
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
-  // At most: where the queries lie is known to the device only.
+  // An upper bound: only the device knows how many rows each entry has.
   const size_t rows = static_cast<size_t>(arguments.query_tokens) *
                       static_cast<size_t>(arguments.query_heads / arguments.kv_heads);
   const size_t packs = rows / static_cast<size_t>(decode_24_rows(arguments)) + static_cast<size_t>(arguments.batch);

@@ -1,5 +1,5 @@
-// What a thread block streams next, written ahead by a warp that does nothing else: tickets, tables and index maps take
-// as long to come as a piece of the cache does, behind which they stand in line. Device code.
+// What a thread block streams next. A warp that does nothing else plans it in advance: a ticket, a table or an index
+// map takes as long to arrive as a piece of the cache, and would wait behind the pieces. Device code.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,25 @@ struct DecodeParameters24 {
   Attention24Arguments arguments;
   FaultSink faults;
   Tickets24* tickets;
-  unsigned* arrivals;  // [entry], segments whose partial is there; zeros before and after
-  void* partials;      // [segment]
+  unsigned* arrivals;  // [entry], splits whose partial is written; zeros before and after
+  void* partials;      // [split]
   Maps maps;
 };
 
-// Some neighbouring blocks of a segment, which the warps of a thread block take in turn.
+// Some consecutive blocks of a split, which the streaming warps of a thread block take in turn.
 struct Stretch24 {
-  static constexpr int kMostBlocks = 32;  // one a lane
+  static constexpr int kMostBlocks = 32;  // one for each lane
 
   Segment24 segment;
   int rows;            // of the entry
-  int fewest_visible;  // keys, to a row
+  int fewest_visible;  // keys that the first row sees; no row sees fewer
   int first_block;     // of the entry
   int blocks;
-  int first_warp;  // which takes the first block
-  bool begins;     // its segment
-  bool ends;       // its segment
-  bool nothing;    // there is no more to do
-  // Of index maps.
+  int first_warp;  // the warp that takes the first block
+  bool begins;     // the first range of its split
+  bool ends;       // the last range of its split
+  bool nothing;    // no work is left
+  // Entries of the index maps.
   int key_places[kMostBlocks];
   int value_places[kMostBlocks];
 
@@ -46,9 +46,9 @@ struct Stretch24 {
   }
 };
 
-// In shared memory.
+// The next ranges of blocks, in shared memory.
 struct Plan24 {
-  static constexpr int kDepth = 2;  // with more a thread block takes runs long before it gets to them
+  static constexpr int kDepth = 2;  // with more, a thread block would take work tiles long before it computes them
   using Position = RingPosition<kDepth>;
 
   Stretch24 stretches[kDepth];
@@ -66,7 +66,7 @@ class Planner24 {
         turns_(line, *parameters.tickets),
         plan_(plan) {}
 
-  // Ahead of the kernel's turn, on a line laid out ahead: what comes first, by tables that may still change.
+  // Plans the first range early, on an early work list, while the kernels ahead may still change the tables.
   __device__ void prepare() {
     turns_.begin(kWarps);
     prepared_ = turns_.next(false, segment_);
@@ -74,7 +74,8 @@ class Planner24 {
     if (prepared_) prefetch();
   }
 
-  // In the kernel's turn, before the line is laid out: asks for what is read first, to have it after.
+  // Called when the kernels ahead are complete, before the work list is built: loads the first entries of the index
+  // maps, so that they arrive meanwhile.
   __device__ void look_up() {
     const int block = next_block_ + lane_;
     if (block >= min(segment_.end_block, arguments_.table_width)) return;
@@ -83,7 +84,7 @@ class Planner24 {
     value_place_ = arguments_.value_table[place];
   }
 
-  // In the kernel's turn, on a line laid out.
+  // Called when the work list is built.
   __device__ void begin() {
     if (line_.prepared()) {
       segment_.head = line_.head(segment_.entry.cache_head);
@@ -95,8 +96,8 @@ class Planner24 {
     turns_.begin(kWarps);
   }
 
-  // Adds a stretch, once the oldest has been left. False if there is none, which the plan then says. Of the small runs
-  // it takes some only if `small_runs`.
+  // Adds a range when the oldest range has been read. If none is left, the plan says so and `add` returns false. It
+  // takes small work tiles only if `small_tiles`.
   __device__ bool add(bool small_runs) {
     plan_.ring.wait_empty(at_);
     Stretch24& stretch = plan_.stretches[at_.stage];
@@ -124,7 +125,7 @@ class Planner24 {
     return line_.entries().table_row(segment_.entry.cache_head, segment_.head.slot);
   }
 
-  // Brings the first blocks of the segment to L2, keys by one lane and values by the next.
+  // Prefetches the first blocks of the split into L2. Even lanes fetch keys, odd lanes values.
   __device__ void prefetch() const {
     const int block = segment_.first_block + lane_ / 2;
     if (lane_ / 2 >= kBlocksAhead || block >= min(segment_.end_block, arguments_.table_width)) return;
@@ -147,7 +148,7 @@ class Planner24 {
 
   __device__ void write(Stretch24& stretch, bool begins) {
     const int keys = segment_.head.keys;
-    // A cache head without keys has a block on the line, and none to read.
+    // An entry without keys has a block in the work list, but nothing to read.
     const int there = min(segment_.end_block, (keys + kBlock24Tokens - 1) / kBlock24Tokens);
     const int blocks = max(0, min(Stretch24::kMostBlocks, there - next_block_));
     bool inside = true;
@@ -166,7 +167,7 @@ class Planner24 {
     stretch.rows = line_.entries().rows(segment_.head, segment_.entry);
     stretch.fewest_visible = line_.entries().visible_keys(segment_.head, segment_.entry, 0);
     stretch.first_block = first_block;
-    stretch.blocks = inside ? blocks : 0;  // what leads outside is reported, and not read
+    stretch.blocks = inside ? blocks : 0;  // a range with places out of range is reported and not read
     stretch.first_warp = (segment_.line_block + first_block - segment_.first_block) % kWarps;
     stretch.begins = begins;
     stretch.ends = next_block_ >= segment_.end_block;
@@ -187,10 +188,10 @@ class Planner24 {
   Plan24& plan_;
   const int lane_ = threadIdx.x % 32;
   Plan24::Position at_;
-  bool prepared_ = false;  // the first segment, which was not added yet
+  bool prepared_ = false;  // the first split is planned, but not added yet
   Segment24 segment_;
-  int next_block_ = 0;  // of the segment
-  // Of the segment's next blocks, one a lane.
+  int next_block_ = 0;  // of the split
+  // Index map entries of the split's next blocks, one in each lane.
   int key_place_ = 0;
   int value_place_ = 0;
 };

@@ -1,5 +1,6 @@
-// Streaming of a cache with 2:4 blocks by one warp: every kWarps-th block of stretch after stretch, in pieces that pass through a
-// ring in shared memory. A piece is a sparse block or half of a dense one, which are about as large. Device code.
+// One streaming warp of decode attention over 2:4 blocks: it reads every kWarps-th block of range after range. Blocks
+// pass through a ring in shared memory in pieces. A piece is a sparse block or half of a dense block, which have
+// about the same size. Device code.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ union alignas(1024) Piece24 {
   SparseValues<Element, kHeadDim> sparse_values;
 };
 
-// Copies is how pieces travel: kSlots, and for a slot of the ring start_sparse, start_dense_half, start_nothing, wait
-// and release_writes.
+// `Copies` says how pieces are copied. It has kSlots, the length of the ring. For a slot it has start_sparse,
+// start_dense_half, start_nothing and wait, and release_writes for all.
 template <typename Element, int kHeadDim, typename Copies>
 class WarpStream24 {
  public:
@@ -33,13 +34,14 @@ class WarpStream24 {
   __device__ WarpStream24(const Attention24Arguments& arguments, Plan24& plan, Copies& copies, Ring& ring)
       : arguments_(arguments), plan_(plan), ring_(ring), copies_(copies) {}
 
-  // Requests all pieces that there is room for, as far as the plan goes. The piece last taken gives way.
+  // Starts the copies of all pieces that the ring has room for, as far as the plan goes. This overwrites the piece
+  // that was taken last.
   __device__ void fill() {
     __syncwarp();
     while (requested_ < kSlots && find_block()) request();
   }
 
-  // Takes the next piece, after a fill.
+  // Returns the next piece. `fill` must be called before.
   __device__ Piece& take() {
     for (int missing = requested_; missing < kSlots; ++missing) copies_.start_nothing();
     copies_.wait(taking_);
@@ -50,14 +52,14 @@ class WarpStream24 {
     return piece;
   }
 
-  // Whether the piece last taken is a sparse block.
+  // Whether the piece that was taken last is a sparse block.
   __device__ bool sparse() const { return sparse_; }
 
-  // To be called by lanes that wrote to a piece, before it gives way.
+  // Must be called by lanes that wrote to a piece, before the piece is overwritten.
   __device__ void release_writes() { copies_.release_writes(); }
 
  private:
-  // Whether there is a block to request. Does not wait for the plan.
+  // Whether there is a block to copy. It does not wait for the plan.
   __device__ bool find_block() {
     while (block_ >= stretch_blocks_) {
       if (!plan_.ring.is_full(next_stretch_)) return false;
@@ -98,9 +100,9 @@ class WarpStream24 {
   Copies& copies_;
   RingPosition<kSlots> requesting_;
   RingPosition<kSlots> taking_;
-  int requested_ = 0;  // pieces that were not yet taken
+  int requested_ = 0;  // pieces whose copies were started and that were not taken yet
   bool sparse_ = false;
-  // What to request next: half part_ % 2 of the keys (0, 1) or values (2, 3) of block_ of a stretch.
+  // The next piece to copy: half part_ % 2 of the keys (part_ 0, 1) or of the values (2, 3) of block_ in a range.
   Plan24::Position next_stretch_;
   int stretch_ = 0;
   int stretch_blocks_ = 0;

@@ -1,6 +1,7 @@
-// Attention of a few query rows by one warp over blocks of 64 keys and values in shared memory, either of which is
-// dense or 2:4 sparse (HieraSparse, "Trans-Both"): S^T = K Q^T and O^T = V^T P^T, so that K and V are the operand that
-// the sparse tensor cores take compressed. Query rows are columns here, eight in a tile. Device code (sm_80).
+// Attention of a few query rows by one warp, over blocks of 64 keys and values in shared memory. Keys and values may
+// each be dense or 2:4 sparse (HieraSparse, "Trans-Both"). S^T = K Q^T and O^T = V^T P^T, so that K and V are the
+// operand that sparse tensor cores take compressed. Query rows are columns here, eight in a tile. Device code
+// (sm_80).
 #pragma once
 
 #include <cmath>
@@ -15,10 +16,10 @@
 
 namespace kv {
 
-constexpr int kHalfBlock24Tokens = kBlock24Tokens / 2;  // of a dense block come at a time
+constexpr int kHalfBlock24Tokens = kBlock24Tokens / 2;  // tokens of a piece of a dense block
 
-// 32 rows of a dense block, or the non-zeros of a sparse block of values: panels of 64 dims, the 16-byte chunks of
-// whose rows stand in another order (as the 128-byte swizzle of TMA leaves them).
+// 32 rows of a dense block, or the non-zeros of a sparse block of values, in panels of 64 dims. The 16-byte chunks of
+// a row are permuted like TMA's 128-byte swizzle.
 template <typename Element, int kHeadDim>
 struct Panels24 {
   Element panels[kHeadDim / 64][kHalfBlock24Tokens][64];
@@ -45,12 +46,12 @@ struct SparseValues {
   uint32_t metadata[kHeadDim / 16][32];
 };
 
-// Softmax over keys that arrive in tiles, for the two columns of each tile of transposed scores that a thread holds in
-// the accumulator layout of mma: element i of a tile belongs to column i % 2. Eight lanes share a column.
+// Softmax over keys that arrive in tiles. A thread holds two columns of each tile of transposed scores, in the
+// accumulator layout of mma: element i of a tile belongs to column i % 2. Eight lanes share a column.
 template <int kColumnTiles>
 class DecodeSoftmax24 {
  public:
-  // `scale` is positive; weights are exp(scale * score), up to a factor that is common to a column.
+  // `scale` is positive. Weights are exp(scale * score), up to a factor that is the same for a whole column.
   __device__ explicit DecodeSoftmax24(float scale) : scale_log2_(scale * kLog2E) { clear(); }
 
   // Forgets all tiles.
@@ -62,8 +63,8 @@ class DecodeSoftmax24 {
     }
   }
 
-  // Takes tiles of scores into account: what was accumulated for a column must be multiplied by its correction.
-  // Returns whether that changes anything in this warp; without a change no correction is written.
+  // Takes tiles of scores into account. What a column accumulated must then be multiplied by its correction. Returns
+  // whether any correction in this warp differs from 1; if none does, no correction is written.
   template <int kRowTiles>
   __device__ bool observe(const float (&scores)[kRowTiles][kColumnTiles][4], float (&correction)[2 * kColumnTiles]) {
     float maximum[kColumns];
@@ -77,9 +78,9 @@ class DecodeSoftmax24 {
       for (int row = 1; row < kRowTiles; ++row) {
         maximum[column] = fmaxf(maximum[column], fmaxf(scores[row][tile][i], scores[row][tile][i + 2]));
       }
-      // Rounded up, or the weights of large scores could pass 2^8 by any factor.
+      // Rounded up. Otherwise the weights of large scores could exceed 2^8 by any factor.
       maximum[column] = __fmul_ru(maximum[column], scale_log2_);
-      // The reference may lag behind the maximum: weights up to 2^8 are as exact as weights up to 1.
+      // The reference may stay below the maximum: weights up to 2^8 are as exact as weights up to 1.
       moves = moves || maximum[column] > reference_[column] + kSlack;
     }
     if (!__any_sync(kFullWarp, moves)) return false;
@@ -96,7 +97,7 @@ class DecodeSoftmax24 {
     return true;
   }
 
-  // Turns the scores last observed into weights.
+  // Turns the scores that were observed last into weights.
   template <int kRowTiles>
   __device__ void weigh(float (&scores)[kRowTiles][kColumnTiles][4]) {
 #pragma unroll
@@ -113,7 +114,7 @@ class DecodeSoftmax24 {
     }
   }
 
-  // Adds up the lanes' shares; call once, after the last tile.
+  // Adds up the sums of the lanes. Must be called once, after the last tile.
   __device__ void finish() {
 #pragma unroll
     for (float& sum : sum_) {
@@ -121,23 +122,23 @@ class DecodeSoftmax24 {
     }
   }
 
-  // As OnlineSoftmax's, of column column % 2 of tile column / 2.
+  // Like OnlineSoftmax's, for column column % 2 of tile column / 2.
   __device__ float reference(int column) const { return reference_[column]; }
   __device__ float sum(int column) const { return sum_[column]; }
 
  private:
-  static constexpr int kColumns = 2 * kColumnTiles;  // of a thread
+  static constexpr int kColumns = 2 * kColumnTiles;  // of each thread
   static constexpr unsigned kFullWarp = 0xffffffffu;
   static constexpr float kLog2E = 1.44269504f;
   static constexpr float kSlack = 8.0f;
 
   float scale_log2_;
-  float reference_[kColumns];  // in powers of two
+  float reference_[kColumns];  // exponents of 2
   float sum_[kColumns];
 };
 
-// A thread holds, of each tile of query rows, the scores and outputs of rows 2 * (lane % 4) and the next.
-// Of each block: score_… the keys, weigh, add_… the values.
+// Of each tile of query rows, a thread holds the scores and outputs of rows 2 * (lane % 4) and the next. For each
+// block: score_… its keys, then weigh, then add_… its values.
 template <typename Element, int kHeadDim, int kColumnTiles>
 class DecodeWarp24 {
  public:
@@ -153,7 +154,7 @@ class DecodeWarp24 {
     }
   }
 
-  // Row lane / 4 of a tile; null is a row of zeros.
+  // Sets row lane / 4 of a tile. Null means a row of zeros.
   __device__ void set_query(int tile, const Element* query) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 8; ++i) {
@@ -161,7 +162,7 @@ class DecodeWarp24 {
     }
   }
 
-  // How many keys row column % 2 of this thread's rows of tile column / 2 sees.
+  // Sets how many keys a row sees: row column % 2 of this thread's rows in tile column / 2.
   __device__ void set_visible_keys(int column, int visible_keys) { visible_[column] = visible_keys; }
 
   __device__ void score_sparse(const SparseKeys<Element, kHeadDim>& keys) {
@@ -207,7 +208,8 @@ class DecodeWarp24 {
     }
   }
 
-  // Turns the block's scores into weights; `masked` unless all rows see all of its keys, first_key and on.
+  // Turns the block's scores into weights. `masked` must be true unless all rows see all keys of the block, which
+  // begins at first_key.
   __device__ void weigh(int first_key, bool masked) {
     if (masked) mask(first_key);
     float correction[2 * kColumnTiles];
@@ -263,12 +265,12 @@ class DecodeWarp24 {
     }
   }
 
-  // Adds up the sums; call once, after the last block.
+  // Adds up the sums. Must be called once, after the last block.
   __device__ void finish() { softmax_.finish(); }
 
   __device__ const DecodeSoftmax24<kColumnTiles>& softmax() const { return softmax_; }
 
-  // Unnormalised: dim 16 * tile + lane / 4 + 8 * half of row column % 2 of this thread's rows of tile column / 2.
+  // Dim 16 * tile + lane / 4 + 8 * half of row column % 2 of this thread's rows in tile column / 2, not normalised.
   __device__ float output(int tile, int half, int column) const {
     return output_[tile][column / 2][2 * half + column % 2];
   }

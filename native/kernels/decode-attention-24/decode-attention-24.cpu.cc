@@ -7,13 +7,13 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Vectors of a row's output that stay in registers, with kRowGroup rows.
+// Vectors of a row's output that stay in registers, for each of kRowGroup rows.
 constexpr int kSparseVectors = kLanes == 16 ? 4 : 2;
 
-// A block that will be read after this one, fetched bit by bit.
+// A block that will be read after this one. It is prefetched in small steps.
 struct Ahead {
   const char* data;
-  int element_bytes;  // the bytes of the block, for each element of a dense one
+  int element_bytes;  // bytes of the block for each element of a dense block
 
   void fetch(int element, int count) const {
     const char* from = data + element * element_bytes;
@@ -41,7 +41,7 @@ struct SparseBlock {
 };
 
 #if defined(__AVX512F__)
-// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows: as score_run, of a sparse block.
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows: score_run for a sparse block.
 template <int kRows, int kDim, class T>
 void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t* picks, float* scores,
                        int64_t score_stride) {
@@ -72,8 +72,8 @@ void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const u
   }
 }
 #elif defined(__AVX2__)
-// Sums over the lanes of either token, of two vectors whose lanes are those of load_kept_pair: to[0] and to[1] are of
-// the first tokens, to[8] and to[9] of the second.
+// Sums over lanes, for two vectors with the lanes of load_kept_pair. to[0] and to[1] get the sums of the first
+// tokens, to[8] and to[9] those of the second tokens.
 inline void store_sums_of_pairs(Vec a, Vec b, float* to) {
   const Vec sums = shuffle(a, b, [](int i) { return (i & 4) + (i & 1) * 2 + (i & 2) / 2 * kLanes; }) +
                    shuffle(a, b, [](int i) { return (i & 4) + (i & 1) * 2 + 1 + (i & 2) / 2 * kLanes; });
@@ -85,7 +85,7 @@ inline void store_sums_of_pairs(Vec a, Vec b, float* to) {
   std::memcpy(to + 8, in_order + 2, 2 * sizeof(float));
 }
 
-// Queries as score_sparse_dims takes them: their dims in the order of load_kept_pair.
+// Reorders the dims of queries to the order of load_kept_pair, which score_sparse_dims takes.
 template <class T>
 const float* order_queries(const float* queries, int64_t floats, float* ordered) {
   for (int64_t group = 0; group < floats; group += 16) {
@@ -98,11 +98,12 @@ const float* order_queries(const float* queries, int64_t floats, float* ordered)
   return ordered;
 }
 
-// As above, of ordered queries; the tokens t and t + 8 of 16, whose metadata share a word, are scored together.
+// The same for reordered queries. The tokens t and t + 8 of each 16 are scored together, because their metadata share
+// a word.
 template <int kRows, int kDim, class T>
 void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t*, float* scores,
                        int64_t score_stride) {
-  constexpr int kPairs = kRows > 2 ? 2 : 4;  // that are in flight together
+  constexpr int kPairs = kRows > 2 ? 2 : 4;  // pairs that are computed together
   for (int n = 0; n < kBlock24Tokens; n += 2 * kPairs) {
     keys.ahead.fetch(n * kDim, 2 * kPairs * kDim);
     const int token = n / 16 * 16 + n % 16 / 2;
@@ -171,7 +172,8 @@ const float* order_queries(const float* queries, int64_t, float*) {
 }
 #endif
 
-// output[row, first .. first + kSparseVectors * kLanes) += weights[row, 64 tokens] times a sparse block's values.
+// output[row, first .. first + kSparseVectors * kLanes) += weights[row, 64 tokens] times the values of a sparse
+// block.
 template <int kRows, class T>
 void add_sparse_columns(const float* weights, int64_t weight_stride, const SparseBlock<T>& values, int dim, int first,
                         float* output) {
@@ -195,7 +197,7 @@ void add_sparse_columns(const float* weights, int64_t weight_stride, const Spars
 #pragma GCC unroll 4
         for (int v = 0; v < kSparseVectors; ++v) loaded[v] = load_kept(values.non_zeros, quad, j, first, v);
         const float* of_quad = weights + 4 * quad;
-        // Of 16 registers none is left to keep the weights for the second j: they are loaded again.
+        // With 16 registers none is left for the weights, so they are loaded again for the second j.
         if (kLanes == 8) asm volatile("" : "+r"(of_quad));
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {
@@ -268,7 +270,7 @@ class Cache24 {
   }
 
  private:
-  // Calls body(first key, keys, whether it is the split's last block).
+  // Calls body(first key, keys, whether this is the split's last block).
   template <class Body>
   static void for_each_block(const SplitKeys& keys, Body&& body) {
     for (int32_t first = keys.first; first < keys.end; first += kBlock24Tokens) {
@@ -301,7 +303,7 @@ class Cache24 {
   Ahead value_ahead(const int32_t* table, int32_t key) const {
     return ahead_of(a_.values, a_.sparse_values, table, key);
   }
-  // Fetches the metadata of the block of `key` at once.
+  // The block of `key`, to be prefetched. Its metadata are prefetched at once.
   Ahead ahead_of(const void* pool, const SparseBlocks24& sparse, const int32_t* table, int32_t key) const {
     const int32_t entry = table[key / kBlock24Tokens];
     if (entry > 0) return {reinterpret_cast<const char*>(dense(pool, entry)), sizeof(T)};

@@ -1,5 +1,5 @@
-// Launchers of decode attention over 2:4 blocks on CUDA devices. They validate what the host can see, enqueue on `stream` and
-// return; faults of the kernels themselves surface on the stream.
+// Launchers of decode attention over 2:4 blocks on CUDA devices. They validate what the host can see, enqueue on
+// `stream` and return. Faults of the kernels themselves are reported through the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,22 +10,22 @@
 
 namespace kv {
 
-// Queries, cache and output of one 16-bit dtype, pools and rows of whole 16 bytes.
+// Queries, cache and output must have the same 16-bit dtype. Pools and rows must begin at multiples of 16 bytes.
 bool fits_decode_24(const Attention24Arguments& arguments);
 
-// How many query rows a thread block takes at once: 8 or 16.
+// How many query rows a thread block computes at once: 8 or 16.
 int decode_24_rows(const Attention24Arguments& arguments);
 
-// Device memory that a launch needs. Counters are zero before it and after it; what the workspace holds does not
-// matter. Launches that may run at the same time need their own.
+// Device memory that a launch needs. Counters are zero before and after it. The workspace's old content does not
+// matter. Launches that may run at the same time need memory of their own.
 struct DecodeMemory24 {
   size_t counter_bytes;
   size_t workspace_bytes;
 };
 Status decode_24_memory(const Attention24Arguments& arguments, DecodeMemory24* memory);
 
-// These take what fits_decode_24 accepts; they refuse the rest (capability). Tables that lead outside the pools are
-// reported to `faults` and not followed: index maps, key counts, slots and rows need no check before.
+// These take what fits_decode_24 accepts and refuse the rest (capability). Index maps, key counts, slots and rows
+// need no check before: numbers out of range are reported to `faults`, and nothing is read there.
 namespace sm80 {
 Status decode_attention_24(const Attention24Arguments& arguments, void* counters, void* workspace,
                               FaultSink faults, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// Decode attention over 2:4 blocks whose pieces are brought by the lanes of each warp.
+// Decode attention over 2:4 blocks in which the lanes of each warp copy its pieces.
 #include "kernels/decode-attention-24/decode-attention-24-launch.cuda.h"
 #include "ptx/async-copy.cuda.h"
 
@@ -41,7 +41,7 @@ class ThreadCopies {
     ptx::async_copy_commit();
   }
 
-  // Keeps the count of groups in step with that of pieces.
+  // Keeps the number of copy groups equal to the number of pieces.
   __device__ void start_nothing() { ptx::async_copy_commit(); }
 
   __device__ void wait(RingPosition<kSlots>) {

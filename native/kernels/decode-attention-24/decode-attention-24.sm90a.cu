@@ -1,5 +1,5 @@
-// Decode attention over 2:4 blocks whose pieces are brought by TMA: a sparse block in two bulk copies, half of a dense
-// one in a tensor copy for each panel, swizzled on the way.
+// Decode attention over 2:4 blocks in which TMA copies the pieces. A sparse block takes two bulk copies. Half of a
+// dense block takes one tensor copy for each panel, which swizzles it.
 #include <algorithm>
 
 #include "kernels/decode-attention-24/decode-attention-24-launch.cuda.h"
@@ -17,7 +17,7 @@ class EngineCopies {
  public:
   static constexpr int kMostSharedBytes = 227 * 1024;
   static constexpr int kWarps = 8;
-  // More of them only make the memory's queues longer.
+  // More slots only make the memory's queues longer.
   static constexpr int kSlots = kHeadDim == 128 ? 2 : 4;
 
   struct Maps {

@@ -6,7 +6,7 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Keys that are read again from L1 when there are more rows than kRowGroup.
+// Length of a run in keys. If there are more rows than kRowGroup, the run is read again, from L1.
 constexpr int kRunKeys = 64;
 
 template <class T>
@@ -15,9 +15,9 @@ const T* row_of(const PagedAttentionArguments& a, const RowRange& range, const v
   return static_cast<const T*>(pool) + block * a.block_stride + key % a.block_tokens * a.token_stride;
 }
 
-// Calls body(run, its first key) for each stretch of the keys [first_key, last_key) that lies in one piece.
-// Rows whose length is no multiple of kLanes come as f32 copies in `padded`, `dim` floats apart. `after` is
-// what will be read after the last.
+// Calls body(run, its first key) for each contiguous part of the keys [first_key, last_key). If a row's length is no
+// multiple of kLanes, the run is an f32 copy in `padded`, with rows `dim` floats apart. `after` is what will be read
+// after the last run.
 template <class T, class Body>
 void for_each_run(const PagedAttentionArguments& a, const RowRange& range, const void* pool,
                   int32_t first_key, int32_t last_key, const T* after, int dim, float* padded, Body&& body) {

@@ -1,11 +1,11 @@
-// Decode attention: one query of a sequence, or a few, against all its keys, bound by the bandwidth of
-// reading each key and value once.
+// Decode attention: one query of a sequence, or a few, against all its keys. Each key and value is read once, and the
+// bandwidth of these reads bounds the speed.
 //
-// The queries and query heads that share a kv head form the rows of one tensor-core product. All keys are cut
-// into equal spans (work-spans.cuda.h). Each warp of a block streams its own tokens of every unit
-// through its own ring of asynchronous copies, so that warps never wait for each other until a segment ends.
-// The partial outputs of warps, then of blocks, are merged in f32; whichever block finishes an entry last
-// merges the blocks'.
+// The queries and query heads that share a kv head are the rows of one tensor-core product. All keys are cut into
+// equal spans (work-spans.cuda.h). Each warp of a thread block streams its own tokens of every unit, through its own
+// ring of asynchronous copies. Warps therefore wait for each other only at the end of a split. The partials of warps,
+// and then of thread blocks, are merged in f32. The thread block that finishes an entry last merges those of the
+// thread blocks.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -23,13 +23,13 @@ namespace kv::cuda {
 namespace {
 
 constexpr int kPackRows = 16;    // rows of one mma
-constexpr int kStepTokens = 16;  // of one warp
+constexpr int kStepTokens = 16;  // of each warp
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kUnitTokens = kStepTokens * kWarps;
 constexpr int kBlocksPerMultiprocessor = 2;
-constexpr int kUnitsAhead = 2;  // of a block's span, that are fetched ahead of its turn
-constexpr int kFewUnits = 8;    // of a span that gains nothing by that
+constexpr int kUnitsAhead = 2;  // units of a span that are prefetched while the kernel ahead still runs
+constexpr int kFewUnits = 8;    // a span of so few units gains nothing by prefetching
 
 using Entries = DecodeEntries<kUnitTokens, kPackRows>;
 using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true>;
@@ -37,7 +37,7 @@ using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true>;
 template <int kHeadDim>
 using Partial = DecodePartial<kPackRows, kHeadDim>;
 
-// Of a warp's ring. More of them only make the memory's queues longer.
+// Stages of a warp's ring. More stages only make the memory's queues longer.
 template <int kHeadDim>
 constexpr int kStages = kHeadDim == 128 ? 2 : 3;
 
@@ -53,7 +53,7 @@ struct SharedStorage {
     Stage<Element, kHeadDim> ring[kWarps][kStages<kHeadDim>];
     Partial<kHeadDim> partials[kWarps];
   };
-  longlong2 warp_totals[kWarps];  // units, entries
+  longlong2 warp_totals[kWarps];  // units and entries
   int64_t units;
   DecodeEntry entry;
   DecodeHead head;  // of the entry
@@ -69,7 +69,7 @@ struct Parameters {
   FaultSink faults;
 };
 
-// ---- Streaming: one warp's tokens of a segment. ----
+// ---- Streaming: one warp's tokens of a split. ----
 
 template <typename Element, int kHeadDim>
 class WarpStream {
@@ -92,7 +92,7 @@ class WarpStream {
   // Waits for the oldest requested step and requests one more.
   __device__ Stage<Element, kHeadDim>& next() {
     ptx::async_copy_wait<kStages<kHeadDim> - 2>();
-    __syncwarp();  // also: every lane is done with the stage that the request overwrites
+    __syncwarp();  // also: no lane reads the stage any more that the request overwrites
     request();
     Stage<Element, kHeadDim>& stage = ring_[read_stage_];
     read_stage_ = read_stage_ + 1 == kStages<kHeadDim> ? 0 : read_stage_ + 1;
@@ -110,7 +110,7 @@ class WarpStream {
     next_value_block_ = value_table_[entry];
   }
 
-  // A block that the pool does not have is not read.
+  // A block that is not in the pool is not read.
   __device__ bool exists(int block) const {
     if (block >= 0 && block < arguments_.block_count) return true;
     report_fault(faults_, PagedFault::block_out_of_range, block);
@@ -159,7 +159,7 @@ class WarpStream {
   int read_stage_ = 0;
 };
 
-// ---- A block: works through the segments of its span. ----
+// ---- A thread block computes the splits of its span. ----
 
 template <typename Element, int kHeadDim>
 class Block {
@@ -196,13 +196,13 @@ class Block {
       if (unit == entry_begin && segment_end == entry_end) {
         results.write_output(entry);
       } else {
-        // No two segments share the sum of span and entry.
+        // Every split has a different sum of span and entry, so the sum is the number of its partial.
         const int first_span = spans.span_of(entry_begin);
         results.contribute(entry, span + entry.index, first_span + entry.index,
                            spans.span_of(entry_end - 1) - first_span + 1);
       }
       if (segment_end == end) break;
-      __syncthreads();  // the partials give way to the ring
+      __syncthreads();  // the ring overwrites the partials
       unit = segment_end;
       entry_begin = entry_end;
       entry = entries_.next(entry);
@@ -212,14 +212,14 @@ class Block {
  private:
   __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
 
-  // Shares the work out by what the tables say ahead of the kernel's turn, when they may still change, and brings what
-  // is read first to L2, which may still be written.
+  // Shares the work out early, while the kernels ahead may still change the tables. Also prefetches into L2 the keys
+  // and values that are read first, although they may still be written.
   __device__ void prepare() {
     prepared_ = cache_heads_of_thread() == 1 && share_out(EntriesAhead(arguments_), nullptr);
     if (prepared_ && begin_ < end_) prefetch();
   }
 
-  // Whether all is still as it was prepared.
+  // Whether the tables still give what was prepared.
   __device__ bool unchanged() const {
     if (!prepared_) return false;
     if (first_lookup_ >= 0 && threadIdx.x % 32 == 0) {
@@ -230,11 +230,11 @@ class Block {
     return begin_cache_head_ == end_cache_head_ || entries_.renew(begin_cache_head_, head);
   }
 
-  // Leaves the units of all entries in shared memory, with the entry that holds the first of this block's span. False
-  // when rows or slots lead outside.
+  // Writes to shared memory how many units all entries have, and the entry that holds the first unit of this thread
+  // block's span. False if rows or slots are out of range.
   template <typename AnyEntries>
   __device__ bool share_out(const AnyEntries& entries, const FaultSink* faults) {
-    longlong2 own = {0, 0};  // units and entries of this thread's cache heads
+    longlong2 own = {0, 0};  // of this thread's cache heads: units and entries
     bool inside = true;
     for (int cache_head = begin_cache_head_; cache_head < end_cache_head_; ++cache_head) {
       DecodeHead head;
@@ -269,8 +269,8 @@ class Block {
     return true;
   }
 
-  // Leaves the entry that holds `unit`, and the entry's first unit, in shared memory, if it is of this thread's cache
-  // heads, which are the units begin .. end - 1.
+  // If `unit` belongs to this thread's cache heads, writes its entry and the entry's first unit to shared memory. The
+  // cache heads have the units begin .. end - 1.
   template <typename AnyEntries>
   __device__ void find_entry(const AnyEntries& entries, int64_t unit, int64_t begin, int64_t end, int begin_entry) {
     if (unit < begin || unit >= end) return;
@@ -290,7 +290,7 @@ class Block {
     shared_.first_unit_of_entry = begin + int64_t{entry.pack} * entries.units(head);
   }
 
-  // Brings the first units of the block's span to L2, unless it is short.
+  // Prefetches the first units of the span into L2, unless the span is short.
   __device__ void prefetch() {
     const DecodeHead head = shared_.head;
     if (head.keys == 0) return;
@@ -311,7 +311,7 @@ class Block {
                   piece_tokens * kHeadDim * sizeof(Element));
   }
 
-  // Leaves each warp's partial of these units in shared memory.
+  // Computes the partial of each warp over these units, in shared memory.
   __device__ void stream_segment(const DecodeEntry& entry, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
     WarpStream<Element, kHeadDim> stream(parameters_, shared_.ring[warp], entries_.table_row(entry.cache_head),
@@ -330,7 +330,7 @@ class Block {
     __syncthreads();
   }
 
-  // Rows past the pack's are zeros; their results are not read.
+  // Rows beyond the pack are zeros, and their results are not read.
   __device__ void set_rows(const DecodeEntry& entry,
                            WarpAttention<Element, kHeadDim, kStepTokens>& attention) {
     for (int half = 0; half < 2; ++half) {
@@ -372,12 +372,12 @@ class Block {
   const Entries entries_;
   const int begin_cache_head_;  // of this thread's share
   const int end_cache_head_;
-  int64_t begin_ = 0;  // of this block's span
+  int64_t begin_ = 0;  // this thread block's span
   int64_t end_ = 0;
-  // What was prepared ahead of the kernel's turn.
+  // What was prepared while the kernels ahead still ran.
   bool prepared_ = false;
   DecodeHead head_ = {};  // of this thread's first cache head
-  int64_t first_lookup_ = -1;  // in the block table; -1 if there is none
+  int64_t first_lookup_ = -1;  // index in the block table, or -1
 };
 
 template <typename Element, int kHeadDim>
@@ -401,7 +401,7 @@ cudaError_t count_blocks(int* blocks) {
   return error;
 }
 
-// At most: where the queries lie is known to the device only.
+// An upper bound: only the device knows how many queries each entry has.
 size_t count_entries(const PagedAttentionArguments& arguments) {
   const int group = arguments.query_heads / arguments.kv_heads;
   return arguments.kv_heads * (size_t{1} * arguments.query_tokens * group / kPackRows + arguments.batch);

@@ -1,5 +1,5 @@
-// Launcher of decode attention on CUDA devices. It validates what the host can see, enqueues on `stream` and
-// returns; faults of the kernel itself surface on the stream.
+// Launcher of decode attention on CUDA devices. It validates what the host can see, enqueues on `stream` and returns.
+// Faults of the kernel itself are reported through the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,22 +10,23 @@
 
 namespace kv {
 
-// A block's tokens come in multiples of this.
+// The tokens of a block must be a multiple of this.
 constexpr int kDecodeBlockMultiple = 16;
 
 namespace cuda {
 
-// Device memory that a launch needs. Counters are zero before it and after it; what the workspace holds does
-// not matter. Launches that may run at the same time need their own.
+// Device memory that a launch needs. Counters are zero before and after it. The workspace's old content does not
+// matter. Launches that may run at the same time need memory of their own.
 struct DecodeAttentionMemory {
   size_t counter_bytes;
   size_t workspace_bytes;
 };
 Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeAttentionMemory* memory);
 
-// The arguments' block table names the blocks of keys, `value_table`, of the same shape and often the same, those of
-// values. Made for few queries in each batch entry. Takes what fits_tensor_cores(arguments, kDecodeBlockMultiple)
-// accepts; refuses the rest (capability). Tables that lead outside are reported to `faults`, and not followed.
+// Made for few queries in each batch entry. The arguments' block table names the blocks of keys. `value_table` names
+// those of values; it has the same shape, and is often the same table. Takes what fits_tensor_cores(arguments,
+// kDecodeBlockMultiple) accepts and refuses the rest (capability). Numbers out of range in the tables are reported to
+// `faults`, and nothing is read there.
 Status decode_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* counters,
                         void* workspace, FaultSink faults, cudaStream_t stream);
 

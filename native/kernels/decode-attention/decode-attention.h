@@ -1,8 +1,8 @@
-// Attention of one new token (or a few) per batch entry over its whole cache, bound by reading the cache
-// once: the keys of a sequence are split into runs of fixed length that workers share, and the runs'
-// results are merged by their log-sum-exp (Dao et al. 2023, "Flash-Decoding"):
+// Attention of one new token (or a few) per batch entry over its whole cache. Reading the cache once takes most of
+// the time. The keys of a sequence are cut into splits of fixed length, which workers share. The partial results are
+// merged by their log-sum-exp (Dao et al. 2023, "Flash-Decoding"):
 //   output = sum_s exp(l_s - l) output_s,   l = log sum_s exp(l_s).
-// The length of a run never depends on the worker count, so neither does the result.
+// The length of a split does not depend on the number of workers, so the result does not either.
 #pragma once
 
 #include "runtime/execution.h"

@@ -6,14 +6,14 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// A block seen as lines of neighbours: a line of a block of keys is a token, whose elements are its dims; a line of
-// a block of values is a dim, whose elements are its 64 tokens. Of four neighbours of a line two are kept.
+// A block as lines of neighbours. In a block of keys, a line is a token and its elements are the dims. In a block of
+// values, a line is a dim and its elements are the 64 tokens. Of each four neighbours in a line, two are kept.
 struct KeyLines {
   int dim;
 
   constexpr int lines() const { return kBlock24Tokens; }
   constexpr int groups() const { return dim / 16; }
-  // Places in the dense block, in the non-zeros and in the metadata.
+  // Indices in the dense block, in the non-zeros and in the metadata.
   constexpr int dense(int line, int element) const { return line * dim + element; }
   constexpr int non_zero(int line, int kept) const { return key_non_zero(line, kept, dim); }
   constexpr Meta16Place meta16(int line, int group) const { return key_meta16(line, group, dim); }

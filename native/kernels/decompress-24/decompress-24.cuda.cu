@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Four neighbours, of which the metadata keeps two.
+// Four neighbours, two of which are kept, as the nibble says.
 __device__ uint2 expand(uint32_t nibble, uint16_t first, uint16_t second) {
   uint32_t words[2] = {};
   words[(nibble & 3u) / 2] |= uint32_t{first} << (nibble & 1u) * 16;
@@ -21,7 +21,7 @@ __device__ uint32_t nibble_of(const uint32_t* metadata, Meta16Place place, int g
   return metadata[place.word] >> (place.shift + 4 * group) & 15u;
 }
 
-// One thread block writes one block; a thread four neighbours at a time.
+// One thread block writes one block. Each thread writes four neighbours at a time.
 __global__ void __launch_bounds__(kThreads) decompress_kernel(const __grid_constant__ Decompress24Arguments arguments,
                                                               FaultSink faults) {
   const int dims = arguments.head_dim;

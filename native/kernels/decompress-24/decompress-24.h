@@ -1,4 +1,4 @@
-// Writes sparse blocks of keys or values out as dense ones, zero where nothing is kept: the inverse of compress-24
+// Writes sparse blocks of keys or values as dense blocks, with zeros for what is not kept: the inverse of compress-24
 // (HieraSparse, section III-B).
 #pragma once
 
@@ -13,14 +13,14 @@ struct Decompress24Arguments {
   DType dtype = DType::f16;  // or bf16
   int32_t head_dim = 0;      // 64 or 128
   SparseBlocks24 sparse;
-  const int32_t* ids = nullptr;  // [block]: the sparse blocks to write out
+  const int32_t* ids = nullptr;  // [block]: the sparse blocks to read
   int32_t count = 0;
-  const int32_t* places = nullptr;  // [block]: the dense blocks to write them to
+  const int32_t* places = nullptr;  // [block]: the dense blocks to write
   void* dense = nullptr;            // [block, block_token 64, dim]
   int32_t dense_count = 0;
 };
 
-// Refuses other dtypes and head sizes (capability), ids and places that lead outside (invalid_value).
+// Refuses other dtypes and head sizes (capability), and ids and places that are out of range (invalid_value).
 Status decompress_24(const Decompress24Arguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -9,7 +9,7 @@ __device__ int64_t requested_row(const EmbeddingArguments& a, int64_t token) {
                                   : static_cast<int64_t>(static_cast<const int32_t*>(a.ids)[token]);
 }
 
-// Every block looks at all ids: if one is wrong, nothing is written.
+// Every thread block checks all ids: if one is wrong, nothing may be written.
 __device__ bool all_inside(const EmbeddingArguments& a, bool reports, FaultSink faults) {
   bool inside = true;
   for (int64_t i = threadIdx.x; i < a.tokens; i += blockDim.x) {

@@ -8,13 +8,13 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Byte offset in a pool of the token at `index` of a head whose blocks are `blocks`.
+// Byte offset in a pool of the token at `index`, for a head whose blocks are `blocks`.
 int64_t offset_of(const GatherKvArguments& a, const int32_t* blocks, int32_t index) {
   const int64_t element = blocks[index / a.block_tokens] * a.block_stride + index % a.block_tokens * a.token_stride;
   return element * static_cast<int64_t>(byte_size(a.cache_dtype));
 }
 
-// How many tokens from `i` on lie one after the other, where they are and where they go.
+// How many tokens from `i` on are contiguous both where they are and where they go.
 int32_t run_length(const GatherKvArguments& a, const int32_t* indices, int32_t i, int32_t count) {
   if (a.token_stride != a.head_dim) return 1;
   const int32_t from = indices[i] % a.block_tokens;
@@ -36,8 +36,8 @@ void gather_kv(const GatherKvArguments& a, Workers& workers) {
       if (a.counts[head] < a.key_counts[head]) a.key_counts[head] = a.counts[head];
       return;
     }
-    // Ascending indices never fall behind the token that they fill, so moving in order overwrites nothing
-    // that is still wanted.
+    // Indices ascend, so no index is less than the place that its token fills. Moving in order therefore never
+    // overwrites a token that is still needed.
     for (int32_t i = 0, length = 1; i < a.counts[head]; i += length) {
       length = run_length(a, indices, i, a.counts[head]);
       if (indices[i] == i) continue;

@@ -1,5 +1,5 @@
-// A block moves one slice of the bytes of every kept key or value of a head, so that many blocks share a head and
-// none needs another's order: tokens move to the front, a tile at a time, in place.
+// A thread block moves the same slice of bytes of every kept key or value of a head. Many thread blocks can thus
+// share a head, and none depends on the order of another. Tokens move to the front in place, tile by tile.
 #include "kernels/gather-kv/gather-kv.h"
 #include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Of one kv head: refuses a selection that does not ascend, or counts what will be there. `moves` is how many
-// tokens there are to move.
+// For one kv head: refuses a selection that does not ascend, or sets the new count. `moves` is how many tokens must
+// move.
 __global__ void __launch_bounds__(kThreads) check_selection(GatherKvArguments a, int32_t* moves, FaultSink faults) {
   const int head = static_cast<int>(blockIdx.x);
   const int32_t* indices = a.indices + head * a.index_stride;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) check_selection(GatherKvArguments a,
   }
 }
 
-// What a thread moves at a time, and how many of them are a slice: 32 bytes, what memory hands out at once.
+// What a thread moves at a time, and how many of these are a slice. A slice is 32 bytes, the size of a memory access.
 template <class UnitType>
 struct Slice {
   using Unit = UnitType;
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads) move_slices(GatherKvArguments a, con
     const int64_t row = blocks[token / a.block_tokens] * a.block_stride + token % a.block_tokens * a.token_stride;
     return reinterpret_cast<Unit*>(pool + row * bytes);
   };
-  // Every token of a tile is read before any is written, and nothing is written behind what a later tile reads,
-  // since indices ascend.
+  // All tokens of a tile are read before any is written. Indices ascend, so the writes of a tile never touch what a
+  // later tile reads.
   const int32_t thread_token = static_cast<int32_t>(threadIdx.x) / Slice::kUnits;
   for (int32_t tile = 0; tile < count; tile += kBatch * kTokens) {
     const int32_t first = tile + thread_token;
