@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
+#include "kernels/decode-attention-24/decode-attention-24-schedule.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24-plan.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24-stream.cuda.h"
 #include "ptx/dependent-launch.cuda.h"
@@ -21,8 +21,8 @@ class DecodeBlock24 {
   static constexpr int kWarps = Copies::kWarps;  // streaming warps
   static constexpr int kThreads = 32 * (kWarps + 1);
   using Parameters = DecodeParameters24<typename Copies::Maps>;
-  using Line = Line24<kThreads, kRows>;
-  using Planner = Planner24<Parameters, kWarps, Line>;
+  using WorkList = WorkList24<kThreads, kRows>;
+  using Planner = Planner24<Parameters, kWarps, WorkList>;
   using Stream = WarpStream24<Element, kHeadDim, Copies>;
   using Attention = DecodeWarp24<Element, kHeadDim, kColumnTiles>;
   using Partial = DecodePartial<kRows, kHeadDim>;
@@ -36,10 +36,10 @@ class DecodeBlock24 {
     Partial partials[kWarps];
     StageRing<1> partials_ring;  // each streaming warp writes one partial, of the same split
     Plan24 plan;
-    typename Line::Shared line;
-    Segment24 last;  // the last split of this thread block, if it has any
+    typename WorkList::Shared work_list;
+    Split24 last;  // the last split of this thread block, if it has any
     bool has_last;
-    Segment24 finished[kMostFinished];
+    Split24 finished[kMostFinished];
     int finished_count;
   };
 
@@ -52,14 +52,14 @@ class DecodeBlock24 {
     auto& ring = shared.rings[plans ? 0 : threadIdx.x / 32];
     Copies copies(parameters, ring.copies, !plans && threadIdx.x % 32 == 0);
     ptx::let_next_kernel_start();
-    Line line(parameters.arguments, shared.line);
-    Planner planner(parameters, line, shared.plan);
-    const bool prepared = line.lay_out_ahead();
+    WorkList work_list(parameters.arguments, shared.work_list);
+    Planner planner(parameters, work_list, shared.plan);
+    const bool prepared = work_list.build_early();
     if (prepared && plans) planner.prepare();
     ptx::wait_for_previous_kernel();
     if (prepared && plans) planner.look_up();
-    if (!line.lay_out(parameters.faults)) return;
-    DecodeBlock24 block(parameters, shared, line);
+    if (!work_list.build(parameters.faults)) return;
+    DecodeBlock24 block(parameters, shared, work_list);
     if (plans) {
       planner.begin();
       block.plan(planner);
@@ -69,21 +69,21 @@ class DecodeBlock24 {
     }
     __syncthreads();
     if (shared.has_last) block.merge_last();
-    for (int i = 0; i < shared.finished_count; ++i) block.merge_segments(shared.finished[i]);
+    for (int i = 0; i < shared.finished_count; ++i) block.merge_splits(shared.finished[i]);
   }
 
  private:
   // Which part of a block the next piece holds. Sparse blocks come whole, so they have no second half.
   enum class Part { keys, second_keys, values, second_values };
 
-  __device__ DecodeBlock24(const Parameters& parameters, Shared& shared, const Line& line)
+  __device__ DecodeBlock24(const Parameters& parameters, Shared& shared, const WorkList& work_list)
       : parameters_(parameters),
         arguments_(parameters.arguments),
         shared_(shared),
-        line_(line),
+        work_list_(work_list),
         partials_(static_cast<Partial*>(parameters.partials)) {}
 
-  __device__ const typename Line::Entries& entries() const { return line_.entries(); }
+  __device__ const typename WorkList::Entries& entries() const { return work_list_.entries(); }
   __device__ Partial& partial_of(int warp) const { return shared_.partials[warp]; }
 
   // ---- The last warp. ----
@@ -101,15 +101,15 @@ class DecodeBlock24 {
         ++planned;
         continue;
       }
-      const Stretch24& stretch = shared_.plan.stretches[oldest.stage];
-      if (stretch.ends) {
+      const BlockRange24& range = shared_.plan.ranges[oldest.stage];
+      if (range.ends) {
         shared_.partials_ring.wait_full(left);
-        const Segment24 segment = stretch.segment;
-        merge_warps_of(segment, stretch.rows, threadIdx.x % 32, 32, destination_of(segment));
+        const Split24 split = range.split;
+        merge_warps_of(split, range.rows, threadIdx.x % 32, 32, destination_of(split));
         __syncwarp();
         shared_.partials_ring.release_by_thread(left);
         left.advance();
-        if (threadIdx.x % 32 == 0 && completes_entry(segment)) shared_.finished[finished++] = segment;
+        if (threadIdx.x % 32 == 0 && completes_entry(split)) shared_.finished[finished++] = split;
         finished = __shfl_sync(0xffffffffu, finished, 0);
       }
       oldest.advance();
@@ -118,39 +118,37 @@ class DecodeBlock24 {
     if (threadIdx.x % 32 != 0) return;
     shared_.finished_count = finished;
     shared_.has_last = planned == 2;
-    if (shared_.has_last) shared_.last = shared_.plan.stretches[oldest.stage].segment;
+    if (shared_.has_last) shared_.last = shared_.plan.ranges[oldest.stage].split;
   }
 
   // Counts a split whose partial is written. Returns whether all splits of its entry are written.
-  __device__ bool completes_entry(const Segment24& segment) {
-    return segment.count > 1 &&
-           arrives_last(parameters_.arrivals[segment.entry.index], static_cast<unsigned>(segment.count));
+  __device__ bool completes_entry(const Split24& split) {
+    return split.count > 1 && arrives_last(parameters_.arrivals[split.entry.index], static_cast<unsigned>(split.count));
   }
 
   // Where the split's result goes. Null if the split is the whole entry: its result is then the output.
-  __device__ Partial* destination_of(const Segment24& segment) const {
-    return segment.count > 1 ? &partials_[segment.number] : nullptr;
+  __device__ Partial* destination_of(const Split24& split) const {
+    return split.count > 1 ? &partials_[split.number] : nullptr;
   }
 
   // Merges the last split of the thread block. No warp streams any more, so all threads call it.
   __device__ void merge_last() {
-    const Segment24& segment = shared_.last;
-    merge_warps_of(segment, entries().rows(segment.head, segment.entry), threadIdx.x, kThreads,
-                   destination_of(segment));
+    const Split24& split = shared_.last;
+    merge_warps_of(split, entries().rows(split.head, split.entry), threadIdx.x, kThreads, destination_of(split));
     __syncthreads();
-    if (threadIdx.x == 0 && completes_entry(segment)) shared_.finished[shared_.finished_count++] = segment;
+    if (threadIdx.x == 0 && completes_entry(split)) shared_.finished[shared_.finished_count++] = split;
     __syncthreads();
   }
 
   // Merges the warps' partials into `partial`. If that is null, writes the outputs.
-  __device__ void merge_warps_of(const Segment24& segment, int rows, int thread, int threads, Partial* partial) {
+  __device__ void merge_warps_of(const Split24& split, int rows, int thread, int threads, Partial* partial) {
     const auto use = [&](const MergedPartial& merged, int row, int dim) {
       if (partial != nullptr) {
         merged.write(*partial, row, dim);
         return;
       }
-      write_row<Element>(arguments_, entries().token(segment.head, segment.entry, row),
-                         entries().query_head(segment.entry, row), merged, dim);
+      write_row<Element>(arguments_, entries().token(split.head, split.entry, row),
+                         entries().query_head(split.entry, row), merged, dim);
     };
     merge_warps<kWarps, kHeadDim>(rows, thread, threads, [this](int warp) -> Partial& { return partial_of(warp); },
                                   use);
@@ -158,14 +156,14 @@ class DecodeBlock24 {
 
   // Merges all splits of an entry and writes the outputs. All their partials must be written. All threads of the
   // block call it.
-  __device__ void merge_segments(const Segment24& segment) {
-    const int rows = entries().rows(segment.head, segment.entry);
+  __device__ void merge_splits(const Split24& split) {
+    const int rows = entries().rows(split.head, split.entry);
     const int warp = threadIdx.x / 32;
     if (warp < kWarps) {
-      merge_blocks<kWarps>(&partials_[segment.first_number], segment.count, rows, partial_of(warp));
+      merge_blocks<kWarps>(&partials_[split.first_number], split.count, rows, partial_of(warp));
     }
     __syncthreads();
-    merge_warps_of(segment, rows, threadIdx.x, kThreads, nullptr);
+    merge_warps_of(split, rows, threadIdx.x, kThreads, nullptr);
     __syncthreads();
   }
 
@@ -175,7 +173,7 @@ class DecodeBlock24 {
     Attention attention(arguments_.scale);
     Plan24::Position at;
     RingPosition<1> leaving;
-    const Stretch24* stretch = nullptr;
+    const BlockRange24* range = nullptr;
     int block = 0;
     int blocks = 0;
     Part part = Part::keys;
@@ -183,12 +181,12 @@ class DecodeBlock24 {
     for (;;) {
       stream.fill();
       if (block < blocks) {
-        attend(*stretch, block, part, stream, attention);
+        attend(*range, block, part, stream, attention);
         if (part == Part::keys) block += kWarps;
         continue;
       }
-      if (stretch != nullptr) {
-        if (stretch->ends) {
+      if (range != nullptr) {
+        if (range->ends) {
           shared_.partials_ring.wait_empty(leaving);
           leave_partial(attention);
           shared_.partials_ring.fill_by_thread(leaving);
@@ -198,42 +196,42 @@ class DecodeBlock24 {
         at.advance();
       }
       shared_.plan.ring.wait_full(at);
-      stretch = &shared_.plan.stretches[at.stage];
-      if (stretch->nothing) return;
-      blocks = stretch->blocks;
-      block = stretch->template first_of_warp<kWarps>();
-      if (!stretch->begins) continue;
+      range = &shared_.plan.ranges[at.stage];
+      if (range->nothing) return;
+      blocks = range->blocks;
+      block = range->template first_of_warp<kWarps>();
+      if (!range->begins) continue;
       attention.clear();
-      set_rows(*stretch, attention);
+      set_rows(*range, attention);
     }
   }
 
   // Rows beyond the pack are zeros, and their results are not written.
-  __device__ void set_rows(const Stretch24& stretch, Attention& attention) {
-    const Segment24& segment = stretch.segment;
+  __device__ void set_rows(const BlockRange24& range, Attention& attention) {
+    const Split24& split = range.split;
     const int lane = threadIdx.x % 32;
-    const int rows = stretch.rows;
+    const int rows = range.rows;
 #pragma unroll
     for (int tile = 0; tile < kColumnTiles; ++tile) {
       const int row = 8 * tile + lane / 4;
       attention.set_query(tile, row < rows ? static_cast<const Element*>(arguments_.query) +
-                                                 entries().token(segment.head, segment.entry, row) *
+                                                 entries().token(split.head, split.entry, row) *
                                                      arguments_.query_token_stride +
-                                                 entries().query_head(segment.entry, row) *
+                                                 entries().query_head(split.entry, row) *
                                                      arguments_.query_head_stride
                                            : nullptr);
     }
 #pragma unroll
     for (int column = 0; column < 2 * kColumnTiles; ++column) {
       const int row = row_of(column);
-      attention.set_visible_keys(column, row < rows ? entries().visible_keys(segment.head, segment.entry, row) : 0);
+      attention.set_visible_keys(column, row < rows ? entries().visible_keys(split.head, split.entry, row) : 0);
     }
   }
 
   // Computes the next piece of a block, and sets `part` to the part that follows.
-  __device__ void attend(const Stretch24& stretch, int block, Part& part, Stream& stream, Attention& attention) {
+  __device__ void attend(const BlockRange24& range, int block, Part& part, Stream& stream, Attention& attention) {
     auto& piece = stream.take();
-    const int first_key = (stretch.first_block + block) * kBlock24Tokens;
+    const int first_key = (range.first_block + block) * kBlock24Tokens;
     if (part == Part::keys || part == Part::second_keys) {
       if (stream.sparse()) {
         attention.score_sparse(piece.sparse_keys);
@@ -244,7 +242,7 @@ class DecodeBlock24 {
       } else {
         attention.template score_dense<1>(piece.dense_half);
       }
-      attention.weigh(first_key, first_key + kBlock24Tokens > stretch.fewest_visible);
+      attention.weigh(first_key, first_key + kBlock24Tokens > range.fewest_visible);
       part = Part::values;
       return;
     }
@@ -254,7 +252,7 @@ class DecodeBlock24 {
       return;
     }
     const int first_value = first_key + (part == Part::values ? 0 : kHalfBlock24Tokens);
-    clear_rows(piece.dense_half, stretch.segment.head.keys - first_value, stream);
+    clear_rows(piece.dense_half, range.split.head.keys - first_value, stream);
     if (part == Part::values) {
       attention.template add_dense<0>(piece.dense_half);
       part = Part::second_values;
@@ -299,7 +297,7 @@ class DecodeBlock24 {
   const Parameters& parameters_;
   const Attention24Arguments& arguments_;
   Shared& shared_;
-  const Line& line_;
+  const WorkList& work_list_;
   Partial* const partials_;
 };
 

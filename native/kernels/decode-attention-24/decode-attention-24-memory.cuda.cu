@@ -1,5 +1,5 @@
 // Which arguments the CUDA kernels of decode attention over 2:4 blocks take, and how much memory they need.
-#include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
+#include "kernels/decode-attention-24/decode-attention-24-schedule.cuda.h"
 #include "kernels/decode-attention-24/decode-attention-24.cuda.h"
 #include "runtime/check.cuda.h"
 #include "shared/attention/decode/merge-partials.cuda.h"
@@ -34,8 +34,8 @@ Status decode_24_memory(const Attention24Arguments& arguments, DecodeMemory24* m
   const size_t packs = rows / static_cast<size_t>(decode_24_rows(arguments)) + static_cast<size_t>(arguments.batch);
   const size_t entries = static_cast<size_t>(arguments.kv_heads) * packs;
   memory->counter_bytes = sizeof(Tickets24) + entries * sizeof(unsigned);
-  const size_t segments = static_cast<size_t>(multiprocessors) * Runs24::kMostOfShare + entries;
-  memory->workspace_bytes = segments * sizeof(DecodePartial<16, 128>);
+  const size_t splits = static_cast<size_t>(multiprocessors) * WorkTiles24::kMostOfShare + entries;
+  memory->workspace_bytes = splits * sizeof(DecodePartial<16, 128>);
   return cuda_status(error);
 }
 

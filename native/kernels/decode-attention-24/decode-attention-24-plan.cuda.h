@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/decode-attention-24/decode-attention-24-line.cuda.h"
+#include "kernels/decode-attention-24/decode-attention-24-schedule.cuda.h"
 #include "ptx/async-copy.cuda.h"
 #include "shared/cuda/stage-ring.cuda.h"
 #include "shared/paged/paged-faults.h"
@@ -22,10 +22,10 @@ struct DecodeParameters24 {
 };
 
 // Some consecutive blocks of a split, which the streaming warps of a thread block take in turn.
-struct Stretch24 {
+struct BlockRange24 {
   static constexpr int kMostBlocks = 32;  // one for each lane
 
-  Segment24 segment;
+  Split24 split;
   int rows;            // of the entry
   int fewest_visible;  // keys that the first row sees; no row sees fewer
   int first_block;     // of the entry
@@ -51,26 +51,26 @@ struct Plan24 {
   static constexpr int kDepth = 2;  // with more, a thread block would take work tiles long before it computes them
   using Position = RingPosition<kDepth>;
 
-  Stretch24 stretches[kDepth];
+  BlockRange24 ranges[kDepth];
   StageRing<kDepth> ring;
 };
 
 // Writes the plan. All lanes of one warp call it.
-template <typename Parameters, int kWarps, typename Line>
+template <typename Parameters, int kWarps, typename WorkList>
 class Planner24 {
  public:
-  __device__ Planner24(const Parameters& parameters, const Line& line, Plan24& plan)
+  __device__ Planner24(const Parameters& parameters, const WorkList& work_list, Plan24& plan)
       : arguments_(parameters.arguments),
         faults_(parameters.faults),
-        line_(line),
-        turns_(line, *parameters.tickets),
+        work_list_(work_list),
+        splits_(work_list, *parameters.tickets),
         plan_(plan) {}
 
   // Plans the first range early, on an early work list, while the kernels ahead may still change the tables.
   __device__ void prepare() {
-    turns_.begin(kWarps);
-    prepared_ = turns_.next(false, segment_);
-    next_block_ = segment_.first_block;
+    splits_.begin(kWarps);
+    prepared_ = splits_.next(false, split_);
+    next_block_ = split_.first_block;
     if (prepared_) prefetch();
   }
 
@@ -78,7 +78,7 @@ class Planner24 {
   // maps, so that they arrive meanwhile.
   __device__ void look_up() {
     const int block = next_block_ + lane_;
-    if (block >= min(segment_.end_block, arguments_.table_width)) return;
+    if (block >= min(split_.end_block, arguments_.table_width)) return;
     const int64_t place = table_row() * arguments_.table_width + block;
     key_place_ = arguments_.block_table[place];
     value_place_ = arguments_.value_table[place];
@@ -86,30 +86,30 @@ class Planner24 {
 
   // Called when the work list is built.
   __device__ void begin() {
-    if (line_.prepared()) {
-      segment_.head = line_.head(segment_.entry.cache_head);
+    if (work_list_.is_early()) {
+      split_.head = work_list_.head(split_.entry.cache_head);
       return;
     }
     prepared_ = false;
-    segment_ = {};
+    split_ = {};
     next_block_ = 0;
-    turns_.begin(kWarps);
+    splits_.begin(kWarps);
   }
 
   // Adds a range when the oldest range has been read. If none is left, the plan says so and `add` returns false. It
   // takes small work tiles only if `small_tiles`.
-  __device__ bool add(bool small_runs) {
+  __device__ bool add(bool small_tiles) {
     plan_.ring.wait_empty(at_);
-    Stretch24& stretch = plan_.stretches[at_.stage];
-    const bool begins = prepared_ || next_block_ >= segment_.end_block;
-    const bool more = prepared_ || !begins || turns_.next(small_runs, segment_);
-    if (begins) next_block_ = segment_.first_block;
+    BlockRange24& range = plan_.ranges[at_.stage];
+    const bool begins = prepared_ || next_block_ >= split_.end_block;
+    const bool more = prepared_ || !begins || splits_.next(small_tiles, split_);
+    if (begins) next_block_ = split_.first_block;
     if (more) {
       if (!prepared_) look_up();
-      write(stretch, begins);
+      write(range, begins);
     } else if (lane_ == 0) {
-      stretch.nothing = true;
-      stretch.blocks = 0;
+      range.nothing = true;
+      range.blocks = 0;
     }
     prepared_ = false;
     __syncwarp();
@@ -122,13 +122,13 @@ class Planner24 {
   static constexpr int kBlocksAhead = 12;
 
   __device__ int64_t table_row() const {
-    return line_.entries().table_row(segment_.entry.cache_head, segment_.head.slot);
+    return work_list_.entries().table_row(split_.entry.cache_head, split_.head.slot);
   }
 
   // Prefetches the first blocks of the split into L2. Even lanes fetch keys, odd lanes values.
   __device__ void prefetch() const {
-    const int block = segment_.first_block + lane_ / 2;
-    if (lane_ / 2 >= kBlocksAhead || block >= min(segment_.end_block, arguments_.table_width)) return;
+    const int block = split_.first_block + lane_ / 2;
+    if (lane_ / 2 >= kBlocksAhead || block >= min(split_.end_block, arguments_.table_width)) return;
     const bool of_keys = lane_ % 2 == 0;
     const int32_t* table = of_keys ? arguments_.block_table : arguments_.value_table;
     const int place = __ldcg(table + table_row() * arguments_.table_width + block);
@@ -146,32 +146,32 @@ class Planner24 {
     }
   }
 
-  __device__ void write(Stretch24& stretch, bool begins) {
-    const int keys = segment_.head.keys;
+  __device__ void write(BlockRange24& range, bool begins) {
+    const int keys = split_.head.keys;
     // An entry without keys has a block in the work list, but nothing to read.
-    const int there = min(segment_.end_block, (keys + kBlock24Tokens - 1) / kBlock24Tokens);
-    const int blocks = max(0, min(Stretch24::kMostBlocks, there - next_block_));
+    const int end = min(split_.end_block, (keys + kBlock24Tokens - 1) / kBlock24Tokens);
+    const int blocks = max(0, min(BlockRange24::kMostBlocks, end - next_block_));
     bool inside = true;
     if (lane_ < blocks) {
       const bool whole = (next_block_ + lane_ + 1) * kBlock24Tokens <= keys;
       inside = check(key_place_, whole, arguments_.has_sparse_keys ? arguments_.sparse_keys.block_count : 0) &&
                check(value_place_, whole, arguments_.has_sparse_values ? arguments_.sparse_values.block_count : 0);
-      stretch.key_places[lane_] = key_place_;
-      stretch.value_places[lane_] = value_place_;
+      range.key_places[lane_] = key_place_;
+      range.value_places[lane_] = value_place_;
     }
     inside = __all_sync(0xffffffffu, inside);
     const int first_block = next_block_;
-    next_block_ += Stretch24::kMostBlocks;
+    next_block_ += BlockRange24::kMostBlocks;
     if (lane_ != 0) return;
-    stretch.segment = segment_;
-    stretch.rows = line_.entries().rows(segment_.head, segment_.entry);
-    stretch.fewest_visible = line_.entries().visible_keys(segment_.head, segment_.entry, 0);
-    stretch.first_block = first_block;
-    stretch.blocks = inside ? blocks : 0;  // a range with places out of range is reported and not read
-    stretch.first_warp = (segment_.line_block + first_block - segment_.first_block) % kWarps;
-    stretch.begins = begins;
-    stretch.ends = next_block_ >= segment_.end_block;
-    stretch.nothing = false;
+    range.split = split_;
+    range.rows = work_list_.entries().rows(split_.head, split_.entry);
+    range.fewest_visible = work_list_.entries().visible_keys(split_.head, split_.entry, 0);
+    range.first_block = first_block;
+    range.blocks = inside ? blocks : 0;  // a range with places out of range is reported and not read
+    range.first_warp = (split_.list_block + first_block - split_.first_block) % kWarps;
+    range.begins = begins;
+    range.ends = next_block_ >= split_.end_block;
+    range.nothing = false;
   }
 
   __device__ bool check(int place, bool whole, int sparse_blocks) const {
@@ -183,13 +183,13 @@ class Planner24 {
 
   const Attention24Arguments& arguments_;
   const FaultSink& faults_;
-  const Line& line_;
-  Turns24<Line> turns_;
+  const WorkList& work_list_;
+  SplitIterator24<WorkList> splits_;
   Plan24& plan_;
   const int lane_ = threadIdx.x % 32;
   Plan24::Position at_;
   bool prepared_ = false;  // the first split is planned, but not added yet
-  Segment24 segment_;
+  Split24 split_;
   int next_block_ = 0;  // of the split
   // Index map entries of the split's next blocks, one in each lane.
   int key_place_ = 0;

@@ -61,22 +61,22 @@ class WarpStream24 {
  private:
   // Whether there is a block to copy. It does not wait for the plan.
   __device__ bool find_block() {
-    while (block_ >= stretch_blocks_) {
-      if (!plan_.ring.is_full(next_stretch_)) return false;
-      const Stretch24& stretch = plan_.stretches[next_stretch_.stage];
-      if (stretch.nothing) return false;
-      stretch_ = next_stretch_.stage;
-      stretch_blocks_ = stretch.blocks;
-      block_ = stretch.template first_of_warp<kWarps>();
-      next_stretch_.advance();
+    while (block_ >= range_blocks_) {
+      if (!plan_.ring.is_full(next_range_)) return false;
+      const BlockRange24& range = plan_.ranges[next_range_.stage];
+      if (range.nothing) return false;
+      range_ = next_range_.stage;
+      range_blocks_ = range.blocks;
+      block_ = range.template first_of_warp<kWarps>();
+      next_range_.advance();
     }
     return true;
   }
 
   __device__ void request() {
     const bool of_keys = part_ < 2;
-    const Stretch24& stretch = plan_.stretches[stretch_];
-    const int place = of_keys ? stretch.key_places[block_] : stretch.value_places[block_];
+    const BlockRange24& range = plan_.ranges[range_];
+    const int place = of_keys ? range.key_places[block_] : range.value_places[block_];
     const bool sparse = place < 0;
     Piece& piece = ring_.pieces[requesting_.stage];
     if (threadIdx.x % 32 == 0) ring_.sparse[requesting_.stage] = sparse;
@@ -103,9 +103,9 @@ class WarpStream24 {
   int requested_ = 0;  // pieces whose copies were started and that were not taken yet
   bool sparse_ = false;
   // The next piece to copy: half part_ % 2 of the keys (part_ 0, 1) or of the values (2, 3) of block_ in a range.
-  Plan24::Position next_stretch_;
-  int stretch_ = 0;
-  int stretch_blocks_ = 0;
+  Plan24::Position next_range_;
+  int range_ = 0;
+  int range_blocks_ = 0;
   int block_ = 0;
   int part_ = 0;
 };

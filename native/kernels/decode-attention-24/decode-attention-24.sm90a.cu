@@ -13,7 +13,7 @@ namespace kv::sm90a {
 namespace {
 
 template <typename Element, int kHeadDim, int kRows>
-class EngineCopies {
+class TmaCopies {
  public:
   static constexpr int kMostSharedBytes = 227 * 1024;
   static constexpr int kWarps = 8;
@@ -41,7 +41,7 @@ class EngineCopies {
     return encode_tensor_map(pool, &maps->values);
   }
 
-  __device__ EngineCopies(const DecodeParameters24<Maps>& parameters, Shared& shared, bool leads)
+  __device__ TmaCopies(const DecodeParameters24<Maps>& parameters, Shared& shared, bool leads)
       : maps_(parameters.maps), shared_(shared), leads_(leads) {
     if (leads_) {
       for (uint64_t& landed : shared.landed) ptx::mbarrier_init(&landed, 1);
@@ -93,7 +93,7 @@ class EngineCopies {
 
 Status decode_attention_24(const Attention24Arguments& arguments, void* counters, void* workspace,
                               FaultSink faults, cudaStream_t stream) {
-  return launch_decode_24<EngineCopies>(arguments, counters, workspace, faults, stream);
+  return launch_decode_24<TmaCopies>(arguments, counters, workspace, faults, stream);
 }
 
 }  // namespace kv::sm90a

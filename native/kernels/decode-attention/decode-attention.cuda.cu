@@ -190,10 +190,10 @@ class Block {
         arguments_, entries_, partial_of, parameters_.arrivals, parameters_.partials, shared_.finishes_entry);
     for (;;) {
       const int64_t entry_end = entry_begin + entries_.units(entry.cache_head);
-      const int64_t segment_end = min(entry_end, end);
-      stream_segment(entry, static_cast<int>(unit - entry_begin),
-                     static_cast<int>(segment_end - entry_begin));
-      if (unit == entry_begin && segment_end == entry_end) {
+      const int64_t split_end = min(entry_end, end);
+      stream_split(entry, static_cast<int>(unit - entry_begin),
+                     static_cast<int>(split_end - entry_begin));
+      if (unit == entry_begin && split_end == entry_end) {
         results.write_output(entry);
       } else {
         // Every split has a different sum of span and entry, so the sum is the number of its partial.
@@ -201,9 +201,9 @@ class Block {
         results.contribute(entry, span + entry.index, first_span + entry.index,
                            spans.span_of(entry_end - 1) - first_span + 1);
       }
-      if (segment_end == end) break;
+      if (split_end == end) break;
       __syncthreads();  // the ring overwrites the partials
-      unit = segment_end;
+      unit = split_end;
       entry_begin = entry_end;
       entry = entries_.next(entry);
     }
@@ -312,7 +312,7 @@ class Block {
   }
 
   // Computes the partial of each warp over these units, in shared memory.
-  __device__ void stream_segment(const DecodeEntry& entry, int first_unit, int end_unit) {
+  __device__ void stream_split(const DecodeEntry& entry, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
     WarpStream<Element, kHeadDim> stream(parameters_, shared_.ring[warp], entries_.table_row(entry.cache_head),
                                          entries_.key_count(entry.cache_head), first_unit, end_unit);

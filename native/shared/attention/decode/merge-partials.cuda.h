@@ -91,12 +91,12 @@ __device__ void merge_blocks(const DecodePartial<kRows, kHeadDim>* partials, int
       float4 outputs[kRowsAtOnce][kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const bool there = first + i * kWarps < count;
-        const auto& partial = partials[there ? first + i * kWarps : first];
+        const bool present = first + i * kWarps < count;
+        const auto& partial = partials[present ? first + i * kWarps : first];
 #pragma unroll
         for (int j = 0; j < kRowsAtOnce; ++j) {
           const int row = min(first_row + j, rows - 1);
-          references[j][i] = there ? partial.reference[row] : -INFINITY;
+          references[j][i] = present ? partial.reference[row] : -INFINITY;
           sums[j][i] = partial.sum[row];
           outputs[j][i] = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
         }

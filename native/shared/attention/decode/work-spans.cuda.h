@@ -5,7 +5,7 @@
 //
 // Keys are counted in units of kUnitTokens tokens. The units of all entries are numbered one after another. Each
 // thread block computes one span: an equal share of consecutive units. A span may begin or end inside an entry. The
-// units of an entry that lie in one span are a segment, and give one partial result.
+// units of an entry that lie in one span are a split, and give one partial result.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@
 namespace kv {
 
 // How a work list is cut into work tiles. Lengths are in blocks.
-struct Runs24 {
+struct WorkTiles24 {
   static constexpr int kMostOfShare = 3;
 
   // Lengths are multiples of the number of warps, because the warps of a thread block take blocks in turn.
@@ -32,11 +32,11 @@ struct Runs24 {
 
   __device__ int first_of_share(int number) const { return number * (1 + small_of_share); }
 
-  __device__ int first_block(int run) const {
-    const int in_share = run % (1 + small_of_share);
-    return run / (1 + small_of_share) * share + (in_share == 0 ? 0 : large + (in_share - 1) * small);
+  __device__ int first_block(int tile) const {
+    const int in_share = tile % (1 + small_of_share);
+    return tile / (1 + small_of_share) * share + (in_share == 0 ? 0 : large + (in_share - 1) * small);
   }
-  __device__ int run_of(int block) const {
+  __device__ int tile_of(int block) const {
     const int in_share = block % share;
     return first_of_share(block / share) + (in_share < large ? 0 : 1 + (in_share - large) / small);
   }
@@ -57,7 +57,7 @@ struct Place24 {
 // The work list: where entries lie in it, and what the tables say of them. An entry without keys has one block in the
 // list, so that its output is written.
 template <int kThreads, int kRows>
-class Line24 {
+class WorkList24 {
  public:
   using Entries = DecodeEntries<kBlock24Tokens, kRows>;
   struct Shared {
@@ -68,7 +68,7 @@ class Line24 {
     int2 warp_totals[kThreads / 32];
   };
 
-  __device__ Line24(const PagedAttentionArguments& arguments, Shared& shared)
+  __device__ WorkList24(const PagedAttentionArguments& arguments, Shared& shared)
       : arguments_(arguments),
         entries_(arguments),
         shared_(shared),
@@ -78,26 +78,26 @@ class Line24 {
 
   // Builds the list early, while the kernels ahead may still change the tables. All threads of the block call it.
   // False if rows or slots are outside their tensors; the list must not be used then.
-  __device__ bool lay_out_ahead() {
-    prepared_ = heads_of_thread_ == 1 && lay_out(EntriesAhead(arguments_), nullptr);
-    return prepared_;
+  __device__ bool build_early() {
+    early_ = heads_of_thread_ == 1 && build(EntriesAhead(arguments_), nullptr);
+    return early_;
   }
 
   // Builds the list when the kernels ahead are complete. If the tables are unchanged except for new keys, the early
   // list is kept; otherwise it is rebuilt. Reports rows and slots that are out of range.
-  __device__ bool lay_out(const FaultSink& faults) {
+  __device__ bool build(const FaultSink& faults) {
     DecodeHead head;
-    if (prepared_ && begin_ < end_) head = shared_.heads[threadIdx.x];
-    const bool same = prepared_ && (begin_ == end_ || entries_.renew(begin_, head));
-    prepared_ = __syncthreads_and(same);
-    if (!prepared_) return lay_out(entries_, blockIdx.x == 0 ? &faults : nullptr);
+    if (early_ && begin_ < end_) head = shared_.heads[threadIdx.x];
+    const bool same = early_ && (begin_ == end_ || entries_.renew(begin_, head));
+    early_ = __syncthreads_and(same);
+    if (!early_) return build(entries_, blockIdx.x == 0 ? &faults : nullptr);
     if (begin_ < end_) shared_.heads[threadIdx.x] = head;
     __syncthreads();
     return true;
   }
 
   // After `build`: whether the early list was kept.
-  __device__ bool prepared() const { return prepared_; }
+  __device__ bool is_early() const { return early_; }
 
   __device__ int blocks() const { return blocks_; }
 
@@ -137,7 +137,7 @@ class Line24 {
   static constexpr unsigned kFullWarp = 0xffffffffu;
 
   template <typename AnyEntries>
-  __device__ bool lay_out(const AnyEntries& entries, const FaultSink* faults) {
+  __device__ bool build(const AnyEntries& entries, const FaultSink* faults) {
     int2 own = {0, 0};
     bool inside = true;
     for (int cache_head = begin_; cache_head < end_; ++cache_head) {
@@ -174,14 +174,14 @@ class Line24 {
   const int heads_of_thread_;
   const int begin_;  // this thread's cache heads
   const int end_;
-  bool prepared_ = false;
+  bool early_ = false;
   int blocks_ = 0;
 };
 
-struct Segment24 {
+struct Split24 {
   DecodeEntry entry = {};
   DecodeHead head = {};  // of the entry
-  int line_block = 0;   // where the split begins in the work list
+  int list_block = 0;   // where the split begins in the work list
   int first_block = 0;  // where the split begins in the entry
   int end_block = 0;
   int number = 0;        // among all splits; those of one entry are consecutive
@@ -209,51 +209,52 @@ struct Tickets24 {
 };
 
 // Goes through the splits that a thread block computes. All lanes of one warp call it.
-template <typename Line>
-class Turns24 {
+template <typename WorkList>
+class SplitIterator24 {
  public:
-  __device__ Turns24(const Line& line, Tickets24& tickets) : line_(line), tickets_(tickets) {}
+  __device__ SplitIterator24(const WorkList& work_list, Tickets24& tickets)
+      : work_list_(work_list), tickets_(tickets) {}
 
   // Must be called after the work list is built.
   __device__ void begin(int warps) {
-    runs_.share_out(line_.blocks(), gridDim.x, warps);
-    enter(runs_.first_of_share(blockIdx.x));
+    tiles_.share_out(work_list_.blocks(), gridDim.x, warps);
+    enter(tiles_.first_of_share(blockIdx.x));
   }
 
   // Returns false when no split is left. Without `small_tiles`, it takes only the thread block's own large tile.
-  __device__ bool next(bool small_runs, Segment24& segment) {
+  __device__ bool next(bool small_tiles, Split24& split) {
     if (block_ >= end_block_) {
-      if (runs_.small_of_share == 0 || !small_runs) return false;
+      if (tiles_.small_of_share == 0 || !small_tiles) return false;
       const int small = tickets_.take();
-      enter(runs_.first_of_share(small / runs_.small_of_share) + 1 + small % runs_.small_of_share);
+      enter(tiles_.first_of_share(small / tiles_.small_of_share) + 1 + small % tiles_.small_of_share);
       if (block_ >= end_block_) return false;
     }
-    const Place24 place = line_.find(block_);
+    const Place24 place = work_list_.find(block_);
     const int end = min(end_block_, place.first_block + place.blocks);
-    segment.entry = place.entry;
-    segment.head = place.head;
-    segment.line_block = block_;
-    segment.first_block = block_ - place.first_block;
-    segment.end_block = end - place.first_block;
-    const int first_run = runs_.run_of(place.first_block);
-    segment.number = run_ + place.entry.index;
-    segment.first_number = first_run + place.entry.index;
-    segment.count = runs_.run_of(place.first_block + place.blocks - 1) - first_run + 1;
+    split.entry = place.entry;
+    split.head = place.head;
+    split.list_block = block_;
+    split.first_block = block_ - place.first_block;
+    split.end_block = end - place.first_block;
+    const int first_tile = tiles_.tile_of(place.first_block);
+    split.number = tile_ + place.entry.index;
+    split.first_number = first_tile + place.entry.index;
+    split.count = tiles_.tile_of(place.first_block + place.blocks - 1) - first_tile + 1;
     block_ = end;
     return true;
   }
 
  private:
-  __device__ void enter(int run) {
-    run_ = run;
-    block_ = runs_.first_block(run);
-    end_block_ = min(runs_.first_block(run + 1), line_.blocks());
+  __device__ void enter(int tile) {
+    tile_ = tile;
+    block_ = tiles_.first_block(tile);
+    end_block_ = min(tiles_.first_block(tile + 1), work_list_.blocks());
   }
 
-  const Line& line_;
+  const WorkList& work_list_;
   Tickets24& tickets_;
-  Runs24 runs_;
-  int run_ = 0;
+  WorkTiles24 tiles_;
+  int tile_ = 0;
   int block_ = 0;  // the next block in the work list
   int end_block_ = 0;
 };
