@@ -1,5 +1,5 @@
-// Observation scores on a CUDA device: the two passes over the keys, by the kernels that take these tensors on
-// this device, and what lies between them.
+// Observation scores on a CUDA device: two passes over the keys, and the merge of statistics between them. It picks
+// the kernels that take these tensors on this device.
 #include <algorithm>
 
 #include "kernels/observation-scores/observation-scores-head.cuda.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A warp merges the statistics of one query of one head, always in the same order.
+// Each warp merges the statistics of one query of one head, always in the same order.
 __global__ void __launch_bounds__(kThreads)
     merge_statistics(const __grid_constant__ ObservationScoresArguments a, ObservationScoresLaunch launch) {
   const int token = static_cast<int>(blockIdx.x * kThreads + threadIdx.x) / kWarp;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
     all = merged(all, statistics_of(a, launch, part, query_head, token));
   }
   all = merged_across_warp(all);
-  // Infinity, where the query sees no key, makes every weight 0.
+  // If the query sees no key, infinity makes every weight 0.
   if (lane == 0) log_sum_of(a, launch, query_head, token) = all.sum == 0.0f ? INFINITY : all.reference + log2f(all.sum);
 }
 
@@ -46,7 +46,8 @@ Status observation_scores_cuda(const ObservationScoresArguments& given, Executio
 
   const bool tensor_cores = major == 9 && sm90a::fits_observation_scores(given);
   const int blocks = multiprocessors * (tensor_cores ? 1 : kBlocksOfMultiprocessor);
-  // As many as keep the device busy with one entry: a batch must not change how an entry's sums are grouped.
+  // As many parts as keep the device busy with one entry. The number must not depend on the batch, which would change
+  // how an entry's sums are grouped.
   const int parts = std::max(1, blocks / given.kv_heads);
   const size_t rows = static_cast<size_t>(given.query_heads) * static_cast<size_t>(given.query_tokens);
   const size_t tables_bytes = checked_tables_bytes(given);
@@ -55,7 +56,7 @@ Status observation_scores_cuda(const ObservationScoresArguments& given, Executio
       static_cast<char*>(context.queue->workspace(tables_bytes + statistics_bytes + rows * sizeof(float)));
   if (memory == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the softmax's statistics");
   const CheckedTables tables(given, memory);
-  // The keys of an entry without rows have scores too: zeros.
+  // The keys of an entry without rows get scores too: zeros.
   Status status = check_tables_cuda(given, tables, context, true);
   if (!status.ok()) return status;
 

@@ -1,5 +1,5 @@
-// What the CUDA kernels of observation scores share: which keys a kv head's rows see, and where the
-// softmax's statistics of a row lie. Device code.
+// Shared by the CUDA kernels of observation scores: which keys the rows of a kv head see, and where a row's softmax
+// statistics lie. Device code.
 #pragma once
 
 #include <cmath>
@@ -15,11 +15,11 @@ namespace kv {
 struct ObservedHead {
   int kv_head;
   const int32_t* blocks;
-  int first_token;  // the row of the first query, in `query`
+  int first_token;  // index of the first query's row in `query`
   int queries;
   int key_count;
   int prefix;       // keys that get a score
-  int seen_keys;    // by the last query
+  int seen_keys;    // keys that the last query sees
   float* scores;
 
   __device__ ObservedHead(const ObservationScoresArguments& a, int index) : kv_head(index % a.kv_heads) {
@@ -35,21 +35,21 @@ struct ObservedHead {
     scores = a.scores + int64_t{index} * a.score_tokens;
   }
 
-  // How many leading keys are in the denominator of query i.
+  // How many of the first keys are in the denominator of query i.
   __device__ int visible(int query) const { return causal_ ? max(0, key_count - queries + query + 1) : prefix; }
 
  private:
   bool causal_;
 };
 
-// By one thread.
+// Must be called by one thread.
 __device__ inline void check_room(const ObservationScoresArguments& a, const ObservationScoresLaunch& launch,
                                   const ObservedHead& head) {
   if (head.prefix <= a.score_tokens) return;
   report_fault(launch.faults, ObservationScoresFault::too_many_scores, head.prefix, head.kv_head, a.score_tokens);
 }
 
-// Part `part` of `parts` of a row of things to do.
+// Part `part` of `parts` equal parts of a range of `things`.
 struct PartOf {
   int begin;
   int end;
@@ -59,7 +59,7 @@ struct PartOf {
         end(static_cast<int>(int64_t{things} * (part + 1) / parts)) {}
 };
 
-// Where the statistics of a row over the keys of one part lie.
+// The statistics of a row over the keys of one part.
 __device__ inline RowStatistics& statistics_of(const ObservationScoresArguments& a,
                                                const ObservationScoresLaunch& launch, int part, int query_head,
                                                int token) {
@@ -71,7 +71,7 @@ __device__ inline float& log_sum_of(const ObservationScoresArguments& a, const O
   return launch.log_sums[int64_t{query_head} * a.query_tokens + token];
 }
 
-// Of the keys of both. A reference of minus infinity adds nothing, but for the NaN that its sum may be.
+// The statistics of the keys of both. A reference of minus infinity adds nothing, unless its sum is NaN.
 __device__ inline RowStatistics merged(RowStatistics a, RowStatistics b) {
   const float higher = fmaxf(a.reference, b.reference);
   const float offset = higher == -INFINITY ? 0.0f : higher;
@@ -86,7 +86,7 @@ __device__ inline RowStatistics merged_across_warp(RowStatistics own) {
   return own;
 }
 
-// The score of sum * 2^reference; minus infinity goes with a sum of 0.
+// The score of sum * 2^reference. With a reference of minus infinity, the sum is 0.
 __device__ inline float scaled_score(float sum, float reference) {
   const float whole = floorf(fmaxf(reference, -2e9f));
   return score_of(sum * exp2f(fmaxf(reference, whole) - whole), static_cast<int>(whole));

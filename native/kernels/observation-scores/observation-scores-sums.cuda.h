@@ -1,6 +1,6 @@
-// The denominators of a softmax over keys that arrive in tiles, for the two rows of scores that a thread holds in the
-// accumulator layout of mma and wgmma: scores[4 * j + {0, 1}] belong to the first row, scores[4 * j + {2, 3}] to the
-// second, and the four lanes of a quad share the rows. Device code.
+// The denominators of a softmax over keys that arrive in tiles. A thread holds two rows of scores, in the accumulator
+// layout of mma and wgmma: scores[4 * j + {0, 1}] belong to the first row, scores[4 * j + {2, 3}] to the second. The
+// four lanes of a quad share these two rows. Device code.
 #pragma once
 
 #include <cmath>
@@ -19,8 +19,8 @@ class RowSums {
   __device__ void add(const float (&scores)[kCount]) {
     float sums[2];
     weigh(scores, sums);
-    // Weights may grow far beyond 1 without loss: a reference is good until they leave f32's range, or there is
-    // none yet.
+    // Weights may grow far beyond 1 without loss. A new reference is needed only if they leave f32's range, or if
+    // there is no reference yet.
     if (!(fmaxf(sums[0], sums[1]) <= kLargest) || sums[0] != sums[0] || sums[1] != sums[1]) {
       choose_references(scores);
       weigh(scores, sums);
@@ -29,7 +29,7 @@ class RowSums {
     sums_[1] += sums[1];
   }
 
-  // Of all keys of a row, in all lanes of the quad.
+  // The statistics of a row over all keys. All lanes of the quad get them.
   __device__ RowStatistics statistics(int row) const {
     RowStatistics all = {references_[row], sums_[row]};
     for (int distance = 1; distance < 4; distance *= 2) {
@@ -44,7 +44,7 @@ class RowSums {
 
   template <int kCount>
   __device__ void weigh(const float (&scores)[kCount], float (&sums)[2]) const {
-    float chains[2][2] = {};  // so that no addition waits for the previous one
+    float chains[2][2] = {};  // two chains for each row, so that additions do not wait for each other
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int row = i / 2 % 2;
@@ -63,7 +63,8 @@ class RowSums {
       for (int i = 0; i < kCount; ++i) {
         if (i / 2 % 2 == row) maximum = fmaxf(maximum, scores[i]);
       }
-      // Any finite reference serves a row that sees none of these keys. It never falls: sums must not overflow.
+      // For a row that sees none of these keys, any finite reference is correct. The reference never falls, so that
+      // sums do not overflow.
       const float reference = fmaxf(fmaxf(__fmul_ru(maximum, scale_log2_), kLowest), references_[row]);
       if (sums_[row] > 0) sums_[row] *= ptx::exp2_approximate(references_[row] - reference);
       references_[row] = reference;

@@ -8,13 +8,13 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Keys that are multiplied together. The lanes of a vector are keys here, so that neither the softmax nor the
-// sums need an operation across lanes.
+// Keys that are multiplied together. The lanes of a vector are keys here, so neither the softmax nor the sums need an
+// operation across lanes.
 constexpr int kPanelKeys = kPanelRows;
-// Keys of one task. Fixed, so that results do not depend on the worker count.
+// Keys of one task. A fixed number, so that results do not depend on the number of workers.
 constexpr int32_t kSplitKeys = 8 * kPanelKeys;
 
-// The observation window of one batch entry as one kv head sees it: row r is query r % queries of head
+// The observation window of one batch entry, as one kv head sees it. Row r is query r % queries of query head
 // first_head + r / queries.
 struct Window {
   int64_t first_token;
@@ -41,16 +41,16 @@ struct Window {
   }
 
   int64_t rows() const { return group * queries; }
-  // How many leading keys the denominator of a row has, and the most that one has.
+  // How many of the first keys are in the denominator of a row, and the largest such number.
   int32_t visible(int64_t row) const {
     return sees_window ? prefix + static_cast<int32_t>(row % queries) + 1 : prefix;
   }
   int32_t reach() const { return sees_window ? key_count : prefix; }
-  // Splits that there are for the keys up to `end`; none where there is nothing to score.
+  // The number of splits of the keys up to `end`. 0 if there is nothing to score.
   int64_t splits(int32_t end) const { return prefix == 0 || queries == 0 ? 0 : divide_up(end, kSplitKeys); }
 };
 
-// A denominator: sum of exp(score - maximum) over some keys.
+// A denominator over some keys: the sum of exp(score - maximum).
 struct Denominator {
   float maximum;
   float sum;
@@ -63,7 +63,7 @@ struct Scratch {
   float* products;  // [kStep, key]
   float* sums;      // [group, key] of one panel
   float* peaks;     // [group, key] of one panel: logarithms
-  float* maxima;    // [row, lane], and the sums that go with them, of one split
+  float* maxima;    // [row, lane]; with `totals`, the statistics of one split
   float* totals;
 
   static size_t floats(int64_t rows, int dim) {
@@ -82,7 +82,7 @@ struct Scratch {
   }
 };
 
-// Exchanges rows and lanes.
+// Transposes rows and lanes.
 template <int half = kLanes / 2>
 inline void transpose(Vec (&rows)[kLanes]) {
   if constexpr (half > 0) {
@@ -104,7 +104,7 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
-// Converts up to kPanelKeys keys to f32, [dim, key]; keys past `count` are zeros.
+// Converts up to kPanelKeys keys to f32, [dim, key]. Keys from `count` on are zeros.
 template <class T>
 void load_keys(const ObservationScoresArguments& a, const int32_t* blocks, int32_t first_key, int32_t count,
                float* to) {
@@ -146,7 +146,7 @@ void load_queries(const ObservationScoresArguments& a, const Window& window, flo
   std::memset(to + window.rows() * a.head_dim, 0, static_cast<size_t>(rest * a.head_dim) * sizeof(float));
 }
 
-// Calls body(row, the row's kPanelKeys products) for every row and the panel of keys that is loaded.
+// Calls body(row, the row's kPanelKeys products) for every row, for the panel of keys that is loaded.
 template <class Body>
 void for_each_row(const Window& window, int dim, const Scratch& scratch, Body&& body) {
   for (int64_t step = 0; step < window.rows(); step += kStep) {
@@ -157,8 +157,8 @@ void for_each_row(const Window& window, int dim, const Scratch& scratch, Body&& 
   }
 }
 
-// Calls body(row, first_key, the row's kPanelKeys products) for every row and every panel of the split's keys
-// before `end`, and then panel_done(first_key, count).
+// Calls body(row, first_key, the row's kPanelKeys products) for every row and every panel of the split's keys before
+// `end`. After each panel it calls panel_done(first_key, count).
 template <class Body, class PanelDone>
 void for_each_product(const ObservationScoresArguments& a, const Window& window, int64_t split, int32_t end,
                       const Scratch& scratch, Body&& body, PanelDone&& panel_done) {
@@ -176,12 +176,12 @@ void for_each_product(const ObservationScoresArguments& a, const Window& window,
   }
 }
 
-// Hides the keys that a row's denominator does not have.
+// Hides the keys that are not in a row's denominator.
 void mask(float* products, int32_t visible) {
   for (int32_t key = visible > 0 ? visible : 0; key < kPanelKeys; ++key) products[key] = -__builtin_inff();
 }
 
-// Each row's denominator over the keys of one split.
+// Sums up each row's denominator over the keys of one split.
 void sum_denominators(const ObservationScoresArguments& a, const Window& window, int64_t split,
                       const Scratch& scratch, Denominator* denominators) {
   for (int64_t row = 0; row < window.rows(); ++row) {
@@ -208,7 +208,7 @@ void sum_denominators(const ObservationScoresArguments& a, const Window& window,
   }
 }
 
-// Merges a row's denominators of all splits into that of the first, whose sum becomes its inverse.
+// Merges the denominators of all splits of a row into the first, and replaces the sum there by its inverse.
 void merge_denominators(int64_t rows, int64_t splits, Denominator* denominators) {
   for (int64_t row = 0; row < rows; ++row) {
     float peak = kLowestScore;
@@ -225,7 +225,7 @@ void merge_denominators(int64_t rows, int64_t splits, Denominator* denominators)
   }
 }
 
-// The scores of a panel's keys from each head's sums over the window.
+// Computes the scores of a panel's keys from each head's sums over the window.
 void reduce_group(GroupReduction reduction, int64_t group, const float* sums, int32_t count, float* scores) {
   for (int32_t key = 0; key < count; ++key) {
     float score = sums[key];
@@ -251,7 +251,7 @@ bool any_small(const float* scores, int32_t count) {
 constexpr double kLog2E = 1.4426950408889634;
 constexpr float kLowestLogarithm = -1e9f;
 
-// The scores that are small among those of the panel that is loaded, from the logarithms of weights.
+// Computes again the scores of the loaded panel that are too small for f32, from the logarithms of weights.
 void add_small_weights(const ObservationScoresArguments& a, const Window& window, const Scratch& scratch,
                        const Denominator* denominators, int32_t count, float* scores) {
   for (int64_t i = 0; i < window.group * kPanelKeys; ++i) {
@@ -283,7 +283,7 @@ void add_small_weights(const ObservationScoresArguments& a, const Window& window
       scratch.sums[i] *= exponential(splat(scratch.peaks[i] - highest))[0];
     }
     reduce_group(a.reduction, window.group, scratch.sums + key, 1, scores + key);
-    // e^highest in powers of two: a whole one and what is left.
+    // e^highest as a power of two: a whole exponent and a factor.
     const double power = static_cast<double>(highest < kLowestLogarithm ? kLowestLogarithm : highest) * kLog2E;
     const int32_t whole = static_cast<int32_t>(power) - 1;
     const float rest = static_cast<float>((power - whole) / kLog2E);
@@ -291,7 +291,7 @@ void add_small_weights(const ObservationScoresArguments& a, const Window& window
   }
 }
 
-// The scores of one split's keys; `denominators` hold inverse sums.
+// Computes the scores of one split's keys. `denominators` hold inverse sums.
 void sum_weights(const ObservationScoresArguments& a, const Window& window, int64_t split,
                  const Scratch& scratch, const Denominator* denominators) {
   const size_t sum_bytes = static_cast<size_t>(window.group * kPanelKeys) * sizeof(float);
@@ -316,8 +316,8 @@ void sum_weights(const ObservationScoresArguments& a, const Window& window, int6
 }  // namespace
 
 void observation_scores(const ObservationScoresArguments& a, Workers& workers) {
-  // An item is one kv head of one batch entry. Item i owns the tasks task_start[i] .. task_start[i + 1] - 1,
-  // and of every task's rows the denominators from denominator_start[i] on.
+  // An item is one kv head of one batch entry. Item i has the tasks task_start[i] .. task_start[i + 1] - 1. The
+  // denominators of its tasks' rows begin at denominator_start[i].
   const int64_t items = int64_t{a.batch} * a.kv_heads;
   int64_t most_rows = 0;
   int64_t denominator_count = 0;
@@ -335,7 +335,7 @@ void observation_scores(const ObservationScoresArguments& a, Workers& workers) {
   int64_t* denominator_start = task_start + items + 1;
   Denominator* denominators = reinterpret_cast<Denominator*>(denominator_start + items + 1);
 
-  // Calls body(window, split, the window's denominators, scratch) for every split of keys up to end(window).
+  // Calls body(window, split, the window's denominators, scratch) for every split of the keys up to end(window).
   const auto for_each_split = [&](auto&& end, auto&& body) {
     task_start[0] = denominator_start[0] = 0;
     for (int64_t item = 0; item < items; ++item) {

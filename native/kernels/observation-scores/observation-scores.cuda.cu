@@ -1,6 +1,6 @@
-// Observation scores of any dtype, head size and number of queries, without tensor cores: the path of what they do
-// not take, and of devices that they are not built for. A block compares tiles of kKeys keys with kRows queries of
-// one head; a lane holds two keys, a warp four queries.
+// Observation scores of any dtype, head size and number of queries, without tensor cores. They serve whatever the
+// tensor-core kernels do not take, and devices that those kernels are not built for. A thread block multiplies tiles
+// of kKeys keys by kRows queries of one head. A lane has two keys, a warp four queries.
 #include "kernels/observation-scores/observation-scores-head.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 
@@ -13,7 +13,7 @@ constexpr int kWarpRows = 4;
 constexpr int kRows = kWarps * kWarpRows;
 constexpr int kLaneKeys = 2;
 constexpr int kKeys = kLaneKeys * kWarp;
-constexpr int kDims = 64;  // of rows and keys in shared memory at a time
+constexpr int kDims = 64;  // dims of rows and keys in shared memory at a time
 constexpr float kLog2E = 1.44269504f;
 
 template <class Q, class C>
@@ -28,7 +28,7 @@ class Tile {
   __device__ int key(int tile, int i) const { return tile * kKeys + i * kWarp + lane_; }
   __device__ int query(int chunk, int i) const { return chunk * kRows + warp_ * kWarpRows + i; }
 
-  // Scores in powers of two, of this thread's queries and keys.
+  // The scores of this thread's queries and keys, as exponents of 2.
   __device__ void score(int query_head, int chunk, int tile, float (&scores)[kWarpRows][kLaneKeys]) const {
     __shared__ float queries[kRows][kDims];
     __shared__ float keys[kKeys][kDims + 1];
@@ -77,7 +77,7 @@ class Tile {
 __device__ int tiles_of(int keys) { return (keys + kKeys - 1) / kKeys; }
 __device__ int chunks_of(int queries) { return (queries + kRows - 1) / kRows; }
 
-// First pass: the statistics of every query over this block's keys.
+// First pass: the statistics of every query over the keys of this thread block.
 template <class Q, class C>
 __global__ void __launch_bounds__(kThreads)
     statistics_kernel(const __grid_constant__ ObservationScoresArguments a, ObservationScoresLaunch launch) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int step = 0; step < group * chunks; ++step) {
     const int query_head = head.kv_head * group + step / chunks;
     const int chunk = step % chunks;
-    // Each lane's own, of every second key of a tile, until the end.
+    // Each lane keeps the statistics of its own keys until the end.
     RowStatistics own[kWarpRows];
     for (RowStatistics& row : own) row = {-INFINITY, 0.0f};
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The weights of key threadIdx.x of a tile, reduced over the heads, from their logarithms. Few tiles need it.
+// The weights of key threadIdx.x of a tile, reduced over the heads, computed from their logarithms. Few tiles need
+// this.
 template <class Q, class C>
 __device__ __noinline__ RowStatistics small_weights(const ObservationScoresArguments& a,
                                                     const ObservationScoresLaunch& launch, int tile) {
@@ -150,7 +151,7 @@ __device__ __noinline__ RowStatistics small_weights(const ObservationScoresArgum
   return total;
 }
 
-// Second pass: the scores of this block's keys.
+// Second pass: the scores of the keys of this thread block.
 template <class Q, class C>
 __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
     weights_kernel(const __grid_constant__ ObservationScoresArguments a, ObservationScoresLaunch launch) {
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
   }
 }
 
-// Calls body with values of the types that store queries and keys.
+// Calls body with values of the C++ types that store queries and keys.
 template <class Body>
 Status with_types(const ObservationScoresArguments& a, Body&& body) {
   with_cuda_float_type(a.query_dtype, [&](auto query) {

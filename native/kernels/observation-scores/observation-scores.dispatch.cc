@@ -29,7 +29,7 @@ std::string lacks_room(int64_t head, int64_t prefix, int64_t room) {
          " keys before the window, but there is room for " + std::to_string(room) + " scores";
 }
 
-// Whether every prefix has room in the scores. The tables are valid.
+// Checks that the scores have room for every prefix. The tables must be valid.
 Status check_room(const ObservationScoresArguments& a) {
   for (int32_t entry = 0; entry < a.batch; ++entry) {
     const int32_t queries = a.query_start[entry + 1] - a.query_start[entry];

@@ -1,10 +1,11 @@
-// How much the last queries of a prompt look at each key before them (HBW-KV Eq. 3 and 4, after SnapKV). For
-// kv head g and its key j, with the query heads h that read g and the queries w of the observation window:
+// How much attention the last queries of a prompt give to each key before them (HBW-KV Eq. 3 and 4, after SnapKV).
+// For kv head g and its key j, with the query heads h that read g and the queries w of the observation window:
 //   weight[h, w, j] = exp(scale q[h, w] . k[g, j]) / sum_i exp(scale q[h, w] . k[g, i])
 //   score[g, j]     = reduction over h of sum_w weight[h, w, j]
-// A score below 2^-126 is written as small-scores.h says.
-// The softmax is taken in f32, in two passes over the keys: first the denominators, then the sums. Working
-// memory grows with the number of keys, never with queries times keys.
+// small-scores.h says how a score below 2^-126 is written.
+//
+// The softmax is computed in f32, in two passes over the keys: first the denominators, then the sums of weights.
+// Working memory grows with the number of keys, never with queries times keys.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +18,18 @@
 
 namespace kv {
 
-// The keys i of a query's denominator. The window's own keys are a head's last ones, as many as there are
-// queries; the prefix is all before them.
+// Which keys i are in a query's denominator. The window's own keys are the last of a head, as many as there are
+// queries. The prefix is all keys before them.
 enum class ScoreDomain : int32_t {
-  full,    // the prefix, and of the window the query's own key and those before it (SnapKV)
-  prefix,  // the prefix only (HBW-KV Eq. 3 as written)
+  full,    // the prefix, and in the window the query's own key and those before it (SnapKV)
+  prefix,  // only the prefix (HBW-KV Eq. 3 as written)
 };
 
-// Over the query heads that read one kv head.
+// The reduction over the query heads that read one kv head.
 enum class GroupReduction : int32_t { mean, maximum, sum };
 
-// The rows of batch entry b are the observation window of slot slots[b]: its last queries, in order.
-// key_counts include the window's own keys; heads may hold different counts.
+// The rows of batch entry b are the observation window of slot slots[b]: the slot's last queries, in order.
+// key_counts include the window's own keys. Heads may have different counts.
 struct ObservationScoresArguments : PagedBatch {
   // [token, query_head, dim]. Strides count elements; dim is contiguous.
   const void* query = nullptr;
@@ -42,21 +43,22 @@ struct ObservationScoresArguments : PagedBatch {
   ScoreDomain domain = ScoreDomain::full;
   GroupReduction reduction = GroupReduction::mean;
 
-  // [batch, kv_head, score_tokens] contiguous. Of each row the first prefix(b, g) elements are written, with
+  // [batch, kv_head, score_tokens] contiguous. The first prefix(b, g) elements of each row are written, with
   //   prefix(b, g) = max(0, key_counts[slots[b], g] - rows of b),
-  // which must be at most score_tokens. Without rows all of them are zero.
+  // which must be at most score_tokens. For an entry without rows they are all zero.
   float* scores = nullptr;
   int32_t score_tokens = 0;
 };
 
 enum class ObservationScoresFault : int32_t {
-  too_many_scores = static_cast<int32_t>(PagedFault::operations_own),  // value: the keys before the window; row: the kv head
+  // value: the keys before the window; row: the kv head
+  too_many_scores = static_cast<int32_t>(PagedFault::operations_own),
 };
 
 std::string describe_observation_scores_fault(const Fault& fault);
 
-// Refuses sizes, dtypes and tables that contradict each other, and a prefix longer than score_tokens
-// (invalid_value, capability).
+// Refuses sizes, dtypes and tables that contradict each other, and a prefix longer than score_tokens (invalid_value,
+// capability).
 Status observation_scores(const ObservationScoresArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

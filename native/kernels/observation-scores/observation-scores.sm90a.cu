@@ -1,9 +1,9 @@
-// Observation scores for Hopper. The queries of all heads that read a kv head are the rows of one matrix, up to
-// kRows at a time, so that a key is read once for all of them. Two passes over the keys, tile by tile through a
-// ring of stages that one producer warp fills:
-//   1. S = Q K^T; every row gathers its maximum and sum. Blocks share out the keys.
-//   2. S^T = K Q^T; now a thread holds whole keys, and adds up the weights of their rows in registers.
-// The second pass begins where the first one ended: those keys are still in L2.
+// Observation scores for Hopper. The queries of all heads that read a kv head are the rows of one matrix, up to kRows
+// at a time, so that a key is read once for all of them. There are two passes over the keys. They go tile by tile,
+// through a ring of stages that one producer warp fills:
+//   1. S = Q K^T. Every row gets its maximum and sum. Thread blocks share the keys.
+//   2. S^T = K Q^T. A thread now holds whole keys, and adds up the weights of their rows in registers.
+// The second pass begins with the last keys of the first pass, which are still in L2.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -21,12 +21,12 @@
 namespace kv::sm90a {
 namespace {
 
-using Roles = WarpRoles<2>;  // a consumer's thread has two tiles of scores
-constexpr int kConsumerThreads = 2 * kWarpgroupThreads;  // the first ones; the last warpgroup is the producer's
-constexpr int kConsumersMeet = 1;  // a named barrier
+using Roles = WarpRoles<2>;  // each consumer thread holds two tiles of scores
+constexpr int kConsumerThreads = 2 * kWarpgroupThreads;  // the first threads; the last warpgroup is the producer's
+constexpr int kConsumersMeet = 1;  // id of a named barrier
 constexpr int kRows = 128;
 constexpr int kKeyTile = 128;
-constexpr int kTileScores = 64;  // of a thread
+constexpr int kTileScores = 64;  // of each thread
 
 template <typename ElementType, int kDim>
 struct Shape {
@@ -48,12 +48,12 @@ struct alignas(1024) SharedStorage {
 struct Parameters {
   ObservationScoresArguments arguments;
   ObservationScoresLaunch launch;
-  int box_tokens;    // of one copy: divides both block_tokens and the key tile
+  int box_tokens;    // tokens of one copy; divides block_tokens and the key tile
   CUtensorMap keys;  // [block, block_token, dim]
 };
 
-// The rows of a kv head: query head after query head, each padded to whole columns of wgmma. A chunk of them
-// holds whole heads, or a part of one that has more queries than a chunk has rows.
+// The rows of a kv head: query head after query head, each padded to whole columns of wgmma. A chunk of rows holds
+// whole heads. If a head has more queries than a chunk has rows, the chunk holds a part of it.
 struct Rows {
   int head_rows;
   int chunk_rows;
@@ -69,7 +69,7 @@ struct Rows {
 
 enum class Pass { statistics, weights };
 
-// ---- The producer: one warp. A lane looks up and copies every 32nd box of the tiles in their order. ----
+// ---- The producer: one warp. Of the boxes of all tiles in their order, a lane looks up and copies every 32nd. ----
 
 template <typename Shape>
 class Producer {
@@ -101,11 +101,11 @@ class Producer {
 
  private:
   struct Box {
-    int token;  // in the block
-    int block;  // negative behind the last key
+    int token;  // index in the block
+    int block;  // negative after the last key
   };
 
-  // This lane's box of those of the tiles `first` and behind.
+  // Finds this lane's box among the boxes of the tiles from `first` on.
   __device__ Box find(int first) const {
     const int i = first + lane_ / boxes_;
     const int tile = pass_ == Pass::statistics ? tiles_.begin + i : tiles_.end - 1 - i;
@@ -116,7 +116,7 @@ class Producer {
     return {token - entry * batch_.block_tokens, present ? head_.blocks[entry] : -1};
   }
 
-  // Copies a tile, of which some lanes have the boxes, to the next stage.
+  // Copies a tile to the next stage. `mine` says that this lane has one of its boxes.
   __device__ void copy(const Box& box, bool mine) {
     shared_.ring.wait_empty(at_);
     uint64_t* full = &shared_.ring.full[at_.stage];
@@ -140,7 +140,7 @@ class Producer {
   const Pass pass_;
   const PartOf tiles_;
   const int lane_;
-  const int boxes_;  // of a tile
+  const int boxes_;  // of each tile
   RingPosition<Shape::kStages> at_;
 };
 
@@ -214,10 +214,10 @@ class Consumer {
   }
 
  private:
-  // Rows of the left operand that this thread holds.
+  // The rows of the left operand that this thread holds.
   __device__ int row_in_tile(int half) const { return warpgroup_ * kWarpgroupRows + row_ + 8 * half; }
 
-  // A row of a chunk among those of the kv head; negative where it is padding.
+  // The row of the kv head that a chunk's row is. Negative for padding.
   __device__ int row_of_chunk(int chunk, int row_in_chunk) const {
     const int row = chunk * rows_.chunk_rows + row_in_chunk;
     const bool present =
@@ -231,7 +231,7 @@ class Consumer {
 
   static __device__ void meet() { ptx::named_barrier_sync(kConsumersMeet, kConsumerThreads); }
 
-  // Absent rows become zeros.
+  // Rows that do not exist become zeros.
   __device__ void load_queries(int chunk) {
     constexpr int kPieces = Shape::kHeadDim / 8;  // of 16 bytes
     constexpr int kLoads = kRows * kPieces / kConsumerThreads;
@@ -257,7 +257,7 @@ class Consumer {
 
   __device__ void load_log_sums(int chunk) {
     if (threadIdx.x < kRows) {
-      // Infinity makes every weight 0.
+      // Infinity makes every weight of such a row 0.
       const int row = row_of_chunk(chunk, threadIdx.x);
       shared_.log_sums[threadIdx.x] =
           row < 0 ? INFINITY : log_sum_of(a_, parameters_.launch, query_head(row), token(row));
@@ -265,8 +265,8 @@ class Consumer {
     meet();
   }
 
-  // Calls use(i, scores) for every tile i of keys in the order in which they come. The products of the next tile
-  // run under it.
+  // Calls use(i, scores) for every tile i of keys, in the order in which the tiles arrive. The products of the next
+  // tile run during each call.
   template <Pass kPass, class Use>
   __device__ void for_each_tile(int count, Use use) {
     if (count == 0) return;
@@ -294,8 +294,8 @@ class Consumer {
     }
   }
 
-  // Once the next tile of keys has landed: of this warpgroup's 64 queries with its keys, or of 64 of its keys
-  // with all queries.
+  // Waits for the next tile of keys and starts its products. These are this warpgroup's 64 queries times the tile's
+  // keys, or 64 of the tile's keys times all queries.
   template <Pass kPass>
   __device__ void start_products(float (&scores)[kTileScores]) {
     const auto& query = shared_.query;
@@ -325,18 +325,19 @@ class Consumer {
     }
   }
 
-  // What makes weights of scores against the rows of a chunk.
+  // How scores become weights, for the rows of a chunk.
   struct Weighing {
     const float* log_sums;
     float scale_log2;
     int head_rows;
   };
 
-  // Of the two keys whose scores against all rows of the chunk the quad's threads hold; over 2^exponents if kScaled.
+  // Reduces the weights of two keys over all rows of the chunk. The threads of a quad hold their scores. If kScaled,
+  // the results are divided by 2^exponents.
   template <bool kMaximum, bool kScaled = false>
   static __device__ void reduce_weights(const Weighing& by, const float (&scores)[kTileScores], float (&result)[2],
                                         const float (&exponents)[2] = {}) {
-    float sums[2][2] = {};  // two chains, so that no addition waits for the previous one
+    float sums[2][2] = {};  // two chains, so that additions do not wait for each other
     float best[2] = {};
     int columns_left = by.head_rows;
 #pragma unroll
@@ -365,8 +366,9 @@ class Consumer {
     }
   }
 
-  // The scores of the same two keys if they are small, from the logarithms of weights. Few tiles have such keys, and
-  // the loop over tiles is faster without this code. Numbers one by one are passed in registers, an array is not.
+  // The scores of the same two keys if they are small, computed from the logarithms of weights. Few tiles have such
+  // keys, and the loop over tiles is faster without this code. The scores are passed one by one, because an array
+  // would not be passed in registers.
   template <bool kMaximum, size_t... kIndex>
   static __device__ float2 small_weights(const Weighing& by, float share, const float (&scores)[kTileScores],
                                          std::index_sequence<kIndex...>) {
@@ -395,7 +397,7 @@ class Consumer {
                        score_of(sums[1] * share, static_cast<int>(exponents[1])));
   }
 
-  // Of both keys, with those of the chunks before; some are small if kSmall.
+  // Writes the scores of both keys, combined with those of earlier chunks. If kSmall, some are small.
   template <bool kMaximum, bool kSmall>
   __device__ void write_scores(int chunk, int first_key, const float (&weights)[2]) const {
 #pragma unroll
@@ -411,7 +413,7 @@ class Consumer {
     }
   }
 
-  // The sum of two scores, some of which are small.
+  // The sum of two scores, of which some are small.
   static __device__ __noinline__ float sum_of(float a, float b) {
     const float sum = a + b;
     return is_small(sum) ? small_mean([&](int i) { return i == 0 ? a : b; }, 2, 1, sum) : sum;
@@ -514,7 +516,7 @@ bool fits_observation_scores(const ObservationScoresArguments& a) {
   if (a.cache_dtype != DType::f16 && a.cache_dtype != DType::bf16) return false;
   if (a.query_dtype != a.cache_dtype || (a.head_dim != 64 && a.head_dim != 128)) return false;
   if (a.block_tokens % 8 != 0) return false;
-  // Only the host's upper bound of an entry's queries is known here.
+  // The host knows only an upper bound of an entry's queries.
   if (a.reduction == GroupReduction::maximum && a.query_tokens > kRows) return false;
   for (const void* data : {a.query, a.keys}) {
     if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return false;

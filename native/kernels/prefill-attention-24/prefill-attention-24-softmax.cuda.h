@@ -1,5 +1,5 @@
-// Softmax over keys that arrive in tiles, where scores are the accumulators of S^T = K Q^T: a thread's scores
-// [key tile, row tile, i] belong to its rows 2 * rowTile + i % 2, and the eight lanes of one lane % 4 share these.
+// Softmax over keys that arrive in tiles. Scores are the accumulators of S^T = K Q^T: a thread's scores [key tile,
+// row tile, i] belong to its rows 2 * rowTile + i % 2. The eight lanes with the same lane % 4 share these rows.
 // Device code.
 #pragma once
 
@@ -10,8 +10,9 @@
 
 namespace kv {
 
-// Weights are exp(scale * score) relative to a reference of the row that need not be its maximum: it moves only when
-// weights would grow large. So maxima are taken at the first keys of a row and seldom after.
+// Weights are exp(scale * score) relative to a reference of the row. The reference need not be the row's maximum: it
+// moves only if weights would grow large. Maxima are therefore computed for the first keys of a row, and seldom after
+// that.
 template <int kRows>
 class PrefillSoftmax24 {
  public:
@@ -24,8 +25,8 @@ class PrefillSoftmax24 {
     }
   }
 
-  // Turns scores into weights and returns true, or false when some are too large, in every lane of the warp: then
-  // `raise` is to see the same scores before they are weighed again.
+  // Turns scores into weights and returns true. If some weights are too large, it returns false in every lane of the
+  // warp: `raise` must then get the same scores before they are weighed again.
   template <int kKeyTiles>
   __device__ __forceinline__ bool weigh(float (&scores)[kKeyTiles][kRows / 2][4]) {
     float added[kRows];
@@ -52,8 +53,8 @@ class PrefillSoftmax24 {
     return true;
   }
 
-  // Moves the references of rows whose weights were too large to the maximum of these scores. What was accumulated for
-  // row r must be multiplied by correction[r].
+  // For rows whose weights were too large, moves the reference to the maximum of these scores. What row r accumulated
+  // must then be multiplied by correction[r].
   template <int kKeyTiles>
   __device__ void raise(const float (&scores)[kKeyTiles][kRows / 2][4], float (&correction)[kRows]) {
     for (int distance = 4; distance < 32; distance *= 2) {
@@ -70,7 +71,7 @@ class PrefillSoftmax24 {
       for (int distance = 4; distance < 32; distance *= 2) {
         maximum = fmaxf(maximum, __shfl_xor_sync(kFullWarp, maximum, distance));
       }
-      // Rounded up, or the weights of large scores could pass 1 by any factor, and be raised without end.
+      // Rounded up. Otherwise the weights of large scores could exceed 1 by any factor, and be raised without end.
       maximum = __fmul_ru(maximum, scale_log2_);
       const bool raised = raised_rows_ >> row & 1;
       correction[row] = raised ? ptx::exp2_approximate(reference_[row] - maximum) : 1.0f;
@@ -80,7 +81,7 @@ class PrefillSoftmax24 {
     raised_rows_ = 0;
   }
 
-  // Adds up the lanes' shares; call once, after the last tile.
+  // Adds up the sums of the lanes. Must be called once, after the last tile.
   __device__ void finish() {
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
@@ -90,24 +91,25 @@ class PrefillSoftmax24 {
     }
   }
 
-  // What turns accumulated outputs into the mean; 0 where no key was seen, NaN where a score was NaN.
+  // The factor that turns accumulated outputs into the mean. 0 if no key was seen, NaN if a score was NaN.
   __device__ float normalizer(int row) const { return sum_[row] == 0.0f ? 0.0f : 1.0f / sum_[row]; }
 
-  // Natural log of the sum of exp(scale * score); minus infinity where no key was seen.
+  // Natural logarithm of the sum of exp(scale * score). Minus infinity if no key was seen.
   __device__ float log_sum_exp(int row) const { return (reference_[row] + log2f(sum_[row])) * kLn2; }
 
  private:
   static constexpr unsigned kFullWarp = 0xffffffffu;
   static constexpr float kLog2E = 1.44269504f;
   static constexpr float kLn2 = 0.693147181f;
-  // Of a lane's weights of a row in one tile, added up. Weights up to 2^8 are as exact as weights up to 1.
+  // The largest sum of a lane's weights of one row in one tile. Weights up to 2^8 are as exact as weights up to 1.
   static constexpr float kLargest = 256.0f;
-  // Finite, and so low that the weights of scores are infinite, of the lowest ones 1.
+  // The reference of a row that has seen no key. It is finite and so low that weights of scores are infinite; those
+  // of the lowest score are 1.
   static constexpr float kNothing = -FLT_MAX;
 
   float scale_log2_;
-  float reference_[kRows];  // in powers of two
-  float sum_[kRows];        // this lane's share
+  float reference_[kRows];  // exponents of 2
+  float sum_[kRows];        // this lane's part of the sum
   uint32_t raised_rows_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// A 2:4 sparse tile of keys or values against a panel of query rows: prefill attention's products, of which a sparse
-// tile has half.
+// Multiplies a 2:4 sparse tile of keys or values by a panel of query rows, in prefill attention. A sparse tile takes
+// half as many products as a dense one.
 #pragma once
 
 #include "shared/attention/prefill/key-tile.cpu.h"
@@ -10,8 +10,9 @@ namespace KV_ISA {
 
 static_assert(kTileKeys == kBlock24Tokens, "a tile is a block");
 
-// The kept elements of a block as factors of a product: of row i (a key, or a dim of the values) `depth` factors,
-// and the places of the floats of a panel that they multiply, both at index(i, n). Those of kStep rows lie together.
+// The kept elements of a block as factors of a product. Row i, which is a key or a dim of the values, has `depth`
+// factors. Each factor multiplies the floats of a panel at a place. Factor and place n of row i are at index(i, n).
+// kStep rows are interleaved.
 struct SparseTile {
   float* factors;
   int32_t* places;
@@ -29,7 +30,7 @@ struct SparseTile {
     for (int key = 0; key < count; key += kStep) multiply_step<false>(key, query, nullptr, scores);
   }
 
-  // Writes zeros behind the `count` keys that have weights.
+  // Writes zeros after the `count` keys that have weights.
   void add(float* weights, int count, const Vec* rescale, float* output) const {
     std::memset(weights + count * kPanelRows, 0,
                 static_cast<size_t>(kTileKeys - count) * kPanelRows * sizeof(float));

@@ -1,7 +1,7 @@
 // Attention of 24 query rows by one warp over blocks of 64 keys, dense or 2:4 sparse (sm_80). Device code.
 //
-// Everything is transposed: scores S^T = K Q^T are [key, row], outputs O^T = V^T P^T are [dim, row], so that keys and
-// values are the operand of mma that may be sparse. Queries stay in registers.
+// Everything is transposed: scores S^T = K Q^T are [key, row], outputs O^T = V^T P^T are [dim, row]. Keys and values
+// are then the operand of mma that may be sparse. Queries stay in registers.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@
 
 namespace kv {
 
-// The keys or the values of a block in shared memory. Panels have 64 columns, 128 bytes; 16-byte chunks are swizzled.
+// The keys or the values of a block in shared memory. Panels have 64 columns, which are 128 bytes. 16-byte chunks are
+// swizzled.
 template <typename Element, int kHeadDim>
 struct alignas(1024) BlockStage24 {
   union {
@@ -25,7 +26,7 @@ struct alignas(1024) BlockStage24 {
     Element sparse_keys[kBlock24Tokens][kHeadDim / 2];             // [token, kept dim]
     Element sparse_values[kHeadDim / 64][kBlock24Tokens / 2][64];  // [panel, kept token, dim]
   };
-  uint32_t metadata[kHeadDim * 2];  // as blocks-24.h lays it out for keys and for values
+  uint32_t metadata[kHeadDim * 2];  // laid out as in blocks-24.h
 };
 
 template <typename Element, int kDim>
@@ -39,7 +40,7 @@ class PrefillWarp24 {
 
   __device__ explicit PrefillWarp24(float scale) : softmax_(scale), lane_(threadIdx.x % 32) {}
 
-  // Row 8 * tile + lane / 4; a null query is a row of zeros.
+  // Sets row 8 * tile + lane / 4. A null query means a row of zeros.
   __device__ void set_query(int tile, const Element* query) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 8; ++i) {
@@ -48,7 +49,7 @@ class PrefillWarp24 {
     }
   }
 
-  // Scores of a block's keys.
+  // Computes the scores of a block's keys.
   __device__ __forceinline__ void score(Stage& block, bool sparse) {
 #pragma unroll
     for (int i = 0; i < kKeyTiles * kRowTiles * 4; ++i) (&scores_[0][0][0])[i] = 0.0f;
@@ -83,7 +84,8 @@ class PrefillWarp24 {
     }
   }
 
-  // Hides keys: `seen[2 * tile + i]` of those last scored are visible to row 8 * tile + lane % 4 * 2 + i.
+  // Hides keys of the block that was scored last: row 8 * tile + lane % 4 * 2 + i sees its first `seen[2 * tile + i]`
+  // keys.
   __device__ void mask(const int (&seen)[2 * kRowTiles]) {
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile) {
@@ -98,8 +100,8 @@ class PrefillWarp24 {
     }
   }
 
-  // Turns the scores into weights and returns true; or, when they would be too large, returns false: score the same
-  // block again, `raise`, and weigh then.
+  // Turns the scores into weights and returns true. If weights would be too large, it returns false: the caller must
+  // then score the same block again, call `raise`, and weigh.
   __device__ __forceinline__ bool weigh() {
     if (!softmax_.weigh(scores_)) return false;
 #pragma unroll
@@ -127,7 +129,7 @@ class PrefillWarp24 {
     }
   }
 
-  // Adds the values of the block, weighted.
+  // Adds the block's values times their weights.
   __device__ __forceinline__ void accumulate(Stage& block, bool sparse) {
     const int matrix = lane_ / 8;
     const int row = matrix / 2 * 8 + lane_ % 8;
@@ -166,7 +168,7 @@ class PrefillWarp24 {
     }
   }
 
-  // Adds up the sums and divides the outputs by them; call once, after the last block.
+  // Adds up the sums and divides the outputs by them. Must be called once, after the last block.
   __device__ void finish() {
     softmax_.finish();
 #pragma unroll
@@ -180,23 +182,23 @@ class PrefillWarp24 {
     }
   }
 
-  // Dims 8 * i + lane % 4 * 2 and the next, of row 8 * tile + lane / 4. All lanes call it together.
+  // Dims 8 * i + lane % 4 * 2 and the next of row 8 * tile + lane / 4. All lanes must call it together.
   __device__ uint32_t output(int tile, int i) const {
     const float* pair = &output_[i / 2][tile][i % 2 * 2];
     return ptx::transpose_matrix(ptx::pack<Element>(pair[0], pair[1]));
   }
 
-  // Of row 8 * tile + lane % 4 * 2 + i.
+  // The log-sum-exp of row 8 * tile + lane % 4 * 2 + i.
   __device__ float log_sum_exp(int tile, int i) const { return softmax_.log_sum_exp(2 * tile + i); }
 
  private:
-  // A row of keys is 128 bytes, or 64 in heads of 64 dims; any eight rows of one chunk lie in different banks.
+  // A row of keys has 128 bytes, or 64 in heads of 64 dims. The same chunk of any eight rows lies in different banks.
   static __device__ Element* sparse_keys_chunk(Stage& block, int row, int chunk) {
     const int swizzle = kHeadDim == 128 ? row % 8 : row / 2 % 4;
     return &block.sparse_keys[row][(chunk ^ swizzle) * 8];
   }
 
-  // `selector` is known at compile time.
+  // `selector` must be known at compile time.
   static __device__ __forceinline__ void multiply_sparse(float* d, const uint32_t (&a)[4], const uint32_t* b,
                                                          uint32_t metadata, int selector) {
     if (selector == 0) {

@@ -1,9 +1,9 @@
-// How prefill attention over dense and 2:4 blocks is cut into work tiles: one tile is a run of the query rows that read one kv
-// head of a batch entry. Row r is query r / group of query head kv_head * group + r % group, so that a chunk of few
-// queries still fills tiles. Device code.
+// How prefill attention over dense and 2:4 blocks is cut into work tiles. A tile is a range of the query rows that
+// read one kv head of a batch entry. Row r is query r / group of query head kv_head * group + r % group, so that a
+// chunk of few queries still fills tiles. Device code.
 //
-// Tiles are numbered so that those handed out together share keys in L2: batch entry, then kv
-// head, then from the longest causal tile to the shortest.
+// Tiles with neighbouring numbers run at about the same time, so they should share keys in L2. The order is: batch
+// entry, then kv head, then from the longest causal tile to the shortest.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,30 @@
 
 namespace kv {
 
-// Of the leading blocks of a cache head: those that all of some rows see whole, and those that any of them sees.
+// How many of the first blocks of a cache head all rows of a range see in full, and how many at least one row sees.
 struct SeenBlocks {
   int full;
   int seen;
 };
 
 struct PrefillTile24 {
-  int first_token;  // of the batch entry, in `query`
+  int first_token;  // of the batch entry; index in `query`
   int first_row;    // of the tile
-  int rows;         // of the batch entry; the tile's last rows may lie past them
+  int rows;         // of the batch entry; the tile's last rows may lie beyond them
   int kv_head;
-  int cache_head;  // row of the index maps
-  int group;       // query heads of a kv head
-  int key_count;   // of this kv head
-  int hidden_keys;  // of the batch entry's first query, when causal: query i sees key_count - hidden_keys + i
-  int key_blocks;  // to be read; 0 when no row of the tile sees a key
+  int cache_head;  // row in the index maps
+  int group;       // query heads that read the kv head
+  int key_count;   // keys of this kv head
+  int hidden_keys;  // hidden from the batch entry's first query, when causal: query i sees key_count - hidden_keys + i
+  int key_blocks;  // key blocks to read; 0 if no row of the tile sees a key
 
-  // Leading keys that a row sees. Rows past the last see what the last sees.
+  // How many of the first keys a row sees. Rows beyond the last see what the last row sees.
   __device__ int visible(int row) const {
     const int seen = key_count - hidden_keys + (hidden_keys > 0 ? min(row, rows - 1) / group : 0);
     return min(max(seen, 0), key_count);
   }
 
-  // For the rows first .. first + count - 1.
+  // The blocks that the rows first .. first + count - 1 see.
   __device__ SeenBlocks blocks(int first, int count) const {
     if (first >= rows) return {0, 0};
     const int last_seen = visible(first + count - 1);
@@ -46,7 +46,7 @@ struct PrefillTile24 {
   __device__ int query_head(int row) const { return kv_head * group + row % group; }
 };
 
-// Walks the numbering; tile numbers asked for must ascend.
+// Finds tiles by number. The numbers must ascend from call to call.
 template <int kTileRows>
 class PrefillWork24 {
  public:
@@ -55,7 +55,7 @@ class PrefillWork24 {
   __device__ explicit PrefillWork24(const PagedAttentionArguments& arguments)
       : arguments_(arguments), group_(arguments.query_heads / arguments.kv_heads) {}
 
-  // False when `number` is past the last tile.
+  // Returns false when `number` is beyond the last tile.
   __device__ bool find(int64_t number, PrefillTile24* tile) {
     int tiles = tiles_of_head();
     while (entry_ < arguments_.batch && number >= first_number_ + int64_t{tiles} * arguments_.kv_heads) {
@@ -92,7 +92,7 @@ class PrefillWork24 {
   int64_t first_number_ = 0;
 };
 
-// ---- What a warp does of a tile. `Attention` is a PrefillWarp24. ----
+// ---- A warp's work on a tile. `Attention` is a PrefillWarp24. ----
 
 template <typename Element, typename Attention>
 __device__ void load_queries(const PagedAttentionArguments& arguments, const PrefillTile24& tile, int first_row,
@@ -112,7 +112,7 @@ __device__ void load_queries(const PagedAttentionArguments& arguments, const Pre
 // Hides from each row the keys of a block that it does not see.
 template <typename Attention>
 __device__ void mask_scores(const PrefillTile24& tile, int first_row, int block, Attention& attention) {
-  // Each lane works one row out.
+  // Each lane computes this for one row.
   const int lane = threadIdx.x % 32;
   const int seen_by_row = tile.visible(first_row + lane) - block * kBlock24Tokens;
   int seen[2 * Attention::kRowTiles];
@@ -123,7 +123,7 @@ __device__ void mask_scores(const PrefillTile24& tile, int first_row, int block,
   attention.mask(seen);
 }
 
-// Weighs a block's keys; `masked` unless all rows see all of them.
+// Turns the scores of a block into weights. `masked` must be true unless all rows see all keys of the block.
 template <typename Attention>
 __device__ __forceinline__ void weigh_keys(const PrefillTile24& tile, int first_row, int block, bool masked,
                                            typename Attention::Stage& keys, bool sparse, Attention& attention) {

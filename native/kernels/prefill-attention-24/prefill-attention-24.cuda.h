@@ -1,5 +1,5 @@
-// Launchers of prefill attention over dense and 2:4 blocks on CUDA devices. They take 16-bit queries, cache and outputs of one
-// dtype, enqueue on `stream` and return; faults of the kernel itself surface on the stream.
+// Launchers of prefill attention over dense and 2:4 blocks on CUDA devices. They take queries, cache and outputs of
+// the same 16-bit dtype, enqueue on `stream` and return. Faults of the kernel itself are reported through the stream.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace kv {
 
-// Device memory that a launch needs, to hand out its work. Its content does not matter. Launches that may run at the
-// same time need one each.
+// Device memory for a launch, which gives out work tiles with it. Its old content does not matter. Launches that may
+// run at the same time need one each.
 constexpr size_t kPrefill24WorkspaceBytes = 16;
 
 namespace sm90a {

@@ -1,6 +1,6 @@
 // Attention of a prompt, or of a chunk of one, over a cache of dense and 2:4 sparse blocks (HieraSparse, algorithm 1
-// and section III-C2): what prefill_attention computes, of the cache as decompress-24 would write it out.
-// A sparse block costs half of a dense one's products: S^T = K Q^T with K sparse, O^T = V^T P^T with V sparse.
+// and section III-C2). It computes what prefill_attention computes from the cache as decompress-24 would write it. A
+// sparse block takes half of the products of a dense one: S^T = K Q^T with K sparse, O^T = V^T P^T with V sparse.
 #pragma once
 
 #include "runtime/execution.h"
@@ -9,7 +9,7 @@
 
 namespace kv {
 
-// Over dense blocks alone the result is that of prefill_attention, bit for bit, on the CPU. Refuses sizes, dtypes and
+// Over dense blocks alone the result on the CPU is that of prefill_attention, bit for bit. Refuses sizes, dtypes and
 // tables that contradict each other (invalid_value, capability).
 Status prefill_attention_24(const Attention24Arguments& arguments, ExecutionContext& context);
 

@@ -1,5 +1,5 @@
-// Prefill attention over dense and 2:4 blocks for Ampere and Ada: a block attends to its keys for 24 query rows in each of its
-// warps, block after block of the cache through two stages of asynchronous copies.
+// Prefill attention over dense and 2:4 blocks for Ampere and Ada. Each warp of a thread block has 24 query rows. The
+// blocks of the cache pass, one after another, through two stages of asynchronous copies.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -25,7 +25,7 @@ struct Stage {
   BlockStage24<Element, kHeadDim> values;
 };
 
-// Starts this thread's share of the copy of a block; rows of dense blocks from `tokens` on become zeros.
+// Starts this thread's share of the copy of a block. Rows of dense blocks from `tokens` on become zeros.
 template <typename Element, int kHeadDim>
 __device__ void request(const Attention24Arguments& arguments, const void* dense, const SparseBlocks24& sparse,
                         int entry, int tokens, BlockStage24<Element, kHeadDim>& block) {
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
   if (tile.key_blocks > 0) request(arguments, tile, 0, stages[0]);
   for (int number = 0; number < tile.key_blocks; ++number) {
     ptx::async_copy_wait<0>();
-    __syncthreads();  // the block has landed, and nobody reads the other stage any more
+    __syncthreads();  // after this, the block has landed, and no thread reads the other stage any more
     if (number + 1 < tile.key_blocks) request(arguments, tile, number + 1, stages[(number + 1) % 2]);
     if (number >= blocks.seen) continue;
     auto& stage = stages[number % 2];
@@ -98,7 +98,8 @@ Status launch(const Attention24Arguments& arguments, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return cuda_status(error);
-  // At most: where the queries lie is known to the device only. Blocks past the last tile leave at once.
+  // An upper bound: only the device knows how many queries each entry has. Thread blocks beyond the last tile return
+  // at once.
   const int64_t rows = int64_t{arguments.query_tokens} * arguments.query_heads;
   const int64_t tiles = rows / kTileRows<Element, kHeadDim> + int64_t{arguments.batch} * arguments.kv_heads;
   kernel<<<static_cast<unsigned>(tiles), kThreads, kSharedBytes, stream>>>(arguments);

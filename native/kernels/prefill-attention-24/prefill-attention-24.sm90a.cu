@@ -1,8 +1,8 @@
 // Prefill attention over dense and 2:4 blocks for Hopper, with mma and mma.sp.
 //
-// A persistent block takes work tiles, 24 query rows for each of its consumer warps, from a queue. One producer
-// warp follows the index maps and streams the keys and values of a tile through a ring of stages. Consumer warps
-// meet only in the ring: the softmax of some runs under the products of others.
+// A persistent thread block takes work tiles of 24 query rows for each of its consumer warps. One producer warp reads
+// the index maps and copies the keys and values of a tile through a ring of stages. Consumer warps meet only in the
+// ring, so the softmax of some runs during the products of others.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -25,7 +25,7 @@ struct Shape {
   using Roles = WarpRoles<kDim == 128 ? 2 : 3>;
   static constexpr int kHeadDim = kDim;
   static constexpr int kTileRows = PrefillWarp24<Element, kDim>::kRows * Roles::kConsumerWarps;
-  static constexpr int kStages = 6;  // blocks
+  static constexpr int kStages = 6;  // of one block each
   static constexpr int kWorkStages = 2;
 };
 
@@ -34,16 +34,16 @@ struct SharedStorage {
   BlockStage24<typename Shape::Element, Shape::kHeadDim> keys[Shape::kStages];
   BlockStage24<typename Shape::Element, Shape::kHeadDim> values[Shape::kStages];
   int kinds[Shape::kStages];  // 1 for sparse keys, 2 for sparse values
-  PrefillTile24 work[Shape::kWorkStages];  // key_blocks < 0: no more work
+  PrefillTile24 work[Shape::kWorkStages];  // key_blocks < 0 means that no work is left
   PrefillTile24 work_of_warp[Shape::Roles::kConsumerWarps];
   StageRing<Shape::kStages> block_ring;
   StageRing<Shape::kWorkStages> work_ring;
-  uint64_t tail_landed;  // a block that is not full
+  uint64_t tail_landed;  // for the values of a block that is not full
 };
 
 struct Parameters {
   Attention24Arguments arguments;
-  unsigned* tiles_taken;   // beyond each block's first; 0 at launch
+  unsigned* tiles_taken;   // tiles taken after each block's first; 0 at launch
   CUtensorMap dense_keys;  // [block, token, dim]
   CUtensorMap dense_values;
 };
@@ -96,7 +96,7 @@ class Producer {
     }
   }
 
-  // Brings a block, of which `tokens` count, to the next stage.
+  // Copies a block, of which the first `tokens` count, to the next stage.
   __device__ void load(int key_entry, int value_entry, int tokens) {
     shared_.block_ring.wait_empty(block_at_);
     auto& keys = shared_.keys[block_at_.stage];
@@ -112,13 +112,15 @@ class Producer {
     }
     __syncwarp();
     if (!whole) {
-      // Weights of absent keys are 0, but 0 times whatever lies there may be NaN. Such a block is dense.
+      // Weights of absent keys are 0. But 0 times the memory's old content may be NaN, so these rows are cleared.
+      // Such a block is dense.
       ptx::mbarrier_wait(&shared_.tail_landed, tail_parity_);
       tail_parity_ ^= 1;
       clear_rows(values.dense, tokens, kBlock24Tokens);
       ptx::fence_async_proxy();
     }
-    // By each lane for itself: compute-sanitizer does not see that one lane's arrival covers its warp's writes.
+    // Every lane arrives for itself: compute-sanitizer does not see that one lane's arrival covers the writes of its
+    // warp.
     if (lane_ > 0 || !whole) ptx::mbarrier_arrive(full);
     __syncwarp();
     block_at_.advance();
@@ -165,7 +167,7 @@ class Consumer {
         warp_row_((threadIdx.x - kWarpgroupThreads) / 32 * Attention::kRows) {}
 
   __device__ void run() {
-    // A copy for each warp, in shared memory: registers are short.
+    // Each warp has a copy of the tile in shared memory, because registers are scarce.
     PrefillTile24& tile = shared_.work_of_warp[warp_row_ / Attention::kRows];
     for (;;) {
       shared_.work_ring.wait_full(work_at_);
@@ -190,7 +192,7 @@ class Consumer {
     for (int number = 0; number < tile.key_blocks; ++number) {
       shared_.block_ring.wait_full(block_at_);
       if (number < blocks.seen) {
-        // Read by the lane that will release the stage.
+        // The lane that will release the stage reads this for all.
         const int kinds = __shfl_sync(0xffffffffu, threadIdx.x % 32 == 0 ? shared_.kinds[block_at_.stage] : 0, 0);
         const bool sparse_keys = (kinds & 1) != 0;
         const bool sparse_values = (kinds & 2) != 0;

@@ -1,6 +1,6 @@
-// Launchers of prefill attention on CUDA devices. They validate what the host can see, enqueue on `stream`
-// and return; faults of the kernel itself surface on the stream. `block_table` of the arguments names the blocks of
-// keys, `value_table`, of the same shape and often the same, those of values.
+// Launchers of prefill attention on CUDA devices. They validate what the host can see, enqueue on `stream` and
+// return. Faults of the kernel itself are reported through the stream. `block_table` of the arguments names the
+// blocks of keys. `value_table` names those of values; it has the same shape, and is often the same table.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,16 +10,16 @@
 
 namespace kv {
 
-// Device memory that a launch needs, to hand out its work. Its content does not matter. Launches that may run
-// at the same time need one each.
+// Device memory for a launch, which gives out work tiles with it. Its old content does not matter. Launches that may
+// run at the same time need one each.
 constexpr size_t kPrefillAttentionWorkspaceBytes = 16;
 
-// A block's tokens come in multiples of this.
+// The tokens of a block must be a multiple of this.
 constexpr int kPrefillBlockMultiple = 8;
 
 namespace sm90a {
 
-// Takes what fits_tensor_cores(arguments, kPrefillBlockMultiple) accepts; refuses the rest (capability).
+// Takes what fits_tensor_cores(arguments, kPrefillBlockMultiple) accepts and refuses the rest (capability).
 Status prefill_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* workspace,
                          cudaStream_t stream);
 
@@ -27,7 +27,7 @@ Status prefill_attention(const PagedAttentionArguments& arguments, const int32_t
 
 namespace sm80 {
 
-// Takes what fits_tensor_cores(arguments, 1) accepts; refuses the rest (capability). Needs no workspace.
+// Takes what fits_tensor_cores(arguments, 1) accepts and refuses the rest (capability). Needs no workspace.
 Status prefill_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, cudaStream_t stream);
 
 }  // namespace sm80

@@ -1,5 +1,5 @@
-// Prefill attention for Ampere and Ada: a block attends to its keys for 128 queries of one head, 16 in each
-// warp, tile after tile through two stages of asynchronous copies.
+// Prefill attention for Ampere and Ada. Each thread block has 128 queries of one head, 16 in each warp. The key tiles
+// pass, one after another, through two stages of asynchronous copies.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -25,7 +25,7 @@ struct Stage {
   Element values[kKeyTile][kHeadDim];
 };
 
-// Starts this thread's share of the copies of one key tile; absent rows become zeros.
+// Starts this thread's share of the copies of one key tile. Rows that do not exist become zeros.
 template <typename Element, int kHeadDim>
 __device__ void request_tile(const PagedAttentionArguments& arguments, const PrefillTile& work,
                              const int32_t* key_table, const int32_t* value_table, int key_tile,
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
   if (key_tile >= 0) request_tile(arguments, work, key_table, value_table, key_tile, stages[key_tile % 2]);
   for (; key_tile >= 0; --key_tile) {
     ptx::async_copy_wait<0>();
-    __syncthreads();  // the tile has landed, and nobody reads the other stage any more
+    __syncthreads();  // after this, the tile has landed, and no thread reads the other stage any more
     if (key_tile > 0) request_tile(arguments, work, key_table, value_table, key_tile - 1, stages[(key_tile - 1) % 2]);
     auto& stage = stages[key_tile % 2];
     attention.step(stage.keys, stage.values, key_tile * kKeyTile, (key_tile + 1) * kKeyTile > fewest_visible);
@@ -127,7 +127,8 @@ Status launch(const PagedAttentionArguments& arguments, const int32_t* value_tab
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return cuda_status(error);
-  // At most: where the queries lie is known to the device only. Blocks past the last tile leave at once.
+  // An upper bound: only the device knows how many queries each entry has. Thread blocks beyond the last tile return
+  // at once.
   const int64_t tiles =
       int64_t{arguments.query_heads} * (arguments.query_tokens / kQueryTile + arguments.batch);
   kernel<<<static_cast<unsigned>(tiles), kThreads, kSharedBytes, stream>>>(arguments, value_table);

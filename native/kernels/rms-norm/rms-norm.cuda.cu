@@ -5,7 +5,7 @@
 namespace kv {
 namespace {
 
-// One block normalises one row.
+// One thread block normalises one row.
 template <class T, class W>
 __global__ void normalise_rows(RmsNormArguments a) {
   ptx::follow_previous_kernel();
@@ -29,7 +29,7 @@ struct alignas(16) Pack {
   T element[kPack];
 };
 
-// The same for rows of which each thread holds one pack: they are read once, 16 bytes at a time.
+// The same for rows of which each thread holds one pack of elements. They are read once, 16 bytes at a time.
 template <class T, class W>
 __global__ void normalise_packed_rows(RmsNormArguments a) {
   ptx::follow_previous_kernel();

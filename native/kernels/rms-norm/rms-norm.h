@@ -11,8 +11,8 @@
 namespace kv {
 
 struct RmsNormArguments {
-  // [outer, inner, feature]; strides count elements, features are contiguous. A plain [token, hidden]
-  // tensor has inner = 1; the norm of each head of [token, head, dim] uses both.
+  // [outer, inner, feature]; strides count elements, features are contiguous. A plain [token, hidden] tensor has
+  // inner = 1. The norm of each head of [token, head, dim] uses both.
   const void* input = nullptr;
   int64_t input_outer_stride = 0;
   int64_t input_inner_stride = 0;

@@ -8,10 +8,10 @@ namespace {
 
 typedef double VecDouble __attribute__((vector_size(kLanes * 8)));
 
-// Cosines and sines of angles in radians, to about 1 ulp while |angle| < 2^20. Far positions make angles
-// that f32 cannot hold, so the nearest multiple of pi/2 comes off in double precision.
+// Cosines and sines of angles in radians, to about 1 ulp while |angle| < 2^20. Far positions give angles that f32
+// cannot hold, so the nearest multiple of pi/2 is subtracted in double precision.
 inline void cosine_and_sine(VecDouble angle, Vec* cosine, Vec* sine) {
-  // Adding 1.5 * 2^52 rounds to an integer. The first part of pi/2 has 33 bits: its multiples are exact.
+  // Adding 1.5 * 2^52 rounds to an integer. The first part of pi/2 has 33 bits, so its multiples are exact.
   const VecDouble shifted = angle * 0.63661977236758134308 + 0x1.8p52;
   const VecDouble turns = shifted - 0x1.8p52;
   const VecDouble reduced = (angle - turns * 1.57079632673412561417e+00) - turns * 6.07710050650619224932e-11;
@@ -31,7 +31,8 @@ inline void cosine_and_sine(VecDouble angle, Vec* cosine, Vec* sine) {
   *cosine = reinterpret_cast<Vec>(reinterpret_cast<VecInt>(c) ^ cosine_sign);
 }
 
-// The scaled cosine and sine of every pair at one position. Both arrays have room up to a multiple of kLanes.
+// Computes the scaled cosine and sine of every pair at one position. Both arrays have room up to a multiple of
+// kLanes.
 inline void fill_turns(const RopeArguments& a, int32_t position, float* cosines, float* sines) {
   for (int64_t i = 0; i < a.pairs; i += kLanes) {
     const int64_t count = a.pairs - i < kLanes ? a.pairs - i : kLanes;
@@ -47,8 +48,8 @@ inline void fill_turns(const RopeArguments& a, int32_t position, float* cosines,
   }
 }
 
-// Spreads [pair] tables over interleaved dims, from the last pair down: each value twice, the sine of a
-// pair's first dim negative. Room for 2 * pairs.
+// Spreads [pair] tables over interleaved dims, from the last pair to the first. Each value is written twice, and the
+// sine of a pair's first dim becomes negative. The tables have room for 2 * pairs.
 inline void interleave_turns(int64_t pairs, float* cosines, float* sines) {
   for (int64_t i = pairs - 1; i >= 0; --i) {
     const float cosine = cosines[i];

@@ -5,7 +5,7 @@
 namespace kv {
 namespace {
 
-// Which dims of a head a pair turns.
+// The first dim of a head that a pair rotates.
 __device__ int64_t first_of(const RopeArguments& a, int64_t pair) {
   return a.convention == RopeConvention::interleaved ? 2 * pair : pair;
 }
@@ -13,7 +13,8 @@ __device__ int64_t second_of(const RopeArguments& a, int64_t pair) {
   return a.convention == RopeConvention::interleaved ? 2 * pair + 1 : pair + a.pairs;
 }
 
-// One block turns one token, or some heads of one; a thread keeps its pair's cosine and sine for all of them.
+// One thread block rotates one token, or some heads of one token. A thread keeps the cosine and sine of its pair for
+// all these heads.
 template <class T>
 __global__ void rotate_tokens(RopeArguments a) {
   ptx::follow_previous_kernel();
@@ -24,7 +25,7 @@ __global__ void rotate_tokens(RopeArguments a) {
   const int64_t first_head = int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
   const int64_t heads = int64_t{gridDim.y} * blockDim.y;
   if (pair < a.pairs) {
-    // The angle in f64: far positions make angles that f32 cannot hold.
+    // The angle is computed in f64: far positions give angles that f32 cannot hold.
     double sine;
     double cosine;
     sincos(static_cast<double>(a.positions[token]) * static_cast<double>(a.inverse_frequencies[pair]), &sine, &cosine);
@@ -53,7 +54,7 @@ Status rope_cuda(const RopeArguments& a, ExecutionContext& context) {
   if (a.pairs > 1024) return Status::failure(StatusCode::capability, "rope on CUDA turns at most 1024 pairs of a head");
   const unsigned pairs = static_cast<unsigned>(a.pairs < kWarp ? kWarp : a.pairs);
   const dim3 threads(pairs, pairs > 512 ? 1 : 512 / pairs);
-  // Few tokens leave the device idle: more blocks share their heads.
+  // Few tokens leave the device idle, so more thread blocks share their heads.
   const auto groups = static_cast<unsigned>((a.heads + threads.y - 1) / threads.y);
   const dim3 blocks(static_cast<unsigned>(a.tokens), a.tokens < 64 ? groups : 1);
   Status status;

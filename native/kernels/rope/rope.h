@@ -1,7 +1,7 @@
-// Rotary position embedding (Su et al. 2021, eq. 34): pair i of a head at position m turns by the angle
-// m * frequency_i,
+// Rotary position embedding (Su et al. 2021, eq. 34). At position m, pair i of a head is rotated by the angle m *
+// frequency_i:
 //   (a, b) -> (a cos - b sin, b cos + a sin) * attention_scale
-// where pair i is (x[i], x[i + pairs]) when halves are split and (x[2i], x[2i + 1]) when interleaved.
+// Pair i is (x[i], x[i + pairs]) for split halves, and (x[2i], x[2i + 1]) if interleaved.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct RopeArguments {
   int64_t tokens = 0;
   int64_t heads = 0;
   int64_t head_dim = 0;
-  int64_t pairs = 0;  // 2 * pairs <= head_dim; the dims behind them stay as they are
+  int64_t pairs = 0;  // 2 * pairs <= head_dim; the dims after them are not rotated
   RopeConvention convention = RopeConvention::half_split;
   float attention_scale = 1;
 };

@@ -1,4 +1,4 @@
-// A counter-based generator, Philox4x32-10 (Salmon et al. 2011): a draw depends on its seed and step alone.
+// A counter-based random generator, Philox4x32-10 (Salmon et al. 2011): a draw depends only on its seed and step.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace kv {
 namespace KV_ISA {
 
-// Uniform over the whole numbers below 2^53. Constant expressions may be evaluated on a CUDA device too.
+// Uniform over the integers below 2^53. It is constexpr, so that a CUDA device may evaluate it too.
 constexpr uint64_t random_53_bits(uint64_t seed, uint64_t step) {
   uint32_t counter[4] = {static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), 0, 0};
   uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
@@ -25,7 +25,7 @@ constexpr uint64_t random_53_bits(uint64_t seed, uint64_t step) {
   return uint64_t{counter[0] >> 5} << 26 | counter[1] >> 6;
 }
 
-// Uniform in [0, 1), with 53 bits.
+// Uniform in [0, 1), with 53 random bits.
 inline double uniform_of(uint64_t seed, uint64_t step) {
   return static_cast<double>(random_53_bits(seed, step)) * 0x1p-53;
 }

@@ -1,6 +1,6 @@
-// Chooses the next token of each row from its logits: repetition penalty, temperature, top-k, top-p and min-p
-// in this order, as in the `transformers` library, then a seeded draw; or the greatest logit when the
-// temperature is 0. Candidates are ordered by higher score, then lower index, so ties are settled everywhere.
+// Chooses the next token of each row from its logits. It applies repetition penalty, temperature, top-k, top-p and
+// min-p in this order, like the `transformers` library, and then draws with a seed. With temperature 0 it takes the
+// greatest logit. Candidates are ordered by higher score, then lower index, so that ties have one answer.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,25 @@
 
 namespace kv {
 
-// How one row is sampled. The same settings and logits give the same token, whatever the other rows are.
+// How one row is sampled. The same settings and logits give the same token, whatever the other rows contain.
 struct SampleSettings {
-  float temperature = 1;         // 0: the greatest score
-  int64_t top_k = 0;             // candidates kept; 0: all
-  double top_p = 1;              // candidates are kept while those before them hold less than this
-  double min_p = 0;              // the least weight kept, as a fraction of the greatest
-  float repetition_penalty = 1;  // divides the positive logits of recent tokens, multiplies the negative ones
+  float temperature = 1;         // 0 takes the greatest score
+  int64_t top_k = 0;             // candidates to keep; 0 keeps all
+  double top_p = 1;              // candidates are kept while the weight of those before them is less than this
+  double min_p = 0;              // the least weight to keep, as a fraction of the greatest
+  float repetition_penalty = 1;  // divides positive logits of recent tokens and multiplies negative ones
   uint64_t seed = 0;
-  uint64_t step = 0;  // every draw of one seed has its own
+  uint64_t step = 0;  // must differ for every draw of one seed
 };
 
-// As `outcomes` holds it.
+// The values of `outcomes`.
 enum class SampleFault : int32_t { none, unordered_logit, no_finite_logit, recent_outside };
 
 std::string describe_sample_fault(const Fault& fault);
 
 struct SampleOutcome {
   SampleFault fault = SampleFault::none;
-  int64_t subject = 0;  // the index of the logit at fault, or the recent token
+  int64_t subject = 0;  // index of the wrong logit, or the recent token
 };
 
 struct SampleArguments {
@@ -43,13 +43,13 @@ struct SampleArguments {
   int64_t recent_tokens = 0;
   const SampleSettings* settings = nullptr;  // [row]
   int32_t* output = nullptr;                 // [row]
-  int32_t* outcomes = nullptr;               // [row], why a row has no token, a SampleFault; null: that fails the stream
-  SampleOutcome* details = nullptr;          // [row], written by the CPU kernel; the shared entry gives it
+  int32_t* outcomes = nullptr;               // [row], a SampleFault for each row; if null, a fault fails the stream
+  SampleOutcome* details = nullptr;          // [row], written by the CPU kernel; `sample` sets it
 };
 
-// A row whose logits hold NaN or +infinity or nothing finite, or whose recent tokens lie outside the vocabulary, has no
-// token: with `outcomes` its output is -1 and no other row's changes. Without, invalid_value names the first such row,
-// and the output is unspecified.
+// A row has no token if its logits hold NaN or +infinity or nothing finite, or if a recent token is not in the
+// vocabulary. With `outcomes`, its output is then -1, and other rows do not change. Without `outcomes`, invalid_value
+// names the first such row, and the output is unspecified.
 Status sample(const SampleArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -1,20 +1,21 @@
-// The best few of many candidates: most need not be looked at. The best of every word of 32 tell from which order on
-// there are enough; what is not lower is listed in shared memory, and only the list is selected from. Device code.
+// Selects the best few of many candidates, most of which need not be read. The best order of each word of 32
+// candidates gives a floor. Candidates at or above the floor are listed in shared memory, and the best are selected
+// from this list. Device code.
 #pragma once
 
 #include "kernels/select-tokens/select-tokens-radix.cuda.h"
 
 namespace kv {
 
-constexpr int kListWorth = 128;  // candidates for each that is wanted, from which on a list is
-constexpr int kListed = 2048;    // in a block
+constexpr int kListWorth = 128;  // a list pays from so many candidates for each wanted one
+constexpr int kListed = 2048;    // candidates that a thread block can list
 constexpr int kListedWords = 1024;
 
 class CandidateList {
  public:
   struct Shared {
     alignas(16) uint32_t buckets[1][kRadixBuckets];
-    alignas(16) uint4 overflow;  // x: whether something found no room
+    alignas(16) uint4 overflow;  // x: whether a list was too short
     RadixGroup state;
     uint32_t floor;
     int left;
@@ -33,7 +34,7 @@ class CandidateList {
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32) {}
 
-  // Returns whether all that can be among the best `wanted` are listed.
+  // Lists all candidates that can be among the best `wanted`. Returns false if it cannot.
   __device__ bool fill(int wanted) {
     find_floor(wanted);
     if (shared_.floor == 0) return false;
@@ -48,7 +49,7 @@ class CandidateList {
     return __all_sync(0xffffffffu, overflow == 0);
   }
 
-  // Of a whole list.
+  // Sets the bits of the best `wanted` candidates. The list must be complete.
   __device__ void take(int wanted, uint32_t* bits) {
     const int count = shared_.count;
     digits_.find_thresholds(wanted, [&](int shift) {
@@ -66,10 +67,10 @@ class CandidateList {
   }
 
  private:
-  static constexpr int kBatch = 4;  // loads before the first is used
+  static constexpr int kBatch = 4;  // loads that are started before the first is used
 
-  // The first half of an order from which on there are `wanted` words, judged by their best, and so at least as many
-  // candidates; 0 when there are too few such words to tell.
+  // Finds the floor: the upper half of an order that the best candidates of at least `wanted` words reach. At least
+  // `wanted` candidates then reach it. The floor is 0 if too few words have candidates.
   __device__ void find_floor(int wanted) {
     if (threadIdx.x == 0) {
       shared_.floor = 0;
@@ -129,8 +130,8 @@ class CandidateList {
     }
   }
 
-  // Calls body(word, best, is_free) for this block's words, each in one lane; `best` is 0 where a lane has none. It is
-  // a candidate itself where nothing of the word is taken.
+  // Calls body(word, best, is_free) for this thread block's words, each in one lane. `best` is 0 in a lane without a
+  // word. If `is_free`, no candidate of the word is taken, so `best` is itself a candidate.
   template <class Body>
   __device__ void for_each_best(Body body) const {
     const int words = (size_ + 31) / 32;
@@ -151,7 +152,7 @@ class CandidateList {
     }
   }
 
-  // The lane's place behind `count` others, if it adds to them.
+  // If this lane `adds` an element, returns its index in the list and counts it.
   __device__ int append(bool adds, int& count) const {
     const unsigned all = __ballot_sync(0xffffffffu, adds);
     int before = 0;
@@ -168,7 +169,7 @@ class CandidateList {
   const int warp_;
 };
 
-// Whether it could list them; otherwise no bit is set.
+// Returns false, with no bit set, if the candidates cannot be listed.
 __device__ __noinline__ bool take_best_listed(Team team, int size, int wanted, Candidates from, uint32_t* bits) {
   __shared__ CandidateList::Shared shared;
   CandidateList list(team, from, size, shared);
@@ -177,7 +178,7 @@ __device__ __noinline__ bool take_best_listed(Team team, int size, int wanted, C
   return true;
 }
 
-// As take_best_of_all.
+// Does what take_best_of_all does, with a list if that pays.
 __device__ inline int take_best(Team team, RadixGroups groups, int wanted, Candidates from, uint32_t* bits) {
   const bool few = from.best != nullptr && groups.of == 1 && groups.size / kListWorth >= wanted;
   if (few && take_best_listed(team, groups.size, wanted, from, bits)) return wanted;

@@ -1,6 +1,6 @@
-// Finds the best of many candidates by radix selection, in several groups of neighbours at once: eight bits of the
-// last one that is taken at a time. Nothing is sorted or moved. A team of blocks, one cluster, shares the work.
-// Device code.
+// Finds the best candidates by radix selection: it finds the last candidate that is taken, eight bits at a time.
+// Nothing is sorted or moved. It works on several groups of neighbours at once. A team of thread blocks, which is one
+// cluster, shares the work. Device code.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace kv {
 
 constexpr int kSelectThreads = 512;
 constexpr int kSelectWarps = kSelectThreads / 32;
-constexpr int kRadixGroups = 16;  // at once: one for each warp to pick in
+constexpr int kRadixGroups = 16;  // groups at once: one warp finds the threshold of each
 constexpr int kRadixBuckets = 256;
 
-// Of candidates that are no more than `size`, greater is better and all are different: of equal orders the lower
-// index is better.
+// A number for one of up to `size` candidates. Greater means better, and all numbers differ: of equal orders the
+// lower index is better.
 __device__ inline uint64_t candidate(uint32_t order, int index, int size) {
   return uint64_t{order} << 32 | static_cast<uint32_t>(size - 1 - index);
 }
@@ -23,7 +23,7 @@ __device__ inline int index_of_candidate(uint64_t candidate, int size) {
   return size - 1 - static_cast<int>(static_cast<uint32_t>(candidate));
 }
 
-// The blocks of a cluster that work together, or one alone.
+// The thread blocks of a cluster that work together, or a single one.
 struct Team {
   int rank;
   int ranks;
@@ -31,13 +31,13 @@ struct Team {
   __device__ void sync() const { ranks == 1 ? __syncthreads() : ptx::cluster_sync(); }
   __device__ int thread() const { return rank * kSelectThreads + static_cast<int>(threadIdx.x); }
   __device__ int threads() const { return ranks * kSelectThreads; }
-  // What another block holds where this one has `shared`.
+  // Reads, in another thread block, the place that `shared` has here.
   __device__ uint4 load(const void* shared, int of_rank) const {
     return ranks == 1 ? *static_cast<const uint4*>(shared) : ptx::cluster_load(shared, static_cast<uint32_t>(of_rank));
   }
 };
 
-// Groups first .. first + count - 1 of `of` into which `size` candidates are divided.
+// Groups first .. first + count - 1, if `size` candidates are divided into `of` groups.
 struct RadixGroups {
   int first;
   int count;  // at most kRadixGroups
@@ -48,8 +48,8 @@ struct RadixGroups {
 };
 
 struct RadixGroup {
-  uint64_t threshold;  // the last candidate that is taken, as far as it is known; better ones are too
-  int left;            // to take among those that begin like the threshold
+  uint64_t threshold;  // the last candidate that is taken, as far as its bits are known; better ones are too
+  int left;            // how many to take among those that begin like the threshold
   int taken;
   bool done;
 };
@@ -59,20 +59,20 @@ struct RadixShared {
   RadixGroup groups[kRadixGroups];
 };
 
-// What is selected from: `orders` are greater for better scores, 0 for no candidate. Those whose bit of `taken` is
-// set are none either.
+// The candidates. `orders` are greater for better scores; 0 means no candidate. A candidate whose bit of `taken` is
+// set is excluded.
 struct Candidates {
   const uint32_t* orders;
   const uint32_t* taken;  // or null
   const uint32_t* best;   // or null: the greatest order of each word of 32
 };
 
-// Neither orders nor bits are read through L1: other blocks of the team write them.
+// Other thread blocks of the team write these words, so the read bypasses L1.
 __device__ inline uint32_t read_word(const uint32_t* words, int i) {
   return *const_cast<const volatile uint32_t*>(words + i);
 }
 
-// What a warp of the team looks at: every step-th word of 32 candidates of one group.
+// The words that a warp of the team reads: every step-th word of 32 candidates of one group.
 class RadixShare {
  public:
   __device__ RadixShare(const Team& team, const RadixGroups& groups) : groups_(groups) {
@@ -87,11 +87,11 @@ class RadixShare {
   }
 
   __device__ const RadixGroups& groups() const { return groups_; }
-  // Not one of the groups where there are more warps than they need.
+  // This warp's group. If the warp has none, the number is not less than the count of groups.
   __device__ int group() const { return group_; }
 
-  // Calls body(word, order): the lanes have the 32 candidates of a word, 0 where the group has none. Several words
-  // are loaded before the first is used.
+  // Calls body(word, order). The lanes hold the 32 candidates of a word, with 0 for those outside the group. Several
+  // words are loaded before the first is used.
   template <class Body>
   __device__ void for_each(const Candidates& from, Body body) const {
     constexpr int kBatch = 8;
@@ -124,7 +124,7 @@ class RadixShare {
   int step_ = 1;
 };
 
-// Thresholds of groups, a digit at a time. A block's counts are where its team can read them.
+// Finds the thresholds of groups, one digit at a time. The counts of a thread block are where its team can read them.
 class RadixDigits {
  public:
   __device__ RadixDigits(const Team& team, int groups, int size, uint32_t (*buckets)[kRadixBuckets],
@@ -140,8 +140,9 @@ class RadixDigits {
 
   __device__ const RadixGroup& state(int group) const { return states_[group]; }
 
-  // Finds the threshold of each group, from which on the best `wanted` are, or all if there are no more. count(shift)
-  // adds the digits there of what begins like its group's threshold.
+  // Finds the threshold of each group, at which the best `wanted` candidates begin. If there are fewer candidates,
+  // all are taken. count(shift) must add the digit at `shift` of each candidate that begins like its group's
+  // threshold.
   template <class Count>
   __device__ void find_thresholds(int wanted, Count count) {
     if (thread_ < groups_) states_[thread_] = {0, wanted, 0, false};
@@ -155,7 +156,7 @@ class RadixDigits {
     }
   }
 
-  // Clears the counts, calls count(), and waits for what the team counts.
+  // Clears the counts, calls count(), and waits for the counts of the team.
   template <class Count>
   __device__ void count_digits(Count count) {
     for (int i = thread_; i < groups_ * kRadixBuckets; i += kSelectThreads) {
@@ -170,7 +171,8 @@ class RadixDigits {
     return (own ^ group.threshold) >> shift >> 8 == 0;
   }
 
-  // Scores are alike: the lanes that have the first one's digit add together. All lanes have one group.
+  // Counts a digit in each lane. All lanes must have the same group. Scores are often alike, so all lanes with the
+  // first lane's digit are counted in one atomic operation.
   __device__ void add(int group, bool counts, uint32_t digit) {
     const unsigned all = __ballot_sync(0xffffffffu, counts);
     if (all == 0) return;
@@ -187,8 +189,8 @@ class RadixDigits {
     }
   }
 
-  // Calls found(bucket, above, here) in the lane that has the bucket of this warp's group up to which, from the highest
-  // on, there are `left` or more. Returns how many there are in all.
+  // Counts down from the highest bucket of this warp's group, to the bucket where the count reaches `left`. The lane
+  // that has this bucket calls found(bucket, above, here). Returns the count of all buckets.
   template <class Found>
   __device__ int find_bucket(int left, Found found) const {
     int own[kOwn];
@@ -196,7 +198,7 @@ class RadixDigits {
     int sum = 0;
 #pragma unroll
     for (const int count : own) sum += count;
-    int from_here = sum;  // of this lane's buckets and the higher ones
+    int from_here = sum;  // count of this lane's buckets and all higher ones
     for (int distance = 1; distance < 32; distance *= 2) {
       const int higher = __shfl_down_sync(0xffffffffu, from_here, distance);
       if (lane_ + distance < 32) from_here += higher;
@@ -211,14 +213,14 @@ class RadixDigits {
   }
 
  private:
-  // The lower half has no more digits than the indices need.
+  // The lower half of a candidate has only as many digits as indices need.
   __device__ int next_digit(int shift) const {
     if (shift != 32) return shift - 8;
     const int bits = 32 - __clz(size_ - 1);
     return (bits + 7) / 8 * 8 - 8;
   }
 
-  // The team's counts of this lane's eight buckets of this warp's group.
+  // Adds up the team's counts of this lane's eight buckets, for this warp's group.
   static constexpr int kOwn = kRadixBuckets / 32;
   __device__ void add_counts(int (&own)[kOwn]) const {
     for (int& count : own) count = 0;
@@ -234,7 +236,7 @@ class RadixDigits {
     }
   }
 
-  // This warp finds the digit of its group's threshold.
+  // Finds, in this warp, the next digit of its group's threshold.
   __device__ void pick(int shift) {
     RadixGroup& shared = states_[warp_];
     RadixGroup group = shared;
@@ -247,7 +249,7 @@ class RadixDigits {
       if (group.done) group.taken += here;
       shared = group;
     });
-    // There are fewer than are wanted: all are taken.
+    // There are fewer candidates than are wanted, so all are taken.
     if (all < group.left && lane_ == 0) shared = {0, 0, all, true};
   }
 
@@ -261,8 +263,8 @@ class RadixDigits {
   const int warp_;
 };
 
-// Sets the bits of the best `wanted` (at least one) of each group, or of all if there are no more. Returns how many.
-// One copy for all calls: the code is long, and few blocks run it.
+// Sets the bits of the best `wanted` candidates (at least one) of each group, or of all if there are fewer. Returns
+// how many it set. It is not inlined: the code is long, and few thread blocks run it.
 __device__ __noinline__ int take_best_of_all(Team team, RadixGroups groups, int wanted, Candidates from,
                                              uint32_t* bits) {
   __shared__ alignas(16) uint32_t buckets[kRadixGroups][kRadixBuckets];

@@ -7,7 +7,7 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Cuts arrays from one piece of memory.
+// Takes arrays from one allocation.
 class Arena {
  public:
   explicit Arena(void* memory) : next_(static_cast<char*>(memory)) {}
@@ -32,14 +32,14 @@ constexpr int kDigits = 3;
 constexpr int kDigitBits = 11;
 constexpr uint32_t kBuckets = 1u << kDigitBits;
 
-// The memory of one row; every array has an element a token, and blocks are never more than tokens.
+// The memory of one row. Every array has one element for each token, which is enough for blocks too.
 struct Scratch {
   float* pooled;
   float* block_scores;
   uint8_t* kept;         // of tokens
   uint8_t* taken;        // of blocks
   uint8_t* round_taken;  // of blocks
-  int32_t* group_room;   // of groups, which are never more than blocks
+  int32_t* group_room;   // blocks that each group may still take; groups are never more than blocks
   int32_t* order;
   int32_t* other_order;
   uint32_t* keys;
@@ -67,16 +67,17 @@ struct Scratch {
   }
 };
 
-// An unsigned number that is smaller where a score is better.
+// An unsigned number that is smaller for a better score.
 uint32_t key_of(float score) {
-  const float number = score == score ? score + 0.0f : -__builtin_inff();  // plus zero: one zero, not two
+  const float number = score == score ? score + 0.0f : -__builtin_inff();  // adding zero turns -0 into +0
   uint32_t bits;
   std::memcpy(&bits, &number, sizeof bits);
   const uint32_t ascending = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   return ~ascending;
 }
 
-// The indices of scores, best first; a radix sort, whose stability puts the lower of equal ones first.
+// The indices of scores, best first. It is a radix sort, which is stable, so of equal scores the lower index comes
+// first.
 const int32_t* sort(const float* scores, int32_t count, const Scratch& scratch) {
   const auto digit_of = [](uint32_t key, int digit) {
     return (key >> (digit * kDigitBits)) & (kBuckets - 1);
@@ -108,7 +109,7 @@ const int32_t* sort(const float* scores, int32_t count, const Scratch& scratch) 
   return orders[kDigits % 2];
 }
 
-// Scores as the selection sees them.
+// The pooled scores, from which the selection is made.
 const float* pool(const SelectTokensArguments& a, const float* scores, int32_t count, float* pooled) {
   if (a.pooling == ScorePooling::none) return scores;
   const bool average = a.pooling == ScorePooling::average;
@@ -146,8 +147,8 @@ void average_blocks(const float* scores, int32_t tokens, int32_t block_tokens, f
   }
 }
 
-// Marks in `taken` up to `quota` blocks more, those of one round of `groups` groups, from `order`, which has
-// the best first. Returns how many it found no block for.
+// Takes up to `quota` further blocks, those of one round of `groups` groups, and marks them in `taken`. `order` has
+// the best block first. Returns for how many it found no block.
 int32_t take_round(const int32_t* order, int32_t blocks, int32_t groups, int32_t quota, int32_t* group_room,
                    uint8_t* taken) {
   groups = groups < blocks ? groups : blocks;
@@ -174,7 +175,7 @@ int32_t take_round(const int32_t* order, int32_t blocks, int32_t groups, int32_t
   return quota;
 }
 
-// Marks in `taken` the blocks of all rounds.
+// Takes the blocks of all rounds and marks them in `taken`.
 void take_blocks(const SelectTokensArguments& a, const int32_t* order, int32_t blocks, int32_t wanted,
                  const Scratch& scratch) {
   uint8_t* taken = scratch.taken;
@@ -192,7 +193,7 @@ void take_blocks(const SelectTokensArguments& a, const int32_t* order, int32_t b
   }
 }
 
-// Marks in scratch.kept up to `wanted` of `tokens` tokens; fewer than all, and at least one.
+// Marks up to `wanted` of `tokens` tokens in scratch.kept. `wanted` is at least one and less than `tokens`.
 void keep_best(const SelectTokensArguments& a, const float* scores, int32_t tokens, int32_t wanted,
                int32_t block_tokens, const Scratch& scratch) {
   const int32_t length = block_tokens < wanted ? block_tokens : wanted;

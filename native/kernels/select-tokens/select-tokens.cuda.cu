@@ -1,5 +1,5 @@
-// Three launches: blocks are scored by all multiprocessors, a team of blocks chooses for each row, and a
-// team writes its indices. What is chosen is a bit of a block, or of a single token.
+// Three launches: all multiprocessors score the blocks, a team of thread blocks chooses for each row, and a team
+// writes the row's indices. A chosen block or single token is a set bit.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
@@ -15,22 +15,22 @@ namespace kv {
 namespace {
 
 constexpr int kScoreThreads = 256;
-constexpr int kScoreBlocks = 5;  // of a multiprocessor: what few inputs come to must not take registers from the others
+constexpr int kScoreBlocks = 5;  // on a multiprocessor; bounds the registers that code for rare inputs may take
 constexpr int kTokensOfScoreBlock = 2048;
 constexpr int kTokensOfLane = 4;
-constexpr int kTeam = 8;       // blocks
-constexpr int kAlone = 16384;  // candidates for which one block is faster than a team
+constexpr int kTeam = 8;       // thread blocks
+constexpr int kAlone = 16384;  // with so many candidates or fewer, one thread block is faster than a team
 
-// Working memory, each [row, …].
+// Working memory. Each array is [row, …].
 struct Memory {
-  uint32_t* orders;        // [score_tokens]: of blocks, in the order of their scores
-  uint32_t* word_best;     // [words]: of single tokens, the greatest order of each 32
+  uint32_t* orders;        // [score_tokens]: orders of blocks, or of single tokens
+  uint32_t* word_best;     // [words]: the greatest order of each 32 single tokens
   uint32_t* kept_blocks;   // [words]: a bit for each block
-  uint32_t* round_blocks;  // [words]: those of the current round
-  uint32_t* kept_tokens;   // [words]: single ones
-  uint64_t* best;          // [groups]: of each group the best block left
+  uint32_t* round_blocks;  // [words]: a bit for each block of the current round
+  uint32_t* kept_tokens;   // [words]: a bit for each single token
+  uint64_t* best;          // [groups]: the best remaining block of each group
   uint32_t* best_orders;   // [groups]
-  uint32_t* chosen_groups;  // [groups], of which a part is used: a bit for each group
+  uint32_t* chosen_groups;  // [groups], only partly used: a bit for each group
   int words;
   int groups;
 };
@@ -41,7 +41,7 @@ struct Launch {
   FaultSink faults;
 };
 
-// The score of token `here` of a prefix.
+// The pooled score of token `here` of a prefix.
 __device__ float pooled_score(const SelectTokensArguments& a, const float* scores, int prefix, int here) {
   const bool average = a.pooling == ScorePooling::average;
   const int first = max(0, here - a.pool_tokens / 2);
@@ -51,7 +51,7 @@ __device__ float pooled_score(const SelectTokensArguments& a, const float* score
   return pooled;
 }
 
-// The same, where f32 may not hold the sum.
+// The same, for a sum that may be too small for f32.
 __device__ float small_pooled_score(const SelectTokensArguments& a, const float* scores, int prefix, int here) {
   const float pooled = pooled_score(a, scores, prefix, here);
   if (a.pooling != ScorePooling::average || !is_small(pooled)) return pooled;
@@ -60,7 +60,7 @@ __device__ float small_pooled_score(const SelectTokensArguments& a, const float*
   return small_mean([&](int i) { return scores[first + i]; }, end - first, 1, pooled);
 }
 
-// Of the tokens first .. first + count - 1, of which some are small.
+// The score of the tokens first .. first + count - 1, some of whose scores are small.
 __device__ float small_block_score(const SelectTokensArguments& a, const float* scores, int prefix, int first,
                                    int count) {
   const auto score = [&](int i) {
@@ -72,7 +72,7 @@ __device__ float small_block_score(const SelectTokensArguments& a, const float* 
   return is_small(sum) ? small_mean(score, count, count, sum) : static_cast<float>(sum / count);
 }
 
-// What a row asks for, and its part of the memory. Positions count from the first token behind the sinks.
+// What is asked for a row, and the row's part of the memory. Positions count from the first token after the sinks.
 struct Row {
   const SelectTokensArguments& arguments;
   Memory memory;
@@ -80,8 +80,8 @@ struct Row {
   int prefix;
   int window;
   int sinks;
-  int tokens;  // that have to be chosen among
-  int wanted;  // of them
+  int tokens;  // to choose among
+  int wanted;  // to choose
   int block_tokens;
   int blocks;
   bool valid;
@@ -112,7 +112,7 @@ struct Row {
     blocks = (tokens + block_tokens - 1) / block_tokens;
   }
 
-  // Otherwise all or none are kept.
+  // Whether there is a choice: not if all tokens are kept or none.
   __device__ bool chooses() const { return valid && wanted > 0 && wanted < tokens; }
   __device__ int tokens_of(int block) const { return min(block_tokens, tokens - block * block_tokens); }
 
@@ -123,7 +123,8 @@ struct Row {
   }
 };
 
-// Unsigned integers in the order of the scores, never 0; both zeros are one, NaN is minus infinity.
+// An unsigned integer that is greater for a greater score and never 0. Both zeros give the same number; NaN gives
+// that of minus infinity.
 __device__ uint32_t order_of(float score) {
   const uint32_t bits = __float_as_uint(isnan(score) ? -INFINITY : score + 0.0f);
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
@@ -133,11 +134,11 @@ __device__ bool is_set(const uint32_t* bits, int index) {
   return (read_word(bits, index / 32) >> index % 32 & 1) != 0;
 }
 
-constexpr uint32_t kOrderOfFirst = 0x80000001u;  // of the first number above 0
+constexpr uint32_t kOrderOfFirst = 0x80000001u;  // of the smallest score above 0
 
 // ---- The scores of candidates ----
 
-// Where f32 may not hold sums: the tokens that order_tokens has given an order to, once more, by the same warps.
+// Computes the orders of order_tokens again, with sums that may be too small for f32. The same warps must call it.
 __device__ __noinline__ void order_small_tokens(Row row, int warp, int warps) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int word = warp; word * kWarp < row.tokens; word += warps) {
@@ -152,7 +153,7 @@ __device__ __noinline__ void order_small_tokens(Row row, int warp, int warps) {
   }
 }
 
-// Single tokens, 0 for those that is_free denies. `warps` warps share them.
+// Computes the orders of single tokens, 0 for those that is_free denies. `warps` warps share the tokens.
 template <class IsFree>
 __device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free) {
   constexpr int kBatch = 4;
@@ -160,7 +161,7 @@ __device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free
   const bool maximum = row.arguments.pooling == ScorePooling::maximum;
   const int reach = row.arguments.pooling == ScorePooling::none ? 0 : row.arguments.pool_tokens / 2;
   const float outside = maximum ? -INFINITY : 0.0f;
-  uint32_t lowest = UINT32_MAX;  // of numbers above 0, counted from the first
+  uint32_t lowest = UINT32_MAX;  // least order of a score above 0, counted from kOrderOfFirst
   for (int first = warp; first * kWarp < row.tokens; first += warps * kBatch) {
     float pooled[kBatch];
 #pragma unroll
@@ -190,8 +191,9 @@ __device__ void order_tokens(const Row& row, int warp, int warps, IsFree is_free
   order_small_tokens(row, warp, warps);
 }
 
-// Where f32 or f64 may not hold sums: the blocks that order_blocks gives to every `lanes` lanes, once more. The warp
-// shares them out. `small` has the bits of those lanes whose blocks need it.
+// Computes orders of order_blocks again, with sums that may be too small for f32 or f64. There, `lanes` lanes share
+// each block; here the warp divides the blocks among its lanes. `small` has the bits of the lanes whose blocks need
+// it.
 __device__ __noinline__ void order_small_blocks(Row row, int thread, int threads, int lanes, unsigned small) {
   const int groups = kWarp / lanes;
   const int lane = thread % kWarp;
@@ -207,7 +209,7 @@ __device__ __noinline__ void order_small_blocks(Row row, int thread, int threads
 
 template <bool kPooled>
 __device__ void order_blocks(const Row& row, int thread, int threads) {
-  // Neighbouring lanes share a block, as far as it has tokens for them, and each has several blocks.
+  // Neighbouring lanes share a block if it has enough tokens for them. Each lane works on several blocks.
   constexpr int kBatch = 4;
   int lanes = kWarp;
   while (lanes > 1 && lanes * kTokensOfLane > row.block_tokens) lanes /= 2;
@@ -240,7 +242,7 @@ __device__ void order_blocks(const Row& row, int thread, int threads) {
   }
   const unsigned small_lanes = __ballot_sync(0xffffffffu, small);
   if (small_lanes == 0) return;
-  __syncwarp();  // other lanes write
+  __syncwarp();  // the other lanes have written their orders
   order_small_blocks(row, thread, threads, lanes, kPooled ? 0xffffffffu : small_lanes);
 }
 
@@ -285,7 +287,7 @@ class Choice {
     }
   }
 
-  // The best single tokens, until there are enough. Their orders take the place of those of blocks.
+  // Keeps the best single tokens until enough are kept. Their orders overwrite those of the blocks.
   __device__ void fill(int missing) {
     order_tokens(row_, team_.thread() / kWarp, team_.threads() / kWarp,
                  [&](int token) { return !is_set(row_.memory.kept_blocks, token / row_.block_tokens); });
@@ -295,12 +297,13 @@ class Choice {
   }
 
  private:
-  // Those that this round has not chosen, and earlier ones neither if it must not repeat theirs.
+  // The blocks to choose from. Blocks that this round has chosen are excluded, and without overlapping rounds those
+  // of earlier rounds too.
   __device__ Candidates blocks() const {
     return {row_.memory.orders, round_, row_.block_tokens == 1 ? row_.memory.word_best : nullptr};
   }
 
-  // Returns how many find no place.
+  // Chooses `wanted` blocks. Returns how many it could not find.
   __device__ int choose_in_groups(int groups, int wanted) {
     int left = wanted;
     const int of_each = wanted / groups;
@@ -313,7 +316,7 @@ class Choice {
     return left;
   }
 
-  // The best `wanted` of the groups' best blocks left. Returns how many there were.
+  // Takes the best remaining block of each group, and chooses the best `wanted` of these. Returns how many it chose.
   __device__ int choose_one_of_each(int groups, int wanted) {
     auto* best = reinterpret_cast<unsigned long long*>(row_.memory.best);
     uint32_t* chosen = row_.memory.chosen_groups;
@@ -339,7 +342,7 @@ class Choice {
       row_.memory.best_orders[group] = static_cast<uint32_t>(__ldcg(best + group) >> 32);
     }
     team_.sync();
-    // Groups are in the order of their blocks, so that ties are as among these.
+    // Groups are in the order of their blocks, so ties between groups are decided like ties between blocks.
     const int taken = take_best(team_, {0, 1, 1, groups}, wanted, {row_.memory.best_orders, nullptr, nullptr}, chosen);
     for (int group = team_.thread(); group < groups; group += team_.threads()) {
       if (!is_set(chosen, group)) continue;
@@ -366,7 +369,7 @@ class Choice {
   uint32_t* round_ = nullptr;
 };
 
-// The tokens of the chosen blocks, of which only the last may be shorter. In every thread.
+// The number of tokens in the chosen blocks, of which only the last block may be shorter. Every thread gets it.
 __device__ int tokens_of_blocks(const Row& row) {
   using Reduce = cub::BlockReduce<int, kSelectThreads>;
   __shared__ typename Reduce::TempStorage storage;
@@ -392,7 +395,7 @@ __global__ void __launch_bounds__(kSelectThreads) choose(const __grid_constant__
   const bool alone = row.blocks <= kAlone;
   uint32_t* const kept_blocks = row.memory.kept_blocks;
   if (alone) {
-    // With the bits of blocks at hand.
+    // The bits of so few blocks fit into shared memory.
     row.memory.kept_blocks = bits[0];
     row.memory.round_blocks = bits[1];
     for (int word = static_cast<int>(threadIdx.x); word < kAlone / 32; word += kSelectThreads) bits[0][word] = 0;
@@ -406,7 +409,7 @@ __global__ void __launch_bounds__(kSelectThreads) choose(const __grid_constant__
     }
   }
   row.memory.kept_blocks = kept_blocks;
-  // Single tokens leave nothing over, where no round repeats another's.
+  // If blocks are single tokens, blocks alone give all that is wanted, unless rounds overlap.
   if (!row.arguments.fill || (row.block_tokens == 1 && !row.arguments.overlapping_rounds)) return;
   if (rank >= for_tokens.ranks) return;
   for_tokens.sync();
@@ -416,14 +419,14 @@ __global__ void __launch_bounds__(kSelectThreads) choose(const __grid_constant__
 
 // ---- The indices ----
 
-// Which of the tokens 32 * word .. 32 * word + 31 are kept.
+// A bit for each kept token of 32 * word .. 32 * word + 31.
 __device__ uint32_t kept_word(const Row& row, int word) {
   const auto kept_block = [&](int block) { return row.memory.kept_blocks[block / 32] >> block % 32 & 1; };
   uint32_t kept = row.memory.kept_tokens[word];
   if (row.block_tokens == 1) return kept | row.memory.kept_blocks[word];
   const int begin = 32 * word;
   const int end = min(begin + 32, row.tokens);
-  // The blocks' tokens before `begin` and from `end` on fall out of the word.
+  // A block may begin before `begin` or end after `end`. Its tokens outside the word are cut off.
   int block = begin / row.block_tokens;
   for (int token = block * row.block_tokens; token < end; token += row.block_tokens, ++block) {
     const uint32_t from = token > begin ? ~uint32_t{0} << (token - begin) : ~uint32_t{0};
@@ -437,7 +440,7 @@ __device__ uint32_t kept_word(const Row& row, int word) {
 __global__ void __launch_bounds__(kSelectThreads) write_indices(const __grid_constant__ Launch launch, int cluster) {
   using Scan = cub::BlockScan<int, kSelectThreads>;
   __shared__ typename Scan::TempStorage storage;
-  __shared__ uint4 total;  // x: what this block writes
+  __shared__ uint4 total;  // x: how many indices this thread block writes
   const int index = static_cast<int>(blockIdx.x) / cluster;
   const Team team = {static_cast<int>(blockIdx.x) % cluster, cluster};
   const int thread = static_cast<int>(threadIdx.x);
@@ -453,7 +456,7 @@ __global__ void __launch_bounds__(kSelectThreads) write_indices(const __grid_con
   int32_t* indices = a.indices + int64_t{index} * a.index_tokens;
   int kept = row.wanted;
   if (row.chooses()) {
-    // A warp has neighbouring words, the lanes in turns.
+    // Each warp has consecutive words, which its lanes take in turn.
     constexpr int kBatch = 4;
     const int lane = thread % kWarp;
     const int words = (row.tokens + 31) / 32;
@@ -490,7 +493,7 @@ __global__ void __launch_bounds__(kSelectThreads) write_indices(const __grid_con
     for_each_word([&](int word, uint32_t left) {
       if (__ballot_sync(0xffffffffu, left != 0) == 0) return;
       const int count = __popc(left);
-      int to_here = count;  // of this lane's word and the earlier ones
+      int to_here = count;  // count of this lane's word and all earlier ones
       for (int distance = 1; distance < kWarp; distance *= 2) {
         const int earlier = __shfl_up_sync(0xffffffffu, to_here, distance);
         if (lane >= distance) to_here += earlier;

@@ -6,11 +6,11 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Features of a task: a decode step has few tokens, so rows are shared too.
+// Features of a task. A decode step has few tokens, so a row is shared too.
 constexpr int64_t kChunk = 2048;
 
 inline Vec silu(Vec x) {
-  // e^-|x| cannot overflow; silu(x) is x / (1 + e^-|x|), times e^-|x| when x is negative.
+  // e^-|x| cannot overflow. silu(x) is x / (1 + e^-|x|), times e^-|x| if x is negative.
   const VecInt negative = x < Vec{};
   const Vec decay = exponential(negative ? x : -x);
   return x * (negative ? decay : splat(1.0f)) / (1.0f + decay);

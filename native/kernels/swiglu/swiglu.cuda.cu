@@ -5,7 +5,7 @@
 namespace kv {
 namespace {
 
-// Blocks stride over the tokens.
+// Each thread block computes every gridDim-th token.
 template <class T>
 __global__ void gate_rows(SwigluArguments a) {
   ptx::follow_previous_kernel();
