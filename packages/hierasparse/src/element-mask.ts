@@ -1,6 +1,6 @@
 import { types } from 'node:util';
-import { CapabilityError, Device, DTypeError, ShapeError, type TensorHandle } from '@kv/sparse-core';
-import { expectThat } from '@kv/sparse-core/native';
+import { CapabilityError, type Device, DTypeError, ShapeError, type TensorHandle } from '@kv/sparse-core';
+import { expectThat, isDevice } from '@kv/sparse-core/native';
 import { blockTokens, type KvOperand } from './blocks-24.js';
 import { expectHeadDim, expectOperand } from './operations/block-arguments.js';
 
@@ -24,7 +24,7 @@ export class ElementMask implements Disposable {
    * @throws ShapeError when `kept` is not of whole blocks, DTypeError when it is no `Uint8Array`
    */
   constructor(device: Device, operand: KvOperand, headDim: number, kept: Uint8Array) {
-    expectThat('ElementMask', 'device', device, Device.is(device), 'a device');
+    expectThat('ElementMask', 'device', device, isDevice(device), 'a device');
     expectOperand('ElementMask', operand);
     expectHeadDim('ElementMask', headDim);
     if (!types.isUint8Array(kept)) {

@@ -32,7 +32,6 @@ export {
   cudaReport,
   densePagedStore,
   densePrefill,
-  Device,
   DeviceError,
   devices,
   DisposedError,
@@ -46,11 +45,11 @@ export {
   ropeDescription,
   roundToBf16,
   ShapeError,
-  Stream,
 } from '@kv/sparse-core';
 export type {
   CudaReport,
   DensePagedOptions,
+  Device,
   DeviceKind,
   DeviceOptions,
   ElementArray,
@@ -72,6 +71,7 @@ export type {
   RopeScaling,
   SampleSettings,
   SelectCall,
+  Stream,
   TensorHandle,
   TokenSelection,
 } from '@kv/sparse-core';

@@ -1,8 +1,8 @@
 import { lstat } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 
-import { createDevice, Device, ModelFormatError } from '@kv/sparse-core';
-import { expectObject, expectThat } from '@kv/sparse-core/native';
+import { createDevice, type Device, ModelFormatError } from '@kv/sparse-core';
+import { expectObject, expectThat, isDevice } from '@kv/sparse-core/native';
 
 import { readModelConfig } from './config/read-model-config.js';
 import type { ModelConfig } from './config/model-config.js';
@@ -58,7 +58,7 @@ export class Model implements Disposable {
     expectPath(directory);
     expectObject('Model.open', 'options', options);
     const { device = createDevice() } = options;
-    expectThat('Model.open', 'device', device, Device.is(device), 'a device of createDevice()');
+    expectThat('Model.open', 'device', device, isDevice(device), 'a device of createDevice()');
     // The tokenizer's process starts while config and weights are read.
     const [network, tokenizer] = await Promise.allSettled([
       openNetwork(device, directory),

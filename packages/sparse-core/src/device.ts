@@ -2,15 +2,17 @@ import { availableParallelism } from 'node:os';
 import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice } from './addon.js';
 import { byteSize, type DType, dtypes, type ElementArray, expectElements } from './dtype.js';
 import { CapabilityError, InvalidValueError, OutOfMemoryError } from './errors.js';
+import type { Device, MappedFile, Stream, StreamOptions, Tensor } from './handles.js';
 import { hostPool } from './host-pool.js';
 import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { loadAddon } from './load-addon.js';
-import { MappedFile } from './mapped-file.js';
+import { MappedFileObject } from './mapped-file.js';
 import { fromNative } from './native-error.js';
 import { expectOwnKey, ownKey } from './own-key.js';
+import { ownDevice } from './own-objects.js';
 import { show } from './show.js';
-import { Stream, type StreamOptions } from './stream.js';
-import { owningTensor, type Tensor } from './tensor.js';
+import { StreamObject } from './stream.js';
+import { owningTensor } from './tensor.js';
 import { expectCallback, expectObject } from './validate.js';
 import { WatchedFile } from './watched-file.js';
 import { holdInPlace } from './wrapped-memory.js';
@@ -28,18 +30,12 @@ export interface DeviceOptions {
   readonly memoryLimit?: number | undefined;
 }
 
-/** A place where tensors live and operations run. */
-export class Device {
+export class DeviceObject implements Device {
   readonly kind: DeviceKind;
   readonly name: string;
   readonly threads: number;
   readonly native: NativeDevice;
   #defaultStream: Stream | undefined;
-
-  /** Whether this package made it: neither a look-alike nor a proxy. */
-  static is(value: unknown): value is Device {
-    return typeof value === 'object' && value !== null && #defaultStream in value;
-  }
 
   constructor(key: typeof ownKey, kind: DeviceKind, threads: number, native: NativeDevice) {
     expectOwnKey(key, 'Device', 'createDevice()');
@@ -47,34 +43,28 @@ export class Device {
     this.threads = threads;
     this.native = native;
     this.name = native.name();
+    ownDevice(this);
   }
 
   get instructionSet(): InstructionSet {
     return this.native.instructionSet();
   }
 
-  /** The stream of work that names none. */
   get defaultStream(): Stream {
     this.#defaultStream ??= this.createStream();
     return this.#defaultStream;
   }
 
-  /** @throws OutOfMemoryError when the device has no room for another, or the process no thread; InvalidValueError */
   createStream(options: StreamOptions = {}): Stream {
     expectObject('createStream', 'options', options);
     expectCallback('createStream', 'onFailure', options.onFailure);
     try {
-      return new Stream(ownKey, this, this.native.createStream(), options);
+      return new StreamObject(ownKey, this, this.native.createStream(), options);
     } catch (error) {
       throw fromNative(error, { subject: 'stream' });
     }
   }
 
-  /**
-   * A new contiguous tensor. Without `data` its contents are unspecified.
-   * @throws DTypeError, ShapeError when axes or shape are malformed or do not fit `data`
-   * @throws OutOfMemoryError when it does not fit the device's memory limit
-   */
   tensor<D extends DType, const A extends Axes>(
     dtype: D,
     axes: A,
@@ -99,14 +89,6 @@ export class Device {
     }
   }
 
-  /**
-   * A tensor over memory that JavaScript owns (an array over an ArrayBuffer or SharedArrayBuffer), without a
-   * copy. From then on the buffer cannot be transferred to another thread: `postMessage` and `structuredClone` copy it
-   * or throw, by the version of Node. Once it was detached in another way (`buffer.transfer()`, a WebAssembly memory
-   * that grew) the tensor can no longer be used; do not do that while enqueued work uses it. A GPU copies from and to it;
-   * its kernels take tensors of `tensor()` and `hostTensor()`.
-   * @throws DTypeError, ShapeError when the array does not fit, InvalidValueError when its buffer is resizable
-   */
   wrap<D extends DType, const A extends Axes>(
     dtype: D,
     axes: A,
@@ -124,12 +106,6 @@ export class Device {
     }
   }
 
-  /**
-   * A new contiguous tensor in host memory, which this device's kernels and copies reach by address. On CUDA it is
-   * pinned, off the JavaScript thread, as `hostPool` does; on the CPU it is plain memory. Its contents are unspecified.
-   * @throws DTypeError, ShapeError when axes or shape are malformed
-   * @throws OutOfMemoryError as `hostPool` does
-   */
   async hostTensor<D extends DType, const A extends Axes>(
     dtype: D,
     axes: A,
@@ -140,18 +116,13 @@ export class Device {
     return pool.tensor(dtype, axes, shape);
   }
 
-  /**
-   * Maps a file into memory, read-only, without reading it. The file must not shrink while it is mapped:
-   * `MappedFile.assertUnchanged` tells.
-   * @throws ModelFormatError when it cannot be opened or is empty, InvalidValueError when `path` is no path
-   */
   async mapFile(path: string): Promise<MappedFile> {
     if (typeof path !== 'string' || path.includes('\0')) {
       throw new InvalidValueError(`mapFile: ${show(path)} is not the path of a file.`, { subject: 'path', given: path });
     }
     try {
       const { tensor, byteLength } = await loadAddon().mapFile(this.native, path);
-      return new MappedFile(ownKey, this, await WatchedFile.open(path), tensor, byteLength);
+      return new MappedFileObject(ownKey, this, await WatchedFile.open(path), tensor, byteLength);
     } catch (error) {
       throw fromNative(error, { subject: path });
     }
@@ -213,7 +184,7 @@ export function createDevice(options: DeviceOptions = {}): Device {
   }
   const addon = loadAddon();
   try {
-    return new Device(ownKey, kind, threads, new addon.NativeDevice(kind, index, threads, instructionSet, memoryLimit));
+    return new DeviceObject(ownKey, kind, threads, new addon.NativeDevice(kind, index, threads, instructionSet, memoryLimit));
   } catch (error) {
     throw fromNative(error, { subject: 'device', given: options });
   }

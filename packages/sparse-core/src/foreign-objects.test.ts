@@ -1,13 +1,15 @@
 import { describe, expect, it } from 'vitest';
 import type { NativeDevice, NativeRecording, NativeStream, NativeTensor } from './addon.js';
-import { createDevice } from './device.js';
+import { createDevice, DeviceObject } from './device.js';
+import type { Recording, Stream } from './handles.js';
 import * as core from './index.js';
 import { DeviceError, InvalidValueError, KvError } from './errors.js';
 import { loadAddon } from './load-addon.js';
+import { MappedFileObject } from './mapped-file.js';
 import { rmsNorm, type RmsNormArguments } from './operations/rms-norm.js';
-import type { Recording } from './recording.js';
-import type { Stream } from './stream.js';
-import { Tensor } from './tensor.js';
+import { RecordingObject } from './recording.js';
+import { StreamObject } from './stream.js';
+import { TensorObject } from './tensor.js';
 
 const device = createDevice({ threads: 2 });
 const stream = device.defaultStream;
@@ -81,7 +83,7 @@ describe('operations', () => {
   const lookAlikes: Record<string, unknown> = {
     'a proxy': new Proxy(real, {}),
     'its fields': Object.assign({}, real),
-    'its prototype': Object.assign(Object.create(Tensor.prototype) as object, { shape: [1, 4], device }),
+    'its prototype': Object.assign(Object.create(TensorObject.prototype) as object, { shape: [1, 4], device }),
     'one that inherits': Object.create(real, { shape: { value: [1000, 4] } }) as object,
     'an empty object': {},
     nothing: undefined,
@@ -103,7 +105,7 @@ describe('operations', () => {
     expect(() => {
       stream.copy(fake, real);
     }).toThrow(KvError);
-    await expect(Tensor.prototype.read.call(fake, stream)).rejects.toThrow(KvError);
+    await expect(TensorObject.prototype.read.call(fake, stream)).rejects.toThrow(KvError);
   });
 
   const fakeStreams: Record<string, unknown> = {
@@ -151,7 +153,7 @@ describe('a read', () => {
 });
 
 describe('what only this package makes', () => {
-  const classes = [core.Device, core.HostPool, core.MappedFile, core.Recording, core.Stream, core.Tensor];
+  const classes = [DeviceObject, core.HostPool, MappedFileObject, RecordingObject, StreamObject, TensorObject];
   it.each(classes)('$name is not made of parts', (Class) => {
     const device = core.createDevice({ threads: 1 });
     const { native } = device.tensor('f32', ['value'], [1], Float32Array.of(1));

@@ -1,12 +1,13 @@
 import type { NativeHostPool } from './addon.js';
-import { Device } from './device.js';
 import { byteSize, type DType, dtypes } from './dtype.js';
 import { DeviceError, DisposedError, OutOfMemoryError } from './errors.js';
+import type { Device, Tensor } from './handles.js';
 import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { fromNative } from './native-error.js';
 import { expectOwnKey, ownKey } from './own-key.js';
+import { isDevice } from './own-objects.js';
 import { show } from './show.js';
-import { owningTensor, type Tensor } from './tensor.js';
+import { owningTensor } from './tensor.js';
 import { expectCallback, expectObject, expectSignal, expectThat } from './validate.js';
 
 export interface HostPoolProgress {
@@ -35,7 +36,7 @@ const mostOfHostMemory = 0.95;
  * @throws the signal's reason when it is aborted; what was made is given back then
  */
 export async function hostPool(device: Device, options: HostPoolOptions): Promise<HostPool> {
-  if (!Device.is(device)) {
+  if (!isDevice(device)) {
     throw new DeviceError(`hostPool: ${show(device)} is no device; open one with createDevice().`, { subject: 'device' });
   }
   expectObject('hostPool', 'options', options);

@@ -3,7 +3,7 @@ import { expectNode } from './expect-node.js';
 expectNode();
 
 export { type CudaReport, type DeviceKind, type InstructionSet, type MemoryReport } from './addon.js';
-export { createDevice, cudaReport, Device, type DeviceOptions, devices } from './device.js';
+export { createDevice, cudaReport, type DeviceOptions, devices } from './device.js';
 export { type Capable } from './contracts/capability.js';
 export { kvPolicy, type KvPolicy, type KvPolicyParts } from './contracts/kv-policy.js';
 export { type KvSelector, type SelectCall } from './contracts/kv-selector.js';
@@ -42,10 +42,10 @@ export {
   QueueFullError,
   ShapeError,
 } from './errors.js';
+export type { Device, MappedFile, Recording, Stream, StreamOptions, Tensor, TensorHandle, WaitOptions } from './handles.js';
 export { HostPool, hostPool, type HostPoolOptions, type HostPoolProgress } from './host-pool.js';
 export { type Axes, type Extents } from './layout.js';
 export { type NativeBinary, nativeBinary } from './load-addon.js';
-export { MappedFile } from './mapped-file.js';
 export { embedding, type EmbeddingArguments } from './operations/embedding.js';
 export { crossEntropy, type CrossEntropyArguments } from './operations/cross-entropy.js';
 export { copyBlocks, type CopyBlocksArguments } from './operations/copy-blocks.js';
@@ -68,9 +68,6 @@ export {
 export { sample, type SampleArguments, sampleOutcomes, type SampleSettings } from './operations/sample.js';
 export { swiglu, type SwigluArguments } from './operations/swiglu.js';
 export { type PagedBlocks } from './paged-blocks.js';
-export { Recording } from './recording.js';
 export { roundToBf16 } from './round-to-bf16.js';
 export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';
 export { densePrefill } from './stores/dense-prefill.js';
-export { Stream, type StreamOptions, type WaitOptions } from './stream.js';
-export { Tensor, type TensorHandle } from './tensor.js';

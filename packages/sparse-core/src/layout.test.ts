@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { createDevice } from './device.js';
 import { OutOfMemoryError, ShapeError } from './errors.js';
-import type { MappedFile } from './mapped-file.js';
+import type { MappedFile } from './handles.js';
 
 const device = createDevice({ threads: 2 });
 

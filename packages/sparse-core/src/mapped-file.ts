@@ -1,18 +1,17 @@
 import type { NativeTensor } from './addon.js';
-import type { Device } from './device.js';
 import { byteSize, type DType } from './dtype.js';
 import { ShapeError } from './errors.js';
+import type { Device, MappedFile, Tensor } from './handles.js';
 import { type Axes, checkedLayout, type Extents } from './layout.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
-import { Tensor } from './tensor.js';
+import { TensorObject } from './tensor.js';
 import type { WatchedFile } from './watched-file.js';
 
-/** A file mapped into memory, read-only. Tensors over it cost no memory until they are read. */
-export class MappedFile {
+export class MappedFileObject implements MappedFile {
   readonly path: string;
   readonly byteLength: number;
-  readonly #bytes: Tensor<'u8', ['byte']>;
+  readonly #bytes: TensorObject<'u8', ['byte']>;
   readonly #watched: WatchedFile;
 
   constructor(key: typeof ownKey, device: Device, watched: WatchedFile, native: NativeTensor, byteLength: number) {
@@ -20,7 +19,7 @@ export class MappedFile {
     this.path = watched.path;
     this.#watched = watched;
     this.byteLength = byteLength;
-    this.#bytes = new Tensor(ownKey, {
+    this.#bytes = new TensorObject(ownKey, {
       device,
       native,
       dtype: 'u8',
@@ -34,11 +33,6 @@ export class MappedFile {
     });
   }
 
-  /**
-   * A tensor over part of the file. On a device with memory of its own it is a copy there, and an offset that is not
-   * a multiple of the element size costs a copy too; copies are made on the device's default stream.
-   * @throws DTypeError, ShapeError when axes or shape are malformed or reach past the end of the file
-   */
   tensor<D extends DType, const A extends Axes>(
     dtype: D,
     axes: A,
@@ -65,16 +59,10 @@ export class MappedFile {
     return copy;
   }
 
-  /**
-   * Whether the file is as it was when it was mapped. A file that shrinks ends the process that reads what is gone, and
-   * one that is written to gives other numbers: ask before work that reads it.
-   * @throws ModelFormatError when its size or its time of change is another
-   */
   assertUnchanged(): void {
     this.#watched.assertUnchanged();
   }
 
-  /** Unmaps the file once enqueued work is done. Tensors over it become unusable, copies of its parts do not. */
   dispose(): void {
     this.#bytes.dispose();
     this.#watched.dispose();

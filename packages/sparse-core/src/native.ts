@@ -11,6 +11,7 @@ export { loadAddon } from './load-addon.js';
 export { madeTogether } from './made-together.js';
 export { operation } from './operation.js';
 export { attentionRules, attentionSettings, batchRules, expectHeads, pagedRowRules } from './operations/attention-arguments.js';
+export { isDevice } from './own-objects.js';
 export { show } from './show.js';
 export { BlockIds } from './stores/block-ids.js';
 export { expectCapacity } from './stores/expect-capacity.js';
@@ -18,6 +19,7 @@ export { expectHeld } from './stores/expect-held.js';
 export { expectPrepared } from './stores/expect-prepared.js';
 export { shorterBy } from './stores/shorter-by.js';
 export { type BlockTable, SlotTable } from './stores/slot-table.js';
+export { nativeOf } from './tensor.js';
 export { floats, type TensorRule } from './tensor-rules.js';
 export {
   expectBoolean,
@@ -32,5 +34,4 @@ export {
   isFinite32,
   listFor,
   listOf,
-  nativeOf,
 } from './validate.js';

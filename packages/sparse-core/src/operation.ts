@@ -1,10 +1,9 @@
 import type { NativeTensor } from './addon.js';
 import type { DType } from './dtype.js';
+import type { Stream, Tensor } from './handles.js';
+import { expectStream } from './expect-stream.js';
 import { fromNative } from './native-error.js';
-import type { Stream } from './stream.js';
-import type { Tensor } from './tensor.js';
 import { type AxisRule, type TensorRule, TensorRules } from './tensor-rules.js';
-import { expectStream } from './validate.js';
 
 type AxesOf<S extends readonly AxisRule[]> = '...' extends S[number]
   ? readonly string[]

@@ -1,5 +1,5 @@
 import type { FloatDType } from './dtype.js';
-import type { TensorHandle } from './tensor.js';
+import type { TensorHandle } from './handles.js';
 
 /**
  * Dense keys and values in blocks, as the attention operations read them (`native/shared/paged/paged-attention.h`).

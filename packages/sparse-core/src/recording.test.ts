@@ -2,10 +2,9 @@ import { expect, it } from 'vitest';
 import { CapabilityError, DeviceError, DisposedError, InvalidValueError } from './errors.js';
 import { embedding } from './operations/embedding.js';
 import { rmsNorm } from './operations/rms-norm.js';
-import type { Stream } from './stream.js';
-import type { Tensor } from './tensor.js';
 import { Random } from './testing/random.js';
 import { describeOnDevices } from './testing/test-devices.js';
+import type { Stream, Tensor } from './handles.js';
 
 const [rows, vocabulary, hidden] = [3, 11, 64];
 

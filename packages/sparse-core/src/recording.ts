@@ -1,16 +1,15 @@
 import type { NativeRecording } from './addon.js';
 import { DeviceError, DisposedError } from './errors.js';
+import type { Recording, Stream } from './handles.js';
 import { expectOwnKey, ownKey } from './own-key.js';
-import type { Stream } from './stream.js';
 
-/** Operations that `stream.record` collected, for `stream.replay`. */
-export class Recording implements Disposable {
+export class RecordingObject implements Recording {
   readonly stream: Stream;
   readonly #native: NativeRecording;
   #disposed = false;
 
   /** Whether this package made it: neither a look-alike nor a proxy. */
-  static is(value: unknown): value is Recording {
+  static is(value: unknown): value is RecordingObject {
     return typeof value === 'object' && value !== null && #disposed in value;
   }
 
@@ -36,7 +35,6 @@ export class Recording implements Disposable {
     return this.#native;
   }
 
-  /** Returns what it holds once the replays that are already enqueued are done. */
   dispose(): void {
     if (this.#disposed) return;
     this.#disposed = true;

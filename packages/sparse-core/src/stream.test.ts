@@ -1,9 +1,9 @@
 import { expect, it } from 'vitest';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { embedding } from './operations/embedding.js';
-import type { Stream } from './stream.js';
 import { enqueuedFailure, enqueueFailure } from './testing/enqueue-failure.js';
 import { describeOnDevices } from './testing/test-devices.js';
+import type { Stream } from './handles.js';
 
 describeOnDevices('streams', ({ open }) => {
   const device = open();

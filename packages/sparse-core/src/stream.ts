@@ -1,34 +1,20 @@
 import type { NativeRecording, NativeStream } from './addon.js';
-import type { Device } from './device.js';
 import { type DType, type ElementArray, expectElements } from './dtype.js';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { type Axes, elementCount } from './layout.js';
 import { loadAddon } from './load-addon.js';
+import { expectStream } from './expect-stream.js';
+import type { Device, Recording, Stream, StreamOptions, TensorHandle, WaitOptions } from './handles.js';
 import { fromNative } from './native-error.js';
-import { Recording } from './recording.js';
+import { RecordingObject } from './recording.js';
+import { ownStream } from './own-objects.js';
 import { overlap } from './overlap.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
-import { describe, type TensorHandle } from './tensor.js';
-import { expectBoolean, expectContiguous, expectObject, expectStream, expectWritable, nativeOf, reachableFrom } from './validate.js';
+import { describe, nativeOf, reachableFrom } from './tensor.js';
+import { expectBoolean, expectContiguous, expectObject, expectWritable } from './validate.js';
 
-export interface StreamOptions {
-  /**
-   * Called once, when a wait first finds that an operation has failed, and before that wait rejects. It must not throw.
-   */
-  readonly onFailure?: ((failure: Error) => void) | undefined;
-}
-
-export interface WaitOptions {
-  /** Whether what failed on the other stream fails this one too. Default: true. */
-  readonly takesFailure?: boolean | undefined;
-}
-
-/**
- * An ordered queue of operations on one device. Operations validate at once and return; they run in order
- * on native threads. After an operation fails, later ones are skipped and every wait reports that failure.
- */
-export class Stream {
+export class StreamObject implements Stream {
   readonly device: Device;
   readonly #native: NativeStream;
   readonly #onFailure: ((failure: Error) => void) | undefined;
@@ -37,7 +23,7 @@ export class Stream {
   #reached = 0;
   #failure: Error | undefined;
   /** The `record` that collects what is enqueued here, while it is open: this stream's own, or of one it waits for. */
-  #session: { readonly stream: Stream; open: boolean } | undefined;
+  #session: { readonly stream: StreamObject; open: boolean } | undefined;
   #disposed = false;
 
   constructor(key: typeof ownKey, device: Device, native: NativeStream, { onFailure }: StreamOptions = {}) {
@@ -45,11 +31,7 @@ export class Stream {
     this.device = device;
     this.#native = native;
     this.#onFailure = onFailure;
-  }
-
-  /** Whether this package made it: neither a look-alike nor a proxy. */
-  static is(value: unknown): value is Stream {
-    return typeof value === 'object' && value !== null && #disposed in value;
+    ownStream(this);
   }
 
   get native(): NativeStream {
@@ -57,7 +39,6 @@ export class Stream {
     return this.#native;
   }
 
-  /** @throws DisposedError */
   assertUsable(): void {
     if (!this.#disposed) return;
     const cause = this.#failure;
@@ -65,31 +46,14 @@ export class Stream {
     throw new DisposedError(`The stream ${why}; create another with device.createStream().`, { subject: 'stream', cause });
   }
 
-  /** Whether `record` is collecting what is enqueued. */
   get recording(): boolean {
     return this.#session?.open === true;
   }
 
-  /** The stream in whose order this one's work runs: itself, or the one that records it. */
   get runsOn(): Stream {
     return this.#session?.open === true ? this.#session.stream : this;
   }
 
-  /**
-   * Collects the operations that `enqueue` enqueues on this stream, instead of running them; `replay` runs them all,
-   * on the same tensors, as often as it is called. On CUDA a replay is one launch of a graph. Tensors that the
-   * operations use stay in memory until the recording is disposed.
-   *
-   * Another stream that waits for this one meanwhile is recorded too, beside it, from there on; on CUDA the two parts of
-   * the graph run at the same time. This stream must wait for its last operation before the recording ends. A replay
-   * runs all of it in the order of this stream: what else the other stream does is in no order with it.
-   *
-   * Only work of the device can be recorded: `write`, `read`, `synchronize`, `replay`, `waitFor` a stream that is not
-   * recorded, and copies from or to host memory throw.
-   * @throws InvalidValueError for a recording inside another, an `enqueue` that is asynchronous or no function, or a
-   * stream that was recorded beside this one and is not waited for
-   * @throws what `enqueue` throws; nothing is recorded then
-   */
   record(enqueue: () => unknown): Recording {
     if (this.recording) {
       throw new InvalidValueError('record: the stream is recording already; recordings do not nest.', {
@@ -124,16 +88,11 @@ export class Stream {
         { subject: 'record' },
       );
     }
-    return new Recording(ownKey, this, native);
+    return new RecordingObject(ownKey, this, native);
   }
 
-  /**
-   * Enqueues everything that was recorded.
-   * @throws DisposedError, DeviceError when the recording is another stream's, CapabilityError while `record`
-   * collects, InvalidValueError when it is no recording
-   */
   replay(recording: Recording): void {
-    if (!Recording.is(recording)) {
+    if (!RecordingObject.is(recording)) {
       throw new InvalidValueError(`replay: ${show(recording)} is no recording; make one with stream.record().`, {
         subject: 'recording',
         given: recording,
@@ -145,10 +104,6 @@ export class Stream {
     });
   }
 
-  /**
-   * Resolves when everything enqueued so far is done.
-   * @throws the first failure of an operation on this stream, with the operation's name
-   */
   async synchronize(): Promise<void> {
     try {
       await this.waited(this.native.synchronize());
@@ -157,7 +112,6 @@ export class Stream {
     }
   }
 
-  /** What a wait that the addon has just begun comes to; all of them pass here. */
   async waited<Result>(wait: Promise<Result>): Promise<Result> {
     const asked = (this.#asked += 1);
     try {
@@ -173,24 +127,11 @@ export class Stream {
     }
   }
 
-  /**
-   * Tells, whenever it is asked, whether a wait has shown that all that was enqueued before this call is done. It waits for
-   * nothing itself.
-   */
   progress(): () => boolean {
     const asked = this.#asked;
     return () => this.#reached > asked;
   }
 
-  /**
-   * What is enqueued here from now on runs after all that is enqueued on `other` so far. On CUDA it is an event: nobody
-   * waits but the device. A failure before it, on `other`, fails this stream too, unless this one takes the place of a
-   * stream that failed (`takesFailure: false`).
-   *
-   * While `other` records, this stream becomes part of its recording (`record` says how).
-   * @throws DisposedError, DeviceError when `other` is no stream or of another device, CapabilityError when this stream
-   * records and `other` is not part of that, InvalidValueError when it is this stream
-   */
   waitFor(other: Stream, options: WaitOptions = {}): void {
     expectStream('waitFor', other);
     expectObject('waitFor', 'options', options);
@@ -211,13 +152,9 @@ export class Stream {
     throwsPublicly('waitFor', () => {
       this.native.waitFor(other.native, takesFailure);
     });
-    if (other.recording) this.#session = other.#session;
+    if (other.recording && #session in other) this.#session = other.#session;
   }
 
-  /**
-   * Stores `source` in a contiguous tensor, in stream order. The array may be changed at once.
-   * @throws DTypeError, ShapeError when it does not fit the tensor, InvalidValueError when the tensor is read-only
-   */
   write<D extends DType>(tensor: TensorHandle<D>, source: ElementArray<D>): void {
     const native = nativeOf('write', 'tensor', tensor, this);
     expectWritable('write', 'tensor', native);
@@ -229,12 +166,6 @@ export class Stream {
     native.writtenBy(this);
   }
 
-  /**
-   * Copies a tensor into a contiguous one of the same dtype and element count, in stream order. One of the
-   * two may be on the CPU when the stream is of another device.
-   * @throws DTypeError, ShapeError when they differ, InvalidValueError when they share memory or the destination is
-   * read-only
-   */
   copy<D extends DType, A extends Axes>(source: TensorHandle<D, A>, destination: TensorHandle<D, A>): void {
     const from = reachableFrom('copy', 'source', source, this);
     const to = reachableFrom('copy', 'destination', destination, this);
@@ -264,7 +195,6 @@ export class Stream {
     to.writtenBy(this);
   }
 
-  /** Drops what has not begun; waits that are still pending reject. */
   dispose(): void {
     if (this.#disposed) return;
     this.#disposed = true;

@@ -1,8 +1,8 @@
 import type { DType } from './dtype.js';
 import { InvalidValueError, ShapeError } from './errors.js';
+import type { Stream } from './handles.js';
 import { areBlocksApart, coincide, overlap } from './overlap.js';
-import type { Stream } from './stream.js';
-import { describe, type Tensor } from './tensor.js';
+import { describe, type TensorObject, tensorOn } from './tensor.js';
 import {
   expectContiguous,
   expectContiguousRows,
@@ -11,7 +11,6 @@ import {
   expectReachable,
   expectSameStrides,
   expectWritable,
-  tensorOn,
 } from './validate.js';
 
 export const floats = ['f32', 'f16', 'bf16'] as const;
@@ -43,7 +42,7 @@ export interface TensorRule {
 
 export type AxisRule = string | number | { readonly of: string; readonly plus: number };
 
-type Given = Tensor | undefined;
+type Given = TensorObject | undefined;
 
 /** A rule with what its names mean. */
 interface Rule {
@@ -171,7 +170,7 @@ export class TensorRules {
     if (alike !== undefined) expectSameStrides(this.#subject, name, tensor, alike);
   }
 
-  #refuseShape({ name, axes, shape }: Rule, tensor: Tensor): never {
+  #refuseShape({ name, axes, shape }: Rule, tensor: TensorObject): never {
     const long = axes.findIndex(({ most }, axis) => (tensor.shape[axis] ?? 0) > most);
     if (long !== -1) {
       throw new ShapeError(

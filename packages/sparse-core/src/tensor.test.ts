@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { createDevice } from './device.js';
 import { DisposedError, InvalidValueError, KvError, OutOfMemoryError, ShapeError } from './errors.js';
-import type { TensorHandle } from './tensor.js';
+import type { TensorHandle } from './handles.js';
 
 describe('tensors', () => {
   const device = createDevice({ threads: 2 });

@@ -1,50 +1,14 @@
 import type { NativeTensor } from './addon.js';
-import type { Device } from './device.js';
 import { byteSize, createElementArray, type DType, dtypes, type ElementArray } from './dtype.js';
-import { DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
+import { DeviceError, DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
 import { type Axes, checkedLayout, elementCount, type Extents, isContiguous, type Layout, spanOf } from './layout.js';
 import { loadAddon } from './load-addon.js';
+import { expectStream } from './expect-stream.js';
+import type { Device, Stream, Tensor, TensorHandle } from './handles.js';
 import { fromNative } from './native-error.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
-import type { Stream } from './stream.js';
-import { reachableFrom } from './validate.js';
 import { viewStrides } from './view-strides.js';
-
-/**
- * A typed view of memory on a device. The axes are part of the type, so that a `[token, kvHead, dim]`
- * tensor does not compile where `[kvHead, token, dim]` is wanted.
- */
-export interface TensorHandle<D extends DType = DType, A extends Axes = Axes> {
-  readonly dtype: D;
-  readonly axes: A;
-  readonly shape: Extents<A>;
-  /** Distance of neighbours along each axis, in elements. */
-  readonly strides: Extents<A>;
-  readonly device: Device;
-  /** Bytes of the elements that the shape spans (not of gaps between them). */
-  readonly byteLength: number;
-  readonly disposed: boolean;
-  /** Whether no operation may write to it: a file that was mapped. */
-  readonly readOnly: boolean;
-  /**
-   * Copies the elements to JavaScript, in row-major order, when everything enqueued on `stream` so far is
-   * done. Without an argument: the stream that last wrote to the tensor.
-   * @throws DisposedError when the tensor was disposed, DeviceError when the stream is of another device,
-   * OutOfMemoryError when no array of JavaScript can hold the elements
-   */
-  read(stream?: Stream): Promise<ElementArray<D>>;
-  /** The part `start <= index < end` of one axis, without a copy. @throws ShapeError when out of range */
-  slice(axis: A[number], start: number, end: number): TensorHandle<D, A>;
-  /**
-   * The same elements under other axes, without a copy: axes whose elements follow each other evenly may be split and
-   * joined, any axis renamed. @throws ShapeError when the counts differ, or elements would have to move
-   */
-  view<const B extends Axes>(axes: B, shape: Extents<B>): TensorHandle<D, B>;
-  /** Returns the memory once the work that is already enqueued is done. Views of it become unusable. */
-  dispose(): void;
-  [Symbol.dispose](): void;
-}
 
 /** What sparse-core itself knows of a tensor. */
 export interface TensorParts<D extends DType, A extends Axes> {
@@ -56,13 +20,13 @@ export interface TensorParts<D extends DType, A extends Axes> {
   readonly strides: Extents<A>;
   readonly byteOffset: number;
   /** Whose memory it borrows. */
-  readonly base: Tensor | undefined;
+  readonly base: TensorObject | undefined;
   readonly readOnly: boolean;
   /** Whether kernels of the device cannot reach it: a wrapped array, or a file, where the device has its own memory. */
   readonly hostOnly: boolean;
 }
 
-export class Tensor<D extends DType = DType, A extends Axes = Axes> implements TensorHandle<D, A> {
+export class TensorObject<D extends DType = DType, A extends Axes = Axes> implements Tensor<D, A> {
   readonly device: Device;
   readonly dtype: D;
   readonly axes: A;
@@ -73,7 +37,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   readonly hostOnly: boolean;
   readonly native: NativeTensor;
   readonly #byteOffset: number;
-  readonly #base: Tensor | undefined;
+  readonly #base: TensorObject | undefined;
   #disposed = false;
   #writer: Stream | undefined;
   #firstByte: number | undefined;
@@ -81,7 +45,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
   readonly #span: number;
 
   /** Whether this package made it: neither a look-alike nor a proxy. */
-  static is(value: unknown): value is Tensor {
+  static is(value: unknown): value is TensorObject {
     return typeof value === 'object' && value !== null && #disposed in value;
   }
 
@@ -122,7 +86,6 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     return this.firstByte + this.#span;
   }
 
-  /** Remembers in which stream's order the tensor is written, for `read()`. */
   writtenBy(stream: Stream): void {
     if (this.#base === undefined) this.#writer = stream.runsOn;
     else this.#base.writtenBy(stream);
@@ -153,7 +116,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     }
   }
 
-  slice(axis: A[number], start: number, end: number): Tensor<D, A> {
+  slice(axis: A[number], start: number, end: number): TensorObject<D, A> {
     const index = this.axes.indexOf(axis);
     const extent = this.shape[index];
     if (extent === undefined || !Number.isInteger(start) || !Number.isInteger(end) || start < 0 || end < start || end > extent) {
@@ -167,7 +130,7 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     return this.derive(this.dtype, this.axes, shape, this.strides, offset);
   }
 
-  view<const B extends Axes>(axes: B, shape: Extents<B>): Tensor<D, B> {
+  view<const B extends Axes>(axes: B, shape: Extents<B>): TensorObject<D, B> {
     const wanted = checkedLayout('view', this.dtype, axes, shape);
     const alike = wanted.elements === elementCount(this.shape);
     const strides = alike ? viewStrides(this.shape, this.strides, wanted.shape) : undefined;
@@ -181,19 +144,18 @@ export class Tensor<D extends DType = DType, A extends Axes = Axes> implements T
     return this.derive(this.dtype, wanted.axes, wanted.shape, strides as unknown as Extents<B>, this.#byteOffset);
   }
 
-  /** A view of the same memory under another type; the caller has checked the bounds. */
   derive<E extends DType, B extends Axes>(
     dtype: E,
     axes: B,
     shape: Extents<B>,
     strides: Extents<B>,
     byteOffset: number,
-  ): Tensor<E, B> {
+  ): TensorObject<E, B> {
     this.assertUsable();
     const native = this.#nativeView(dtype, shape, strides, byteOffset);
     const base = this.#base ?? this;
     const { device, readOnly, hostOnly } = this;
-    return new Tensor(ownKey, { device, native, dtype, axes, shape, strides, byteOffset, base, readOnly, hostOnly });
+    return new TensorObject(ownKey, { device, native, dtype, axes, shape, strides, byteOffset, base, readOnly, hostOnly });
   }
 
   #nativeView(dtype: DType, shape: readonly number[], strides: readonly number[], byteOffset: number): NativeTensor {
@@ -230,9 +192,58 @@ export function owningTensor<D extends DType, A extends Axes>(
   dtype: D,
   { axes, shape, strides }: Layout<A>,
   hostOnly = false,
-): Tensor<D, A> {
+): TensorObject<D, A> {
   const parts = { device, native, dtype, axes, shape, strides, byteOffset: 0, base: undefined };
-  return new Tensor(ownKey, { ...parts, readOnly: false, hostOnly });
+  return new TensorObject(ownKey, { ...parts, readOnly: false, hostOnly });
+}
+
+/**
+ * A tensor argument as this package made it, alive.
+ * @throws DeviceError, DisposedError
+ */
+function usableTensor(operation: string, name: string, tensor: unknown): TensorObject {
+  if (!TensorObject.is(tensor)) {
+    throw new DeviceError(
+      `${operation}: ${name} is not a tensor of this package; wrap foreign memory with device.wrap().`,
+      { subject: name },
+    );
+  }
+  tensor.assertUsable();
+  return tensor;
+}
+
+/**
+ * The one boundary check of a tensor argument: made by this package, alive, on the stream's device.
+ * @throws DeviceError, DisposedError
+ */
+export function nativeOf(operation: string, name: string, tensor: unknown, stream: Stream): TensorObject {
+  expectStream(operation, stream);
+  return tensorOn(operation, name, tensor, stream);
+}
+
+/** `nativeOf` for a stream that was checked. */
+export function tensorOn(operation: string, name: string, tensor: unknown, stream: Stream): TensorObject {
+  const native = usableTensor(operation, name, tensor);
+  if (native.device !== stream.device) {
+    throw new DeviceError(
+      `${operation}: ${name} lives on one device, ${native.device.name}, and the stream is of another, ` +
+        `${stream.device.name}. Make it on the stream's device, or copy it there first.`,
+      { subject: name, given: native.device.name, wanted: stream.device.name },
+    );
+  }
+  return native;
+}
+
+/**
+ * A tensor to copy from or to: it may be the CPU's, whatever the stream's device.
+ * @throws DeviceError, DisposedError
+ */
+export function reachableFrom(operation: string, name: string, tensor: unknown, stream: Stream): TensorObject {
+  expectStream(operation, stream);
+  const usable = usableTensor(operation, name, tensor);
+  return usable.device.kind === 'cpu' && stream.device.kind !== 'cpu'
+    ? usable
+    : nativeOf(operation, name, usable, stream);
 }
 
 /** For messages: `f32 [token=3, hidden=8]`. */

@@ -1,9 +1,9 @@
 import type { DType } from './dtype.js';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { show } from './show.js';
-import { Stream } from './stream.js';
+import type { TensorHandle } from './handles.js';
 import { isContiguous, rowMajorStrides } from './layout.js';
-import { describe, Tensor, type TensorHandle } from './tensor.js';
+import { describe, type TensorObject } from './tensor.js';
 
 /** @throws InvalidValueError unless it is an object, whose fields can be read */
 export function expectObject(operation: string, name: string, given: unknown): asserts given is object {
@@ -83,65 +83,6 @@ export function expectIndices(operation: string, name: string, given: readonly n
 }
 
 
-/** @throws DeviceError, DisposedError unless it is a stream, and open */
-export function expectStream(operation: string, stream: unknown): asserts stream is Stream {
-  if (!Stream.is(stream)) {
-    throw new DeviceError(`${operation}: ${show(stream)} is no stream; make one with device.createStream().`, {
-      subject: 'stream',
-    });
-  }
-  stream.assertUsable();
-}
-
-/**
- * A tensor argument as this package made it, alive.
- * @throws DeviceError, DisposedError
- */
-export function usableTensor(operation: string, name: string, tensor: unknown): Tensor {
-  if (!Tensor.is(tensor)) {
-    throw new DeviceError(
-      `${operation}: ${name} is not a tensor of this package; wrap foreign memory with device.wrap().`,
-      { subject: name },
-    );
-  }
-  tensor.assertUsable();
-  return tensor;
-}
-
-/**
- * The one boundary check of a tensor argument: made by this package, alive, on the stream's device.
- * @throws DeviceError, DisposedError
- */
-export function nativeOf(operation: string, name: string, tensor: unknown, stream: Stream): Tensor {
-  expectStream(operation, stream);
-  return tensorOn(operation, name, tensor, stream);
-}
-
-/** `nativeOf` for a stream that was checked. */
-export function tensorOn(operation: string, name: string, tensor: unknown, stream: Stream): Tensor {
-  const native = usableTensor(operation, name, tensor);
-  if (native.device !== stream.device) {
-    throw new DeviceError(
-      `${operation}: ${name} lives on one device, ${native.device.name}, and the stream is of another, ` +
-        `${stream.device.name}. Make it on the stream's device, or copy it there first.`,
-      { subject: name, given: native.device.name, wanted: stream.device.name },
-    );
-  }
-  return native;
-}
-
-/**
- * A tensor to copy from or to: it may be the CPU's, whatever the stream's device.
- * @throws DeviceError, DisposedError
- */
-export function reachableFrom(operation: string, name: string, tensor: unknown, stream: Stream): Tensor {
-  expectStream(operation, stream);
-  const usable = usableTensor(operation, name, tensor);
-  return usable.device.kind === 'cpu' && stream.device.kind !== 'cpu'
-    ? usable
-    : nativeOf(operation, name, usable, stream);
-}
-
 /** @throws InvalidValueError when nothing may be written to it */
 export function expectWritable(operation: string, name: string, tensor: TensorHandle): void {
   if (!tensor.readOnly) return;
@@ -153,7 +94,7 @@ export function expectWritable(operation: string, name: string, tensor: TensorHa
 }
 
 /** @throws DeviceError when the device's kernels cannot reach its memory */
-export function expectReachable(operation: string, name: string, tensor: Tensor | undefined): void {
+export function expectReachable(operation: string, name: string, tensor: TensorObject | undefined): void {
   if (tensor?.hostOnly !== true) return;
   throw new DeviceError(
     `${operation}: ${name} is ${describe(tensor)} over memory that was wrapped, which ${tensor.device.name} does not reach. ` +

@@ -1,4 +1,4 @@
-import { CapabilityError, InvalidValueError } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, type Stream } from '@kv/sparse-core';
 import { expectObject, expectThat, listOf } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
@@ -6,8 +6,18 @@ import { expectDeviceIds, isOnDevice } from './given-ids.js';
 import type { LayerRunner } from './layer-runner.js';
 import { countTokens, phases } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
-import type { Runner } from './runner.js';
+import type { RunnerModel } from './runner-model.js';
 import type { Sequence } from './sequence.js';
+
+/** What of a runner its entries are checked against. */
+interface EntryLimits {
+  readonly model: RunnerModel;
+  readonly stream: Stream;
+  readonly maxBatchRows: number;
+  readonly contextTokens: number;
+  /** The ids, copied. @throws InvalidValueError, CapabilityError unless they can come behind the sequence. */
+  checkTokens(sequence: Sequence, ids: ArrayLike<number>): Int32Array;
+}
 
 /**
  * The entries with ids of their own, which nobody else changes.
@@ -16,7 +26,7 @@ import type { Sequence } from './sequence.js';
 export function checkEntries(
   operation: string,
   given: readonly BatchEntry[],
-  runner: Runner,
+  runner: EntryLimits,
   expectOwn: (sequence: Sequence) => void,
 ): BatchEntry[] {
   const entries = listOf(operation, 'entries', given, runner.maxBatchRows).map((entry): BatchEntry => {
@@ -46,7 +56,7 @@ export function checkEntries(
  * @throws InvalidValueError unless `tokens` more fit the runner's context
  * @throws CapabilityError when the sequence would outgrow the model's sliding window
  */
-export function expectRoom({ contextTokens, model }: Runner, earlier: number, tokens: number, spare = 0): void {
+export function expectRoom({ contextTokens, model }: EntryLimits, earlier: number, tokens: number, spare = 0): void {
   expectWholeNumber('tokens to add', tokens, 1, Number.MAX_SAFE_INTEGER);
   expectWholeNumber('tokens to answer', spare, 0, Number.MAX_SAFE_INTEGER);
   const length = earlier + tokens + spare;

@@ -1,5 +1,5 @@
-import { Device } from '@kv/sparse-core';
-import { expectObject, expectThat } from '@kv/sparse-core/native';
+import type { Device } from '@kv/sparse-core';
+import { expectObject, expectThat, isDevice } from '@kv/sparse-core/native';
 
 import type { ModelConfig } from '../config/model-config.js';
 import { ModelWeights } from '../weights/model-weights.js';
@@ -14,6 +14,6 @@ export interface RunnerModel {
 /** @throws InvalidValueError unless it is one that was opened */
 export function expectModel(given: RunnerModel): void {
   expectObject('createRunner', 'model', given);
-  const isOpen = Device.is(given.device) && given.weights instanceof ModelWeights;
+  const isOpen = isDevice(given.device) && given.weights instanceof ModelWeights;
   expectThat('createRunner', 'model', given, isOpen, 'a model of Model.open()');
 }

@@ -1,8 +1,7 @@
 import type { FloatDType } from '../dtype.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
 import type { KvStore } from './kv-store.js';
 import type { TokenSelection } from './token-selection.js';
+import type { Stream, TensorHandle } from '../handles.js';
 
 export interface SelectCall {
   readonly store: KvStore;

@@ -1,8 +1,6 @@
-import type { Device } from '../device.js';
 import type { FloatDType } from '../dtype.js';
+import type { Device, Stream, TensorHandle } from '../handles.js';
 import type { PagedBlocks } from '../paged-blocks.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
 import type { Capable } from './capability.js';
 import type { RowBatch } from './row-batch.js';
 import type { SelectionOutcomes, TokenSelection } from './token-selection.js';

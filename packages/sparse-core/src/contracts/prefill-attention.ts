@@ -1,9 +1,8 @@
 import type { FloatDType } from '../dtype.js';
 import type { RopeDescription } from '../operations/rope-description.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
 import type { Capable } from './capability.js';
 import type { AttentionCall, KvBytes, KvCapacity, KvLayer, KvStore } from './kv-store.js';
+import type { Stream, TensorHandle } from '../handles.js';
 
 export interface PrefillCall extends AttentionCall {
   /** Already holds the chunk's own keys and values behind the earlier ones. */

@@ -1,9 +1,8 @@
-import type { Stream } from '../stream.js';
-import type { Device } from '../device.js';
 import { InvalidValueError } from '../errors.js';
+import { expectStream } from '../expect-stream.js';
+import type { Device, Stream, TensorHandle } from '../handles.js';
 import { madeTogether } from '../made-together.js';
-import type { TensorHandle } from '../tensor.js';
-import { expectIndices, expectObject, expectStream, expectThat, listOf } from '../validate.js';
+import { expectIndices, expectObject, expectThat, listOf } from '../validate.js';
 
 /** One sequence's part of a batch. */
 export interface RowBatchEntry {

@@ -1,4 +1,4 @@
-import type { TensorHandle } from '../tensor.js';
+import type { TensorHandle } from '../handles.js';
 
 /** The tokens that a layer keeps of one sequence, as indices into what its store holds. */
 export interface TokenSelection {

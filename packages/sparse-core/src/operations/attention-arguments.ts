@@ -1,8 +1,9 @@
 import type { FloatDType } from '../dtype.js';
 import { ShapeError } from '../errors.js';
+import type { TensorHandle } from '../handles.js';
 import { floats, type TensorRule } from '../tensor-rules.js';
 import type { PagedBlocks } from '../paged-blocks.js';
-import { describe, type TensorHandle } from '../tensor.js';
+import { describe } from '../tensor.js';
 import { expectBoolean, expectThat, isFinite32 } from '../validate.js';
 
 /** Which rows belong to which sequence, and where the sequence's keys and values lie. */

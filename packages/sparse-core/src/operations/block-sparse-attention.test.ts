@@ -1,7 +1,6 @@
 import { expect, it } from 'vitest';
-import type { Device } from '../device.js';
 import { InvalidValueError } from '../errors.js';
-import type { Stream } from '../stream.js';
+import type { Device, Stream } from '../handles.js';
 import { checkAgainstOracle, checkEntriesWithoutRows, checkRefusals, randomSizes, tensorCoreSizes } from '../testing/attention-checks.js';
 import { type AttentionSizes, randomCache } from '../testing/attention-oracle.js';
 import { everyBlock, keyBlockLists, type QueryTile } from '../testing/key-block-lists.js';

@@ -1,7 +1,6 @@
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
+import type { Stream, TensorHandle } from '../handles.js';
 import { type AttentionArguments, attentionRules, attentionSettings, expectHeads, pagedRowRules } from './attention-arguments.js';
 
 export interface BlockSparseAttentionArguments extends AttentionArguments {

@@ -1,9 +1,8 @@
 import { type DType, dtypes } from '../dtype.js';
 import { InvalidValueError } from '../errors.js';
+import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
 import { expectIndices, listOf } from '../validate.js';
 
 export interface CopyBlocksArguments {

@@ -1,7 +1,6 @@
+import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
 import { expectIndices, listFor } from '../validate.js';
 
 export interface CrossEntropyArguments {

@@ -5,11 +5,11 @@ import { describe, expect, it } from 'vitest';
 import { createDevice } from '../device.js';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import type { FloatDType } from '../dtype.js';
-import type { Tensor } from '../tensor.js';
 import { decode, Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { embedding } from './embedding.js';
 import { linear } from './linear.js';
+import type { Tensor } from '../handles.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 

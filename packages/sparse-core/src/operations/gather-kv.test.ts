@@ -1,9 +1,9 @@
 import { expect, it } from 'vitest';
-import type { Device } from '../device.js';
 import { InvalidValueError, ShapeError } from '../errors.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { gatherKv } from './gather-kv.js';
+import type { Device } from '../handles.js';
 
 /** A cache of two slots whose stored bits tell block, place and dim; the blocks are in random order. */
 function createCache(device: Device, random: Random, kvHeads: number, blockTokens: number, counts: number[]) {

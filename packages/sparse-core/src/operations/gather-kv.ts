@@ -1,10 +1,9 @@
 import { InvalidValueError, ShapeError } from '../errors.js';
+import type { Stream, Tensor, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import { show } from '../show.js';
-import type { Stream } from '../stream.js';
-import type { Tensor, TensorHandle } from '../tensor.js';
 import { listFor } from '../validate.js';
 import { pagedBlockRules } from './attention-arguments.js';
 

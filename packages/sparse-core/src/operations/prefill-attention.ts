@@ -1,6 +1,6 @@
+import type { Stream } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import type { Stream } from '../stream.js';
 import { type AttentionArguments, attentionRules, attentionSettings, expectHeads, pagedRowRules } from './attention-arguments.js';
 
 const enqueue = operation('prefillAttention', [...attentionRules, ...pagedRowRules], ['output', 'logSumExp']);

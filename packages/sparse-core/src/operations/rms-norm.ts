@@ -1,10 +1,10 @@
 import type { FloatDType } from '../dtype.js';
+import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
 import { floats } from '../tensor-rules.js';
-import type { Stream } from '../stream.js';
 import type { Axes } from '../layout.js';
-import { Tensor, type TensorHandle } from '../tensor.js';
+import { TensorObject } from '../tensor.js';
 import { expectObject, expectThat, isFinite32 } from '../validate.js';
 
 export interface RmsNormArguments<D extends FloatDType, A extends Axes> {
@@ -40,7 +40,7 @@ const [ofRows, ofHeads] = [overAxes('row'), overAxes('row', 'head')];
  */
 export function rmsNorm<D extends FloatDType, A extends Axes>(stream: Stream, args: RmsNormArguments<D, A>): void {
   expectObject('rmsNorm', 'the arguments', args);
-  const enqueue = Tensor.is(args.input) && args.input.shape.length === 3 ? ofHeads : ofRows;
+  const enqueue = TensorObject.is(args.input) && args.input.shape.length === 3 ? ofHeads : ofRows;
   enqueue(stream, args, (natives) => {
     const { epsilon } = args;
     const isPositive = isFinite32(epsilon) && Math.fround(epsilon) > 0;

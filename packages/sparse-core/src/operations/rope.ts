@@ -1,10 +1,10 @@
 import type { FloatDType } from '../dtype.js';
 import { ShapeError } from '../errors.js';
+import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
 import { floats } from '../tensor-rules.js';
-import type { Stream } from '../stream.js';
-import { describe, type TensorHandle } from '../tensor.js';
+import { describe } from '../tensor.js';
 import { expectThat, isFinite32 } from '../validate.js';
 import { type RopeConvention, ropeConventions } from './rope-description.js';
 

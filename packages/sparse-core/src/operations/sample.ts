@@ -1,8 +1,7 @@
 import { ShapeError } from '../errors.js';
+import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
 import { expectObject, expectThat, listFor } from '../validate.js';
 
 /** How one row is sampled. The settings apply in the order in which they stand here. */

@@ -1,9 +1,8 @@
 import type { FloatDType } from '../dtype.js';
+import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
 import { floats } from '../tensor-rules.js';
-import type { Stream } from '../stream.js';
-import type { TensorHandle } from '../tensor.js';
 
 type Rows<D extends FloatDType> = TensorHandle<D, readonly ['token', 'feature']>;
 

@@ -2,13 +2,12 @@ import { expect, it } from 'vitest';
 import { kvPolicy } from '../contracts/kv-policy.js';
 import type { KvLayer, KvStore } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
-import { createDevice, type Device } from '../device.js';
+import { createDevice } from '../device.js';
 import { DisposedError, InvalidValueError, OutOfMemoryError, ShapeError } from '../errors.js';
-import type { Stream } from '../stream.js';
-import type { Tensor } from '../tensor.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { densePagedStore } from './dense-paged-store.js';
+import type { Device, Stream, Tensor } from '../handles.js';
 
 const [queryHeads, kvHeads, headDim] = [6, 2, 16];
 const scale = 1 / Math.sqrt(headDim);

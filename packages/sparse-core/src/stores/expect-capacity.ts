@@ -1,6 +1,6 @@
 import type { KvCapacity, KvLayer } from '../contracts/kv-store.js';
-import { Device } from '../device.js';
 import { InvalidValueError, ShapeError } from '../errors.js';
+import { isDevice } from '../own-objects.js';
 import { show } from '../show.js';
 import { expectObject, expectThat, listOf } from '../validate.js';
 
@@ -15,7 +15,7 @@ const mostLayers = 65_536;
 export function expectCapacity(layers: readonly KvLayer[], capacity: KvCapacity): readonly KvLayer[] {
   expectObject('capacity', 'capacity', capacity);
   const { device, slots, tokensPerSlot, tokens, batchRows = tokens } = capacity;
-  expectThat('capacity', 'device', device, Device.is(device), 'a device');
+  expectThat('capacity', 'device', device, isDevice(device), 'a device');
   for (const [subject, given] of Object.entries({ slots, tokensPerSlot, tokens, batchRows })) {
     const most = subject === 'slots' || subject === 'tokensPerSlot' ? maxIndex : Number.MAX_SAFE_INTEGER;
     if (Number.isInteger(given) && given > 0 && given <= most) continue;

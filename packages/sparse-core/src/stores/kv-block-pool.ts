@@ -1,9 +1,7 @@
-import type { Device } from '../device.js';
 import { byteSize, type FloatDType } from '../dtype.js';
 import { copyBlocks } from '../operations/copy-blocks.js';
-import type { Stream } from '../stream.js';
-import type { Tensor } from '../tensor.js';
 import { BlockIds } from './block-ids.js';
+import type { Device, Stream, Tensor } from '../handles.js';
 
 export interface KvBlockPoolOptions {
   readonly device: Device;

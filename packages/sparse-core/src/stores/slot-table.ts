@@ -1,11 +1,11 @@
 import type { KvCapacity, KvLayer } from '../contracts/kv-store.js';
 import { entriesOf, type RowBatch } from '../contracts/row-batch.js';
 import { InvalidValueError } from '../errors.js';
+import type { Stream, Tensor } from '../handles.js';
 import { madeTogether } from '../made-together.js';
-import type { Stream } from '../stream.js';
 import { show } from '../show.js';
-import type { Tensor } from '../tensor.js';
-import { listOf, nativeOf } from '../validate.js';
+import { nativeOf } from '../tensor.js';
+import { listOf } from '../validate.js';
 import { zeroTable } from './zero-table.js';
 
 export type BlockTable = Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;

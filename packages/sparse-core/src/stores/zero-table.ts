@@ -1,7 +1,6 @@
-import type { Device } from '../device.js';
 import { OutOfMemoryError } from '../errors.js';
+import type { Device, Tensor } from '../handles.js';
 import { type Axes, elementCount, type Extents } from '../layout.js';
-import type { Tensor } from '../tensor.js';
 
 /**
  * A table of a cache, of zeros.

@@ -1,11 +1,10 @@
 import { expect } from 'vitest';
-import type { Device } from '../device.js';
 import type { FloatDType } from '../dtype.js';
 import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import type { AttentionArguments } from '../operations/attention-arguments.js';
-import type { Stream } from '../stream.js';
 import { attentionRow, type AttentionSizes, randomCache, randomRows } from './attention-oracle.js';
 import { decode, encode, type Random, unitRoundoff } from './random.js';
+import type { Device, Stream } from '../handles.js';
 
 type Attention = (stream: Stream, args: AttentionArguments) => void;
 

@@ -1,9 +1,8 @@
 import { expect } from 'vitest';
-import type { Device } from '../device.js';
 import type { FloatDType } from '../dtype.js';
 import type { AttentionArguments } from '../operations/attention-arguments.js';
+import type { Device, Stream } from '../handles.js';
 import type { PagedBlocks } from '../paged-blocks.js';
-import type { Stream } from '../stream.js';
 import { randomCache } from './attention-oracle.js';
 import { decode, encode, type Random, unitRoundoff } from './random.js';
 

@@ -1,5 +1,5 @@
-import type { Device } from '../device.js';
 import type { ElementArray, FloatDType } from '../dtype.js';
+import type { Device } from '../handles.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import { decode, encode, type Random, unitRoundoff } from './random.js';
 

@@ -1,5 +1,5 @@
 import { embedding } from '../operations/embedding.js';
-import type { Stream } from '../stream.js';
+import type { Stream } from '../handles.js';
 
 /** What `enqueueFailure` fails with. */
 export const enqueuedFailure = /embedding: ids\[0\] is 7/;

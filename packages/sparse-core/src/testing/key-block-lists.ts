@@ -1,4 +1,4 @@
-import type { Device } from '../device.js';
+import type { Device } from '../handles.js';
 import type { AttentionSizes } from './attention-oracle.js';
 
 export const [listedQueryTile, keyBlockTokens] = [128, 64];

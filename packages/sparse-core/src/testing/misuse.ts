@@ -3,11 +3,11 @@ import { mkdtemp } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, vi } from 'vitest';
-import { createDevice, type Device, devices } from '../device.js';
+import { createDevice, devices } from '../device.js';
 import { type ElementArray } from '../dtype.js';
 import { KvError } from '../errors.js';
-import type { Stream } from '../stream.js';
-import { Tensor } from '../tensor.js';
+import type { Device, Stream, Tensor } from '../handles.js';
+import { TensorObject } from '../tensor.js';
 import type { LegalValue } from './legal-values.js';
 import { Random } from './random.js';
 import { type WrongSources, type WrongValue, wrongValues } from './wrong-values.js';
@@ -101,7 +101,7 @@ function areIndependent(one: Try, other: Try): boolean {
 
 /** Tensors of the arguments that an output could lie over: all the others. */
 function overlapping(places: readonly Place[], outputs: readonly string[], device: Device): { tries: [Try, Try][]; owned: Tensor[] } {
-  const tensors = places.filter((place): place is { path: string; value: Tensor } => Tensor.is(place.value));
+  const tensors = places.filter((place): place is { path: string; value: Tensor } => TensorObject.is(place.value));
   const owned: Tensor[] = [];
   const tries = tensors
     .filter(({ path }) => outputs.includes(path))
@@ -256,7 +256,7 @@ class MisuseRun {
 
 async function contentsOf(args: unknown, stream: Stream): Promise<Record<string, ElementArray>> {
   const held: Record<string, ElementArray> = {};
-  for (const { path, value } of placesOf(args, '')) if (Tensor.is(value)) held[path] = await value.read(stream);
+  for (const { path, value } of placesOf(args, '')) if (TensorObject.is(value)) held[path] = await value.read(stream);
   return held;
 }
 

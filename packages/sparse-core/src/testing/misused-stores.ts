@@ -1,13 +1,11 @@
 import type { KvStore, KvStoreFactory } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
 import type { SelectionOutcomes } from '../contracts/token-selection.js';
-import type { Device } from '../device.js';
 import type { FloatDType } from '../dtype.js';
-import type { Stream } from '../stream.js';
-import type { Tensor } from '../tensor.js';
 import { anyFinite, anyFloat, freeAxis, legalAt, optional, rowsApart } from './legal-values.js';
 import type { MisusedFunction } from './misuse.js';
 import { encode } from './random.js';
+import type { Device, Stream, Tensor } from '../handles.js';
 
 const [kvHeads, queryHeads, headDim, held] = [1, 2, 64, 70];
 const nextRow: RowBatchEntry = { slot: 0, position: held, rows: 1 };

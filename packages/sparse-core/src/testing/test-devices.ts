@@ -1,6 +1,7 @@
 import { describe } from 'vitest';
-import { createDevice, type Device, devices } from '../device.js';
+import { createDevice, devices } from '../device.js';
 import type { InstructionSet } from '../addon.js';
+import type { Device } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 
 export interface TestDevice {

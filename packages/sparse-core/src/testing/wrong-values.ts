@@ -1,8 +1,7 @@
-import type { Device } from '../device.js';
 import { createElementArray, type DType, dtypes } from '../dtype.js';
-import type { MappedFile } from '../mapped-file.js';
-import { Stream } from '../stream.js';
-import { Tensor } from '../tensor.js';
+import type { Device, MappedFile, Stream, Tensor } from '../handles.js';
+import { isStream } from '../own-objects.js';
+import { TensorObject } from '../tensor.js';
 
 /** Something to put in the place of a right argument. */
 export interface WrongValue {
@@ -56,8 +55,8 @@ const numbers: readonly number[] = [NaN, Infinity, -Infinity, -1, -0.5, 0.5, 2 *
 /** Wrong values for the place of a right one, which the function writes to or not. */
 export function wrongValues(value: unknown, sources: WrongSources, written = false): WrongValue[] {
   const wrong = strangers(value);
-  if (Tensor.is(value)) return [...wrong, ...notNumbers(), { name: '1', value: 1 }, ...wrongTensors(value, sources, written)];
-  if (Stream.is(value)) return [...wrong, ...notNumbers(), ...wrongStreams(sources)];
+  if (TensorObject.is(value)) return [...wrong, ...notNumbers(), { name: '1', value: 1 }, ...wrongTensors(value, sources, written)];
+  if (isStream(value)) return [...wrong, ...notNumbers(), ...wrongStreams(sources)];
   if (Array.isArray(value)) return [...wrong, ...wrongLists(value)];
   switch (typeof value) {
     case 'number':
