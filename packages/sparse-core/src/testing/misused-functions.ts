@@ -19,7 +19,8 @@ const matrix = (device: core.Device): Matrix => device.tensor('f32', ['row', 'va
 /** A file of zeros, made once. */
 let zeros: string | undefined;
 function fileOfZeros(): string {
-  zeros ??= join(mkdtempSync(join(tmpdir(), 'kv-misused-')), 'zeros');
+  if (zeros !== undefined) return zeros;
+  zeros = join(mkdtempSync(join(tmpdir(), 'kv-misused-')), 'zeros');
   writeFileSync(zeros, new Uint8Array(64));
   return zeros;
 }
