@@ -66,8 +66,9 @@ export async function* generateTokens(
   expectIndices('generateTokens', 'endIds', ends, 2 ** 31);
   signal?.throwIfAborted();
   const given = options.sequence;
+  const { sequence: holder = 'new' } = options;
   // What is not continued need not hold its last token.
-  const ids = runner.checkTokens(given ?? 'new', prompt, given === undefined ? 0 : 1);
+  const ids = runner.checkTokens(holder, prompt, given === undefined ? 0 : 1);
   using sampler = new Sampler(runner.stream, sampling, ids);
   const sequence = given ?? runner.openSequence();
   let next: Promise<Logits> | undefined;

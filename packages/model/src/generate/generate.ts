@@ -41,10 +41,10 @@ export async function* generate(
   expectRunner('generate', runner);
   expectThat('generate', 'tokenizer', tokenizer, Tokenizer.is(tokenizer), 'the tokenizer of a model');
   expectPrefillOptions('generate', options);
-  const { stop = [], signal, sequence } = options;
+  const { stop = [], signal, sequence = 'new' } = options;
   // A text that is empty would end every answer at once.
   const matcher = new StopMatcher(stop);
-  const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : runner.checkTokens(sequence ?? 'new', prompt);
+  const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : runner.checkTokens(sequence, prompt);
   const decoder = tokenizer.stream(ids);
   for await (const { id, milliseconds, finishReason } of generateTokens(runner, ids, options)) {
     let text = matcher.push(decoder.push(id));

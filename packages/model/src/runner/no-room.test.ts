@@ -1,4 +1,4 @@
-import { createDevice, OutOfMemoryError } from '@kv/sparse-core';
+import { createDevice, KvError, OutOfMemoryError } from '@kv/sparse-core';
 import { expect, it } from 'vitest';
 
 import { Model } from '../model.js';
@@ -57,4 +57,14 @@ describeOnDevices('a step for which the device has no room', (kind) => {
     expect(room).toBeGreaterThan(4);
     expect(device.memory().finalized).toBe(finalized);
   });
+});
+
+it.each([2 ** 31 - 1, 2 ** 31, 1e15])('a runner of %d sequences is refused at once', async (sequences) => {
+  using model = await Model.open(goldenModel('mistral'), { device: createDevice({ threads: 1 }) });
+  const before = process.memoryUsage().rss;
+  for (const contextTokens of [1, 4096]) {
+    expect(() => model.createRunner({ sequences, contextTokens })).toThrow(KvError);
+    expect(() => model.createRunner({ sequences, contextTokens, cacheTokens: 64 })).toThrow(KvError);
+  }
+  expect(process.memoryUsage().rss - before).toBeLessThan(2 ** 28);
 });

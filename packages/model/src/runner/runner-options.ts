@@ -49,7 +49,7 @@ export function expectActivations(given: FloatDType, weights: FloatDType): void 
 export function expectRope(given: RopeDescription, headDim: number): void {
   expectObject('createRunner', 'rope', given);
   const { convention, inverseFrequencies, attentionScale } = given;
-  const pairs = inverseFrequencies instanceof Float32Array ? inverseFrequencies.length : 0;
+  const pairs = ArrayBuffer.isView(inverseFrequencies) && inverseFrequencies instanceof Float32Array ? inverseFrequencies.length : 0;
   const isRope =
     ['halfSplit', 'interleaved'].includes(convention) && isFinite32(attentionScale) && pairs > 0 && 2 * pairs <= headDim;
   expectThat('createRunner', 'rope', given, isRope, `of ropeDescription(), for heads of ${headDim} dims`);

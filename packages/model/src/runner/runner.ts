@@ -1,5 +1,4 @@
 import {
-  CapabilityError,
   DisposedError,
   embedding,
   InvalidValueError,
@@ -10,20 +9,19 @@ import {
 import type {
   FloatDType,
   KvBytes,
-  KvCapacity,
   KvPolicy,
   KvSelector,
-  RopeDescription,
   Stream,
 } from '@kv/sparse-core';
 import { expectObject, expectPolicy, expectSelector, listOf, madeTogether } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
 import { checkEntries, expectPrefix, expectRoom } from './check-entries.js';
+import { createLayers } from './create-layers.js';
 import { DecodeSteps } from './decode-steps.js';
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
-import { LayerRunner } from './layer-runner.js';
+import type { LayerRunner } from './layer-runner.js';
 import { leave, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
 import { prepareLayers } from './prepare-layers.js';
@@ -59,7 +57,11 @@ export class Runner implements Disposable {
   readonly #scratch: Scratch;
   readonly #decodeSteps: DecodeSteps;
   readonly #owned: Disposable[] = [];
-  readonly #freeSlots: number[];
+  readonly #slots: number;
+  /** Slots from here on were never used. */
+  #firstUnused = 0;
+  /** Others that nobody has. */
+  readonly #freeSlots: number[] = [];
   readonly #sequences = new Set<Sequence>();
   /** Those that were disposed. */
   readonly #ended = new WeakSet<Sequence>();
@@ -103,6 +105,7 @@ export class Runner implements Disposable {
     this.activations = activations;
     this.contextTokens = contextTokens;
     this.maxBatchRows = maxBatchRows;
+    this.#slots = sequences;
     this.#stream = this.#openStream();
     // Weights that lie misaligned in their file were copied on the device's own stream.
     this.#stream.waitFor(device.defaultStream);
@@ -117,13 +120,12 @@ export class Runner implements Disposable {
     };
     try {
       this.#scratch = this.#own(new Scratch(device, config, activations, maxBatchRows));
-      this.#layers = this.#createLayers(capacity, rope);
+      this.#layers = createLayers(this, capacity, rope, (owned) => this.#own(owned));
       this.#decodeSteps = this.#own(new DecodeSteps(this, this.#layers, this.#scratch, sequences));
     } catch (error) {
       this.dispose();
       throw error;
     }
-    this.#freeSlots = Array.from({ length: sequences }, (_, slot) => sequences - 1 - slot);
   }
 
   /** Where the runner's work is enqueued: another one after an operation has failed. */
@@ -284,7 +286,8 @@ export class Runner implements Disposable {
   head(batch: ModelBatch, given?: readonly number[]): Logits {
     const { config, device } = this.model;
     this.#expectNextLayer(batch, config.layers);
-    const rows = listOf('head', 'rows', given ?? batch.lastRows, this.maxBatchRows);
+    if (given === undefined) return this.head(batch, batch.lastRows);
+    const rows = listOf('head', 'rows', given, this.maxBatchRows);
     expectWholeNumber('rows of the head', rows.length, 1, this.maxBatchRows);
     for (const row of rows) expectWholeNumber('row', row, 0, batch.rows.rows - 1);
     using chosen = device.tensor('i32', ['row'], [rows.length], Int32Array.from(rows));
@@ -307,30 +310,6 @@ export class Runner implements Disposable {
 
   [Symbol.dispose](): void {
     this.dispose();
-  }
-
-  #createLayers(capacity: KvCapacity, rope: RopeDescription): LayerRunner[] {
-    const { config, device, weights } = this.model;
-    const { queryHeads, kvHeads, headDim } = config;
-    const shapes = weights.layers.map((_, index) => ({ index, queryHeads, kvHeads, headDim }));
-    const inverseFrequencies = this.#own(
-      device.tensor('f32', ['pair'], [rope.inverseFrequencies.length], rope.inverseFrequencies),
-    );
-    const stores = this.policy.store.create(shapes, capacity);
-    const parts = { runner: this, config, policy: this.policy, rope, inverseFrequencies };
-    const layers = weights.layers.map((layerWeights, index) => {
-      const store = stores[index];
-      if (store === undefined) {
-        throw new CapabilityError(
-          `The store '${this.policy.store.name}' serves ${stores.length} layers, and this model has ` +
-            `${config.layers}. Make one store for each layer in the factory.`,
-          { subject: 'store', given: stores.length, wanted: config.layers },
-        );
-      }
-      return this.#own(new LayerRunner({ ...parts, weights: layerWeights, store }));
-    });
-    for (const layer of layers) layer.open(capacity);
-    return layers;
   }
 
   #openStream(): Stream {
@@ -466,13 +445,14 @@ export class Runner implements Disposable {
 
   #open(select: KvSelector | undefined, ids: Int32Array, promptEnd: number): Sequence {
     this.#assertUsable();
-    const slot = this.#freeSlots.pop();
-    if (slot === undefined) {
+    const slot = this.#freeSlots.pop() ?? this.#firstUnused;
+    if (slot >= this.#slots) {
       throw new QueueFullError(
         `All ${this.#sequences.size} sequences are in use. Dispose one, or make the runner with a larger 'sequences'.`,
         { subject: 'sequences', given: this.#sequences.size + 1, wanted: this.#sequences.size },
       );
     }
+    this.#firstUnused = Math.max(this.#firstUnused, slot + 1);
     const release = (sequence: Sequence): void => {
       this.#release(sequence);
     };

@@ -18,6 +18,8 @@ export interface MisusedFunction {
   /** Its arguments by any names, made anew in every call; of a method, `self` is what it is called on. */
   readonly args: (device: Device, stream: Stream) => Readonly<Record<string, unknown>>;
   readonly call: (args: never) => unknown;
+  /** Paths of arguments that outlive the call: they are not disposed of. */
+  readonly lasting?: readonly string[] | undefined;
   /** Paths of the tensors that it writes. */
   readonly outputs?: readonly string[] | undefined;
   /**
@@ -178,7 +180,7 @@ export class MisuseSuite {
     const result: unknown = await subject.call(args as never);
     await stream.synchronize();
     const held = await contentsOf(args, stream);
-    disposeAll({ args, result, stream });
+    disposeAll({ args, result, stream }, subject.lasting);
     return held;
   }
 }
@@ -244,11 +246,11 @@ class MisuseRun {
   }
 
   dispose(): void {
-    disposeAll({ args: this.args, stream: this.#stream });
+    disposeAll({ args: this.args, stream: this.#stream }, this.#subject.lasting);
   }
 
   #renew(): void {
-    disposeAll({ args: this.args, stream: this.#stream });
+    disposeAll({ args: this.args, stream: this.#stream }, this.#subject.lasting);
     this.#stream = this.#device.createStream();
     this.args = this.#subject.args(this.#device, this.#stream);
   }
@@ -260,8 +262,9 @@ async function contentsOf(args: unknown, stream: Stream): Promise<Record<string,
   return held;
 }
 
-function disposeAll(args: unknown): void {
-  for (const { value } of placesOf(args, '')) {
+function disposeAll(args: unknown, lasting: readonly string[] = []): void {
+  for (const { path, value } of placesOf(args, '')) {
+    if (lasting.includes(path.replace('args.', ''))) continue;
     if (typeof value === 'object' && value !== null && Symbol.dispose in value) (value as Disposable)[Symbol.dispose]();
   }
 }

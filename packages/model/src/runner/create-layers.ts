@@ -1,0 +1,37 @@
+import { CapabilityError } from '@kv/sparse-core';
+import type { KvCapacity, RopeDescription } from '@kv/sparse-core';
+
+import { LayerRunner } from './layer-runner.js';
+import type { Runner } from './runner.js';
+
+type Own = <Kind extends Disposable>(made: Kind) => Kind;
+
+/**
+ * The layers of a runner, each with its store.
+ * @param own takes what is to be disposed of with the runner
+ * @throws CapabilityError when the policy's store does not serve all layers; what its parts throw
+ */
+export function createLayers(runner: Runner, capacity: KvCapacity, rope: RopeDescription, own: Own): LayerRunner[] {
+  const { policy } = runner;
+  const { config, device, weights } = runner.model;
+  const { queryHeads, kvHeads, headDim } = config;
+  const shapes = weights.layers.map((_, index) => ({ index, queryHeads, kvHeads, headDim }));
+  const inverseFrequencies = own(
+    device.tensor('f32', ['pair'], [rope.inverseFrequencies.length], rope.inverseFrequencies),
+  );
+  const stores = policy.store.create(shapes, capacity);
+  const parts = { runner, config, policy, rope, inverseFrequencies };
+  const layers = weights.layers.map((layerWeights, index) => {
+    const store = stores[index];
+    if (store === undefined) {
+      throw new CapabilityError(
+        `The store '${policy.store.name}' serves ${stores.length} layers, and this model has ${config.layers}. ` +
+          'Make one store for each layer in the factory.',
+        { subject: 'store', given: stores.length, wanted: config.layers },
+      );
+    }
+    return own(new LayerRunner({ ...parts, weights: layerWeights, store }));
+  });
+  for (const layer of layers) layer.open(capacity);
+  return layers;
+}
