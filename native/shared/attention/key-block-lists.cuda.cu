@@ -16,7 +16,7 @@ __device__ int64_t count_query_tiles(const PagedBatch& b) {
   return tiles;
 }
 
-// A warp checks the list of one query head and tile.
+// Each warp checks the list of one query head and tile.
 __global__ void __launch_bounds__(kCheckWarps* kWarp)
     check_lists(const __grid_constant__ PagedAttentionArguments a, const __grid_constant__ KeyBlockLists lists,
                 int32_t* counts, FaultSink faults) {
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kCheckWarps* kWarp)
   const int32_t tile = static_cast<int32_t>(list % lists.query_tiles);
 
   int32_t entry = 0;
-  int32_t first_tile = 0;  // of the entry
+  int32_t first_tile = 0;  // tiles of the entry
   int32_t end_tile = 0;
   for (; entry < a.batch; ++entry) {
     first_tile = end_tile;

@@ -1,4 +1,4 @@
-// What the host checks of lists of key blocks on the CPU, checked on a CUDA device, whose memory the host cannot read.
+// Checks lists of key blocks on a CUDA device, where the host cannot read them.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,9 @@ namespace kv {
 // A multiple of 256, so that other working memory may follow.
 size_t checked_lists_bytes(const PagedAttentionArguments& arguments, const KeyBlockLists& lists);
 
-// Gives the lists other counts, in `memory` of checked_lists_bytes, which the device fills: a list that is none counts no
-// blocks there, and is a fault of the stream. The tables of the arguments were checked.
+// Replaces the counts of the lists by checked ones, in `memory` of checked_lists_bytes, which the device fills. An
+// invalid list counts no blocks there, and is a fault of the stream. The tables of the arguments must be checked
+// before.
 Status check_lists_cuda(const PagedAttentionArguments& arguments, void* memory, ExecutionContext& context,
                         KeyBlockLists* lists);
 

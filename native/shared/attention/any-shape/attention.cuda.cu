@@ -1,5 +1,5 @@
-// Attention of any dtype, head size and block size, one warp a query row: the path of what the tensor-core
-// kernels do not take, and of devices that they are not built for.
+// Attention of any dtype, head size and block size, with one warp for each query row. It serves whatever the
+// tensor-core kernels do not take, and devices that those kernels are not built for.
 #include "shared/attention/any-shape/attention.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 
@@ -16,14 +16,14 @@ __device__ float warp_maximum(float x) {
   return x;
 }
 
-// Which batch entry row `token` belongs to.
+// The batch entry that row `token` belongs to.
 __device__ int32_t entry_of(const PagedBatch& b, int32_t token) {
   int32_t entry = 0;
   while (entry + 1 < b.batch && b.query_start[entry + 1] <= token) ++entry;
   return entry;
 }
 
-// The query tile of row `token` of batch entry `entry`, as lists count them.
+// The query tile of row `token` of batch entry `entry`, numbered as in the lists.
 __device__ int32_t query_tile_of(const PagedBatch& b, int32_t entry, int32_t token) {
   int32_t tile = (token - b.query_start[entry]) / kListedQueryTile;
   for (int32_t before = 0; before < entry; ++before) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArgum
   for (int dim = lane; dim < a.head_dim; dim += kWarp) query[dim] = to_float(row[dim]) * a.scale;
   __syncwarp();
 
-  // With lists the keys of one listed block follow those of another.
+  // With lists, `place` counts the keys of all listed blocks, one block after another.
   const bool listed = lists.counts != nullptr;
   const int32_t tile = listed ? query_tile_of(a, entry, token) : 0;
   const int32_t* key_blocks = lists.blocks_of(lists.list(head, tile));
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArgum
     const int32_t first =
         listed ? key_blocks[place / kKeyBlockTokens] * kKeyBlockTokens + place % kKeyBlockTokens : place;
     if (first >= visible) break;
-    // A lane scores one key.
+    // Each lane scores one key.
     const int32_t key = first + lane;
     float score = -INFINITY;
     int64_t offset = 0;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArgum
     const float weight = expf(score - higher);
     maximum = higher;
     sum = sum * shrink + warp_sum(weight);
-    // A lane gathers the dims lane, lane + 32, …
+    // Each lane sums up its dims: lane, lane + 32, …
 #pragma unroll
     for (int i = 0; i < kDimsOfLane; ++i) result[i] *= shrink;
     const int32_t keys = visible - first < kWarp ? visible - first : kWarp;

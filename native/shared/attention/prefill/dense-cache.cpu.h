@@ -1,4 +1,4 @@
-// The dense paged cache, as the panels of prefill attention read it.
+// The dense paged cache, for the panels of prefill attention.
 #pragma once
 
 #include "shared/attention/prefill/row-panels.cpu.h"

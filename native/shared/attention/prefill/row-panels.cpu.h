@@ -1,5 +1,5 @@
-// Prefill attention over a cache of any kind: its query rows in panels that workers share, each of which goes over the
-// keys a tile at a time.
+// Prefill attention over a cache of any kind. Its query rows are cut into panels, which workers share. Each panel
+// goes over the keys tile by tile.
 #pragma once
 
 #include <math.h>
@@ -11,13 +11,13 @@
 namespace kv {
 namespace KV_ISA {
 
-// Panels that share each converted tile of keys: enough to make the conversion cheap, few enough that
+// Panels that share each converted tile of keys. There are enough to make the conversion cheap, and few enough that
 // their queries and outputs stay in L2.
 constexpr int64_t kTaskPanels = 8;
-// Tasks that each worker should find, where the work allows, so that the last ones end together.
+// How many tasks each worker should find if there is enough work, so that all workers end at about the same time.
 constexpr int64_t kTasksPerWorker = 8;
 
-// The memory of one task, cut from a worker's scratch.
+// The memory of one task, taken from a worker's scratch.
 struct Scratch {
   int stride;
   float* tile;
@@ -92,8 +92,8 @@ struct EveryKeyTile {
   }
 };
 
-// Attention of `rows` rows from `first_row` on, of at most kTaskPanels panels. `key_tiles(keys, body)` calls
-// body(first_key) for the tiles of kTileKeys keys that they attend to and that begin below `keys`.
+// Attention of `rows` rows from row `first_row` on, at most kTaskPanels panels. `key_tiles(keys, body)` must call
+// body(first_key) for each tile of kTileKeys keys that these rows attend to and that begins below `keys`.
 template <class Cache, class KeyTiles>
 inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, const KeyTiles& key_tiles,
                         const RowRange& range, int64_t first_row, int64_t rows, Scratch& scratch) {
@@ -127,7 +127,7 @@ inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, co
 // `Cache` reads the blocks of the keys and values:
 //   with_tile(range, first_key, count, memory, body): calls body(keys, values), which multiply as DenseTile does;
 //   tile_floats(stride): the size of `memory`.
-// `stride` is the head dimension rounded up to kStep.
+// `stride` is the head dimension, rounded up to a multiple of kStep.
 template <class Cache>
 inline void prefill_panels(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
   const int64_t group = a.query_heads / a.kv_heads;
@@ -138,7 +138,7 @@ inline void prefill_panels(const PagedAttentionArguments& a, const Cache& cache,
   task_panels = task_panels < 1 ? 1 : task_panels > kTaskPanels ? kTaskPanels : task_panels;
   const int64_t task_rows = task_panels * kPanelRows;
 
-  // Entry b owns the tasks task_start[b] .. task_start[b + 1] - 1.
+  // Entry b has the tasks task_start[b] .. task_start[b + 1] - 1.
   int64_t* task_start =
       static_cast<int64_t*>(workers.shared_scratch(sizeof(int64_t) * (static_cast<size_t>(a.batch) + 1)));
   task_start[0] = 0;
@@ -151,7 +151,7 @@ inline void prefill_panels(const PagedAttentionArguments& a, const Cache& cache,
     while (static_cast<int64_t>(index) >= task_start[b + 1]) ++b;
     const int64_t task = static_cast<int64_t>(index) - task_start[b];
     const int64_t kv_head = task % a.kv_heads;
-    // Later queries see more keys: they go first, so that short tasks fill the end.
+    // Later queries see more keys, so they go first: the short tasks at the end even out the workers' times.
     const int64_t chunk = divide_up(rows_of(b), task_rows) - 1 - task / a.kv_heads;
     const int64_t tile_floats = cache.tile_floats(stride);
     Scratch scratch(workers.scratch(worker, Scratch::bytes(stride, tile_floats)), stride, tile_floats);
