@@ -12,7 +12,7 @@ typedef double VecDouble __attribute__((vector_size(kLanes * 8)));
 constexpr int64_t kChunk = 1024;
 constexpr float kInfinity = __builtin_inff();
 
-// The tokens that a filter left, in ascending order.
+// The tokens that the filters have left, in ascending order.
 struct Candidates {
   float* scores;   // logits after the penalty
   float* weights;  // probabilities relative to the greatest
@@ -31,7 +31,7 @@ struct Peak {
   int64_t index;
 };
 
-// NaN when any of the scores is.
+// The greatest score, or NaN if any score is NaN.
 float greatest_of(const float* scores, int64_t count) {
   Vec best = splat(-kInfinity);
   VecInt unordered = {};
@@ -85,7 +85,7 @@ double sum_of(const float* weights, int64_t count) {
   return total;
 }
 
-// Unsigned integers in the order of the scores; both zeros are one.
+// An unsigned integer that is greater for a greater score. Both zeros give the same number.
 inline uint32_t order_of(float score) {
   const float plain = score + 0.0f;
   uint32_t bits;
@@ -93,12 +93,12 @@ inline uint32_t order_of(float score) {
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Keeps the candidates, by higher score and then lower index, while those before them measure less than
-// `budget` together. A radix selection: eight bits of the last kept score at a time.
+// Keeps candidates, by higher score and then lower index, as long as the measures of those before them add up to less
+// than `budget`. A radix selection finds the last kept score, eight bits at a time.
 template <class Measure>
 void keep_leading(Candidates& c, double budget, Measure measure) {
   uint32_t last = 0;
-  double before = 0;  // of the candidates above every score that begins with `last`
+  double before = 0;  // measure of the candidates above every score that begins with `last`
   for (int shift = 24; shift >= 0; shift -= 8) {
     double buckets[256] = {};
     for (int64_t i = 0; i < c.count; ++i) {
@@ -128,7 +128,7 @@ void keep_likely(Candidates& c, double least_weight) {
   c.count = kept;
 }
 
-// The candidate at which the cumulative weight, in token order, passes `uniform` of the total.
+// The candidate at which the cumulative weight, in token order, exceeds `uniform` times the total.
 int64_t draw(const Candidates& c, double uniform) {
   const auto length_at = [&](int64_t start) { return c.count - start < kChunk ? c.count - start : kChunk; };
   double total = 0;
@@ -150,7 +150,7 @@ int64_t draw(const Candidates& c, double uniform) {
     }
     passed += sum;
   }
-  // Only rounding leads here: the last candidate that can be drawn.
+  // Only rounding leads here. It is the last candidate that can be drawn.
   int64_t index = end - 1;
   while (c.weights[index] == 0) --index;
   return index;
@@ -169,7 +169,7 @@ int32_t draw_token(Candidates& c, float greatest, const SampleSettings& settings
   return c.tokens[draw(c, uniform_of(settings.seed, settings.step))];
 }
 
-// Writes the penalised scores of a row's recent tokens; a token that occurs twice is penalised once.
+// Writes the penalised scores of a row's recent tokens. A token that occurs twice is penalised once.
 SampleOutcome penalise(const SampleArguments& a, int64_t row, float penalty, float* scores) {
   const float* logits = a.logits + row * a.logits_stride;
   const int32_t* recent = a.recent + row * a.recent_stride;

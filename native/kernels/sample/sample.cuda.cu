@@ -1,6 +1,6 @@
-// One block chooses one row's token. Nothing is sorted or moved: what the filters leave is a beginning of the order
-// "higher score, then lower index", so the last kept candidate says all. Weights are whole numbers: their sums do
-// not depend on the order of summation, and a draw is exact.
+// Each thread block chooses the token of one row. Nothing is sorted or moved. In the order "higher score, then lower
+// index", the filters always keep the first candidates, so the last kept candidate describes them all. Weights are
+// integers: their sums do not depend on the order of summation, and a draw is exact.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kBuckets = 256;
-constexpr int kRows = 64;  // of a launch: their settings travel as its parameter, which has room for 4 KiB
-constexpr float kWeightUnit = 0x1p44f;  // weights of 2^19 tokens add up within 64 bits
+constexpr int kRows = 64;  // rows of a launch, whose settings are its parameter; a parameter has room for 4 KiB
+constexpr float kWeightUnit = 0x1p44f;  // the weights of 2^19 tokens add up within 64 bits
 
 struct Launch {
   SampleArguments arguments;
@@ -59,7 +59,7 @@ struct Shared {
   int64_t index;
 };
 
-// Unsigned integers in the order of the scores; both zeros are one.
+// An unsigned integer that is greater for a greater score. Both zeros give the same number.
 __device__ uint32_t order_of(float score) {
   const uint32_t bits = __float_as_uint(score + 0.0f);
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
@@ -80,7 +80,7 @@ class Row {
   }
 
   __device__ void choose() {
-    // Of a row that has no token: what is enqueued behind it runs before the host knows.
+    // The output of a row that gets no token. Work that is enqueued after this may read it before the host knows.
     if (thread_ == 0) {
       a_.output[row_] = a_.outcomes == nullptr ? 0 : -1;
       if (a_.outcomes != nullptr) a_.outcomes[row_] = static_cast<int32_t>(SampleFault::none);
@@ -122,7 +122,7 @@ class Row {
     }
   }
 
-  // Writes the row's scores with those of recent tokens penalised; a token that occurs twice is penalised once.
+  // Writes all scores of the row, those of recent tokens penalised. A token that occurs twice is penalised once.
   __device__ bool penalise() {
     for (int64_t i = thread_; i < a_.vocabulary; i += kThreads) penalised_[i] = scores_[i];
     __syncthreads();
@@ -143,7 +143,7 @@ class Row {
     return inside;
   }
 
-  // The first of the greatest scores; +infinity for the first that is no number or +infinity.
+  // The first of the greatest scores. NaN and +infinity count as +infinity.
   __device__ Peak find_peak() {
     Peak best = {-INFINITY, a_.vocabulary};
     for (int64_t i = thread_; i < a_.vocabulary; i += kThreads) {
@@ -156,7 +156,7 @@ class Row {
     return shared_.peak;
   }
 
-  // Relative to the greatest, which weighs one unit.
+  // The weight relative to the greatest score, whose weight is kWeightUnit.
   __device__ unsigned long long weight_of(float score) const {
     return __float2ull_rn(relative(score) * kWeightUnit);
   }
@@ -178,12 +178,12 @@ class Row {
     return shared_.sum;
   }
 
-  // Keeps the candidates, in their order, while those before them measure less than `budget` together. A radix
-  // selection: eight bits of the last kept score at a time.
+  // Keeps candidates, in their order, as long as the measures of those before them add up to less than `budget`. A
+  // radix selection finds the last kept score, eight bits at a time.
   template <class Measure>
   __device__ void keep_leading(unsigned long long budget, Measure measure) {
     uint32_t last = 0;
-    unsigned long long before = 0;  // of the candidates above every score that begins with `last`
+    unsigned long long before = 0;  // measure of the candidates above every score that begins with `last`
     for (int shift = 24; shift >= 0; shift -= 8) {
       measure_buckets(shift, last, measure);
       const unsigned long long own = thread_ < kBuckets ? shared_.storage.buckets[kBuckets - 1 - thread_] : 0;
@@ -191,7 +191,7 @@ class Row {
       unsigned long long higher = 0;
       Scan(shared_.storage.scan).ExclusiveSum(own, higher);
       higher += before;
-      // One bucket is where the budget ends, or else the lowest.
+      // Exactly one bucket is chosen: the one in which the budget ends, or else the lowest.
       const bool ends = higher + own >= budget || thread_ == kBuckets - 1;
       if (thread_ < kBuckets && (higher < budget || thread_ == 0) && ends) {
         shared_.bucket = static_cast<uint32_t>(kBuckets - 1 - thread_);
@@ -205,7 +205,7 @@ class Row {
     const unsigned long long left = before < budget ? budget - before : 0;
     const int64_t index = shared_.within > left ? index_of_equal(last, left, measure) : a_.vocabulary;
     __syncthreads();
-    if (last < last_order_) return;  // the budget ends behind what an earlier filter kept
+    if (last < last_order_) return;  // the budget ends after the last candidate that an earlier filter kept
     last_index_ = last == last_order_ && last_index_ < index ? last_index_ : index;
     last_order_ = last;
   }
@@ -222,7 +222,7 @@ class Row {
     __syncthreads();
   }
 
-  // Of the candidates of order `last`, the index of the one with which they first measure `budget` or more.
+  // Among the candidates of order `last`, the index of the one at which their measures add up to `budget` or more.
   template <class Measure>
   __device__ int64_t index_of_equal(uint32_t last, unsigned long long budget, Measure measure) {
     return first_passing(budget, [&](int64_t i) {
@@ -250,7 +250,7 @@ class Row {
     return a_.vocabulary;
   }
 
-  // The candidate at which the cumulative weight, in token order, passes the drawn part of the total.
+  // The candidate at which the cumulative weight, in token order, exceeds the drawn part of the total.
   __device__ void draw() {
     const auto likely = [this](float score) {
       const float weight = relative(score);
