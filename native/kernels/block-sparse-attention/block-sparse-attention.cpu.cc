@@ -21,7 +21,7 @@ struct ListedKeyTiles {
 // A task is one query tile of one query head.
 template <class Cache>
 void attend_tiles(const BlockSparseAttentionArguments& a, const Cache& cache, Workers& workers) {
-  // Entry b owns the tiles tile_start[b] .. tile_start[b + 1] - 1.
+  // Entry b has the tiles tile_start[b] .. tile_start[b + 1] - 1.
   int64_t* tile_start =
       static_cast<int64_t*>(workers.shared_scratch(sizeof(int64_t) * (static_cast<size_t>(a.batch) + 1)));
   tile_start[0] = 0;
@@ -32,7 +32,7 @@ void attend_tiles(const BlockSparseAttentionArguments& a, const Cache& cache, Wo
   const int64_t tile_floats = cache.tile_floats(stride);
   const size_t tasks = static_cast<size_t>(tile_start[a.batch] * a.query_heads);
   workers.for_each(tasks, [&](size_t index, int worker) {
-    // Later queries see more keys: they go first, so that short tasks fill the end.
+    // Later queries see more keys, so they go first: the short tasks at the end even out the workers' times.
     const int64_t task = static_cast<int64_t>(tasks - 1 - index);
     const int64_t tile = task / a.query_heads;
     const int64_t query_head = task % a.query_heads;

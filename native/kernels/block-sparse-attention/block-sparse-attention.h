@@ -14,8 +14,8 @@ struct BlockSparseAttentionArguments : PagedAttentionArguments {
   KeyBlockLists lists;
 };
 
-// With lists of all blocks the results are those of prefill_attention, bit for bit. Refuses sizes, dtypes, tables and
-// lists that contradict each other (invalid_value, capability).
+// If the lists have all blocks, the result is that of prefill_attention, bit for bit. Refuses sizes, dtypes, tables
+// and lists that contradict each other (invalid_value, capability).
 Status block_sparse_attention(const BlockSparseAttentionArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv
