@@ -20,6 +20,7 @@
   OPERATION(crossEntropy, cross_entropy)                    \
   OPERATION(cudaReport, cuda_report)                        \
   OPERATION(decodeAttention, decode_attention)              \
+  OPERATION(decomposeAttention, decompose_attention)        \
   OPERATION(decompress24, decompress_24)                    \
   OPERATION(embedding, embedding)                           \
   OPERATION(gatherKv, gather_kv)                            \
@@ -33,6 +34,7 @@
   OPERATION(rmsNorm, rms_norm)                              \
   OPERATION(rope, rope)                                     \
   OPERATION(sample, sample)                                 \
+  OPERATION(selectKeyBlocks, select_key_blocks)             \
   OPERATION(selectTokens, select_tokens)                    \
   OPERATION(swiglu, swiglu)                                 \
   OPERATION(write, write)

@@ -1,6 +1,6 @@
 #include "kernels/sample/sample.h"
 
-#include "kernels/sample/sample-random.h"
+#include "shared/random/philox.h"
 #include "shared/cpu/simd.cpu.h"
 
 namespace kv {

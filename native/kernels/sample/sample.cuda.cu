@@ -9,7 +9,7 @@
 #include "shared/cuda/elements.cuda.h"
 
 #define KV_ISA cuda
-#include "kernels/sample/sample-random.h"
+#include "shared/random/philox.h"
 
 namespace kv {
 namespace {

@@ -200,6 +200,28 @@ export interface Addon {
     outcomes: NativeTensor | undefined,
   ): void;
   decodeAttention: NativeAttention;
+  decomposeAttention(
+    stream: NativeStream,
+    query: NativeTensor,
+    inverseFrequencies: NativeTensor,
+    state: NativeTensor,
+    slash: NativeTensor,
+    vertical: NativeTensor,
+    horizontal: NativeTensor,
+    ...rest: readonly [
+      ...NativePagedRows,
+      scale: number,
+      interleaved: boolean,
+      attentionScale: number,
+      seenTokens: number,
+      sinkTokens: number,
+      diagonalTokens: number,
+      samples: number,
+      seed: number,
+      ridge: number,
+      formulas: number,
+    ]
+  ): void;
   decompress24(
     stream: NativeStream,
     values: boolean,
@@ -251,6 +273,21 @@ export interface Addon {
     output: NativeTensor,
     settings: Float64Array,
     outcomes: NativeTensor | undefined,
+  ): void;
+  selectKeyBlocks(
+    stream: NativeStream,
+    slash: NativeTensor,
+    vertical: NativeTensor,
+    horizontal: NativeTensor,
+    keyBlocks: NativeTensor,
+    keyBlockCounts: NativeTensor,
+    tileRows: number,
+    sinkTokens: number,
+    diagonalTokens: number,
+    denseRows: number,
+    bound: number,
+    threshold: number,
+    budget: number | undefined,
   ): void;
   selectTokens(
     stream: NativeStream,

@@ -5,5 +5,6 @@ export { enqueuedFailure, enqueueFailure } from './enqueue-failure.js';
 export { expectAllTried } from './expect-all-tried.js';
 export { type MisusedFunction, misusedOperation, MisuseSuite } from './misuse.js';
 export { misusedStore } from './misused-stores.js';
+export { uniform } from './philox.js';
 export { decode, encode, Random, unitRoundoff } from './random.js';
 export { describeOnDevices, type TestDevice } from './test-devices.js';

@@ -1,0 +1,66 @@
+// The score of a tile and a block, on every device by the same additions.
+#pragma once
+
+#include "kernels/select-key-blocks/select-key-blocks.h"
+
+namespace kv {
+namespace KV_ISA {
+
+// Of what is NaN nothing is known, so it counts as the most.
+constexpr float larger(float most, float value) { return value <= most ? most : value == value ? value : __builtin_inff(); }
+
+// Largest values of one query head: of runs of 64 lags, of blocks and of runs of 64 rows.
+struct BlockMaxima {
+  float* lags;
+  float* blocks;
+  float* rows;
+};
+
+// Constant expressions may be evaluated on a CUDA device too.
+struct TileBlocks {
+  const SelectKeyBlocksArguments& a;
+
+  static constexpr int32_t up(int32_t tokens) { return (tokens + kSelectedBlockTokens - 1) / kSelectedBlockTokens; }
+
+  constexpr int32_t position() const { return a.tokens - a.rows; }  // of the first row
+  constexpr int32_t blocks() const { return up(a.tokens); }
+  constexpr int32_t row_runs() const { return up(a.rows); }
+  // Run r of lags begins at position() + 64 (r - lag_offset()), so that the lags of run i of rows and block j lie in the
+  // runs i - j + lag_offset() and the one before.
+  constexpr int32_t lag_offset() const { return blocks(); }
+  constexpr int32_t lag_runs() const { return row_runs() + lag_offset(); }
+  constexpr int32_t first_lag(int32_t run) const { return position() + kSelectedBlockTokens * (run - lag_offset()); }
+
+  constexpr int32_t tile_end(int32_t tile) const {
+    const int32_t end = (tile + 1) * a.tile_rows;
+    return end < a.rows ? end : a.rows;
+  }
+  // Blocks that the tile's last row sees any key of.
+  constexpr int32_t seen(int32_t tile) const { return up(position() + tile_end(tile)); }
+
+  constexpr float score(const BlockMaxima& maxima, int32_t tile, int32_t block) const {
+    const int32_t first_row = tile * a.tile_rows;
+    const int32_t first_key = block * kSelectedBlockTokens;
+    const bool sink = first_key < a.sink_tokens;
+    const bool diagonal = int64_t{first_key} + kSelectedBlockTokens > int64_t{position()} + first_row - a.diagonal_tokens + 1;
+    if (sink || diagonal || tile_end(tile) > a.rows - a.dense_rows) return __builtin_inff();
+    float score = -__builtin_inff();
+    for (int32_t run = first_row / kSelectedBlockTokens; run * kSelectedBlockTokens < tile_end(tile); ++run) {
+      const float far = maxima.lags[run - block + lag_offset()];
+      const float near = maxima.lags[run - block + lag_offset() - 1];
+      const bool mean = a.bound == SlashBound::paper && near != -__builtin_inff();
+      const float of_lags = mean ? (near + far) / 2 : larger(near, far);
+      score = larger(score, of_lags + maxima.blocks[block] + maxima.rows[run]);
+    }
+    return score;
+  }
+};
+
+// The order of numbers as that of whole numbers; NaN does not occur.
+constexpr int kOrderBits = 11;
+constexpr int kOrderBins = 1 << kOrderBits;
+constexpr uint32_t order_of(uint32_t bits) { return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u; }
+constexpr uint32_t bits_of_order(uint32_t order) { return (order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order; }
+
+}  // namespace KV_ISA
+}  // namespace kv

@@ -1,0 +1,16 @@
+export { type ExactTokens } from './exact-tokens.js';
+export {
+  decomposeAttention,
+  type DecomposeAttentionArguments,
+  type DecomposeAttentionOptions,
+  type DecompositionFormulas,
+  decompositionStateBytes,
+} from './operations/decompose-attention.js';
+export {
+  type BlockThreshold,
+  keyBlockTokens,
+  selectKeyBlocks,
+  type SelectKeyBlocksArguments,
+  type SelectKeyBlocksOptions,
+  type SlashBound,
+} from './operations/select-key-blocks.js';

@@ -1,0 +1,122 @@
+import type { Device } from '@kv/sparse-core';
+import {
+  anyFinite,
+  anyFloat,
+  describeOnDevices,
+  freeAxis,
+  legalAt,
+  legalTogether,
+  type MisusedFunction,
+  misusedOperation,
+  MisuseSuite,
+  optional,
+  rowsApart,
+} from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+import * as skeleton from './index.js';
+import { decomposeAttention, decompositionStateBytes } from './operations/decompose-attention.js';
+import { selectKeyBlocks } from './operations/select-key-blocks.js';
+
+const [slots, kvHeads, width, blockTokens, dim, tokens, rows] = [2, 2, 3, 16, 8, 40, 6];
+
+const rising = (length: number) => Float32Array.from({ length }, (_, index) => Math.sin(index));
+
+function decomposed(device: Device) {
+  const pool = () => {
+    const shape = [slots * kvHeads * width, blockTokens, dim] as const;
+    return device.tensor('f32', ['block', 'blockToken', 'dim'], shape, rising(shape[0] * blockTokens * dim));
+  };
+  const order = Int32Array.from({ length: slots * kvHeads * width }, (_, block) => block);
+  const bytes = decompositionStateBytes({ queryHeads: 4, kvHeads, headDim: dim, pairs: 3 });
+  return {
+    query: device.tensor('f32', ['token', 'queryHead', 'dim'], [rows, 4, dim], rising(rows * 4 * dim)),
+    blocks: {
+      keys: pool(),
+      values: pool(),
+      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], order),
+      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], new Int32Array(slots * kvHeads).fill(tokens)),
+    },
+    slots: device.tensor('i32', ['batch'], [1], Int32Array.of(1)),
+    queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows)),
+    inverseFrequencies: device.tensor('f32', ['pair'], [3], Float32Array.of(1, 0.1, 0.01)),
+    convention: 'halfSplit',
+    attentionScale: 1,
+    scale: 0.5,
+    state: device.tensor('u8', ['byte'], [bytes], new Uint8Array(bytes)),
+    seenTokens: 0,
+    slash: device.tensor('f32', ['queryHead', 'lag'], [4, tokens], new Float32Array(4 * tokens)),
+    vertical: device.tensor('f32', ['queryHead', 'key'], [4, tokens], new Float32Array(4 * tokens)),
+    horizontal: device.tensor('f32', ['queryHead', 'row'], [4, rows], new Float32Array(4 * rows)),
+    sinkTokens: 1,
+    diagonalTokens: 4,
+    samples: 50,
+    seed: 3,
+    ridge: 1e-3,
+    formulas: 'corrected',
+  };
+}
+
+function selected(device: Device) {
+  return {
+    slash: device.tensor('f32', ['queryHead', 'lag'], [2, 300], rising(600)),
+    vertical: device.tensor('f32', ['queryHead', 'key'], [2, 300], rising(600)),
+    horizontal: device.tensor('f32', ['queryHead', 'row'], [2, 200], rising(400)),
+    keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [2, 2, 5], new Int32Array(20)),
+    keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [2, 2], new Int32Array(4)),
+    threshold: { budget: 0.5 },
+    tileRows: 128,
+    denseRows: 0,
+    slashBound: 'safe',
+    sinkTokens: 1,
+    diagonalTokens: 4,
+  };
+}
+
+const operations: readonly MisusedFunction[] = [
+  misusedOperation(decomposeAttention, decomposed, {
+    outputs: ['state', 'slash', 'vertical', 'horizontal'],
+    legal: [
+      anyFloat('query'),
+      freeAxis('query', 'token'),
+      rowsApart('query'),
+      freeAxis('blocks.blockTable', 'block'),
+      anyFinite('scale|attentionScale'),
+      legalAt('seed', '\\d+', 'any whole number up to 2^53'),
+      legalAt('ridge', '0\\.5', 'a share'),
+      legalAt('slots', 'gaps within rows', 'it has one element'),
+      legalAt('slash|vertical|horizontal', 'over args\\.slots, shifted', 'behind its one element'),
+      optional('attentionScale|sinkTokens|diagonalTokens|samples|seed|ridge|formulas'),
+    ],
+  }),
+  misusedOperation(selectKeyBlocks, selected, {
+    outputs: ['keyBlocks', 'keyBlockCounts'],
+    legal: [
+      freeAxis('keyBlocks', 'listedBlock'),
+      freeAxis('horizontal', 'row'),
+      legalTogether('args\\.(slash|vertical)', '(lag|key) = 299', 'another number of tokens'),
+      legalAt('threshold\\.budget', '0\\.5', 'a share'),
+      optional('tileRows|denseRows|slashBound|sinkTokens|diagonalTokens'),
+      legalAt('denseRows', '2147483647', 'more than there are is all'),
+    ],
+  }),
+];
+
+const harmless = { decompositionStateBytes: 'arithmetic of numbers', keyBlockTokens: 'a number' };
+
+it('covers every export', () => {
+  const tried = operations.map(({ name }) => name);
+  expect(Object.keys(skeleton).sort()).toEqual([...tried, ...Object.keys(harmless)].sort());
+});
+
+describeOnDevices('misuse', ({ name, open }) => {
+  const suite = new MisuseSuite(open());
+
+  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+    await suite.misuse(subject);
+  });
+
+  it('is counted', () => {
+    expect(suite.counts.tries).toBeGreaterThan(500);
+    console.log(`misuse of skeleton-prefill on ${name}: ${String(suite.counts)}`);
+  });
+});

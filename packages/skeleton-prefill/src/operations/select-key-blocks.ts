@@ -1,0 +1,109 @@
+import type { Stream, TensorHandle } from '@kv/sparse-core';
+import { expectObject, expectThat, isFinite32, loadAddon, operation } from '@kv/sparse-core/native';
+
+import { exactTokens, type ExactTokens, isWhole } from '../exact-tokens.js';
+
+/** Tokens of a block of keys. */
+export const keyBlockTokens = 64;
+
+/** In the order of `SlashBound` in the operation's header. */
+export const slashBounds = ['safe', 'paper'] as const;
+
+/**
+ * What is taken for the largest slash part of a block: its upper bound, or as the paper has it the mean of two maxima,
+ * which some elements exceed.
+ */
+export type SlashBound = (typeof slashBounds)[number];
+
+/**
+ * Which blocks are taken: those that may hold an element of more than `epsilon * 64 / tokens` of its row's softmax, with
+ * an epsilon from 0 on; or the best ones, as large a share of the blocks of each head as `budget`, above 0 up to 1.
+ */
+export type BlockThreshold =
+  | { readonly epsilon: number; readonly budget?: undefined }
+  | { readonly budget: number; readonly epsilon?: undefined };
+
+export interface SelectKeyBlocksOptions extends ExactTokens {
+  readonly threshold: BlockThreshold;
+  /** Rows of a query tile: 64 or 128. Default: 128. */
+  readonly tileRows?: number | undefined;
+  /** Tiles with any of so many last rows take every block. Default: 0. */
+  readonly denseRows?: number | undefined;
+  /** Default: `safe`. */
+  readonly slashBound?: SlashBound | undefined;
+}
+
+/** The parts of the last rows of a sequence, as `decomposeAttention` writes them, and where the lists go. */
+export interface SelectKeyBlocksArguments extends SelectKeyBlocksOptions {
+  /** f32 `[queryHead, lag]`, contiguous, as many lags as keys. */
+  readonly slash: TensorHandle<'f32', readonly ['queryHead', 'lag']>;
+  /** f32 `[queryHead, key]`, contiguous. */
+  readonly vertical: TensorHandle<'f32', readonly ['queryHead', 'key']>;
+  /** f32 `[queryHead, row]`, contiguous. */
+  readonly horizontal: TensorHandle<'f32', readonly ['queryHead', 'row']>;
+  /**
+   * i32 `[queryHead, queryTile, listedBlock]`, contiguous, with room for every block of the sequence: which blocks each tile
+   * of consecutive rows takes, ascending, counted in 64 tokens from the sequence's start. What is behind a list is left.
+   */
+  readonly keyBlocks: TensorHandle<'i32', readonly ['queryHead', 'queryTile', 'listedBlock']>;
+  /** i32 `[queryHead, queryTile]`, contiguous: how many blocks each list has. */
+  readonly keyBlockCounts: TensorHandle<'i32', readonly ['queryHead', 'queryTile']>;
+}
+
+const enqueue = operation(
+  'selectKeyBlocks',
+  [
+    { name: 'slash', dtype: ['f32'], shape: ['queryHead', 'key'], layout: 'contiguous' },
+    { name: 'vertical', dtype: ['f32'], shape: ['queryHead', 'key'], layout: 'contiguous' },
+    { name: 'horizontal', dtype: ['f32'], shape: ['queryHead', 'row'], layout: 'contiguous' },
+    { name: 'keyBlocks', dtype: ['i32'], shape: ['queryHead', 'queryTile', 'listedBlock'], layout: 'contiguous' },
+    { name: 'keyBlockCounts', dtype: ['i32'], shape: ['queryHead', 'queryTile'], layout: 'contiguous' },
+  ],
+  ['keyBlocks', 'keyBlockCounts'],
+);
+
+/**
+ * Chooses the blocks of 64 keys that each tile of queries attends to (Sparse Skeleton, section 3.3), the same on every
+ * device. Blocks of the sinks and of a tile's diagonal are always among them, and so are those whose parts are NaN.
+ * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
+ */
+export function selectKeyBlocks(stream: Stream, args: SelectKeyBlocksArguments): void {
+  enqueue(stream, args, (natives, [{ shape }, , horizontal, keyBlocks]) => {
+    const [[, tokens], [, rows], [, tiles, room]] = [shape, horizontal.shape, keyBlocks.shape];
+    const { tileRows = 128, denseRows = 0, slashBound = 'safe' } = args;
+    const { sinkTokens, diagonalTokens } = exactTokens('selectKeyBlocks', args);
+    expect('tileRows', tileRows, tileRows === 64 || tileRows === 128, '64 or 128');
+    expect('denseRows', denseRows, isWhole(denseRows, 0, 2 ** 31 - 1), 'a whole number from 0 on');
+    expect('slashBound', slashBound, slashBounds.includes(slashBound), slashBounds.join(' or '));
+    expect('horizontal', rows, rows >= 1 && rows <= tokens, `of 1 to ${tokens} rows, as many as there are keys at most`);
+    const blocks = Math.ceil(tokens / keyBlockTokens);
+    expect('the queryTile axis', tiles, tiles === Math.ceil(rows / tileRows), `${Math.ceil(rows / tileRows)} tiles`);
+    expect('the listedBlock axis', room, room >= blocks, `${blocks} blocks or more`);
+    const settings = [tileRows, sinkTokens, diagonalTokens, denseRows, slashBounds.indexOf(slashBound)] as const;
+    loadAddon().selectKeyBlocks(stream.native, ...natives, ...settings, ...expectThreshold('selectKeyBlocks', args.threshold, tokens));
+  });
+}
+
+/**
+ * The logarithm that a block's score is compared with (τ_B of the paper), or the budget.
+ * @throws InvalidValueError
+ */
+export function expectThreshold(
+  subject: string,
+  given: BlockThreshold,
+  tokens: number,
+): readonly [threshold: number, budget: number | undefined] {
+  expectObject(subject, 'threshold', given);
+  const { epsilon, budget } = given;
+  expectThat(subject, 'threshold', given, (epsilon === undefined) !== (budget === undefined), 'either an epsilon or a budget');
+  if (budget !== undefined) {
+    expectThat(subject, 'threshold.budget', budget, isFinite32(budget) && budget > 0 && budget <= 1, 'above 0 up to 1');
+    return [0, budget];
+  }
+  expectThat(subject, 'threshold.epsilon', epsilon, isFinite32(epsilon) && epsilon >= 0, 'a number from 0 on');
+  return [Math.log((epsilon * keyBlockTokens) / tokens), undefined];
+}
+
+function expect(name: string, given: unknown, holds: boolean, wanted: string): void {
+  expectThat('selectKeyBlocks', name, given, holds, wanted);
+}

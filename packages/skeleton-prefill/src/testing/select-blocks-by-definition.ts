@@ -1,0 +1,135 @@
+/** What Algorithm 2 and section 3.3 read: s by lag, v by key, h by row of the prompt's last rows. */
+export interface Skeleton {
+  readonly slash: ArrayLike<number>;
+  readonly vertical: ArrayLike<number>;
+  readonly horizontal: ArrayLike<number>;
+}
+
+export interface BlockOptions {
+  readonly sinkTokens: number;
+  readonly diagonalTokens: number;
+  /** Rows of a query tile: a multiple of 64. */
+  readonly tileRows: number;
+  readonly slashBound: 'safe' | 'paper';
+  /** The last rows that take every block. */
+  readonly denseRows: number;
+}
+
+/** Keys of a block, and rows of the paper's tile: B of section 3.3. */
+export const blockTokens = 64;
+
+const most = (values: ArrayLike<number>, first: number, end: number): number => {
+  let largest = -Infinity;
+  for (let index = Math.max(0, first); index < Math.min(end, values.length); index++) {
+    const value = values[index] ?? NaN;
+    // Nothing is known of what is NaN, so it counts as the most.
+    largest = Math.max(largest, Number.isNaN(value) ? Infinity : value);
+  }
+  return largest;
+};
+
+/** The largest s + v + h of 64 rows from `firstRow` on and a block: a bound, or the paper's mean of two maxima. */
+function pairScore({ slash, vertical, horizontal }: Skeleton, firstRow: number, block: number, bound: string): number {
+  const position = slash.length - horizontal.length + firstRow;
+  const lag = position - block * blockTokens;
+  const [near, far] = [most(slash, lag - blockTokens, lag), most(slash, lag, lag + blockTokens)];
+  const ofSlash = bound === 'safe' || near === -Infinity ? Math.max(near, far) : (near + far) / 2;
+  const ofKeys = most(vertical, block * blockTokens, (block + 1) * blockTokens);
+  const score = ofSlash + ofKeys + most(horizontal, firstRow, firstRow + blockTokens);
+  return Number.isNaN(score) ? Infinity : score;
+}
+
+/** `[tile][block]`, of the blocks that a tile sees: infinite where it takes the block whatever the threshold. */
+export function blockScores(skeleton: Skeleton, options: BlockOptions): number[][] {
+  const { sinkTokens, diagonalTokens, tileRows, slashBound, denseRows } = options;
+  const [tokens, rows] = [skeleton.slash.length, skeleton.horizontal.length];
+  return Array.from({ length: Math.ceil(rows / tileRows) }, (_, tile) => {
+    const first = tile * tileRows;
+    const end = Math.min(rows, first + tileRows);
+    const position = tokens - rows + first;
+    const blocks = Math.ceil((tokens - rows + end) / blockTokens);
+    return Array.from({ length: blocks }, (_, block) => {
+      const sink = block * blockTokens < sinkTokens;
+      const diagonal = (block + 1) * blockTokens > position - diagonalTokens + 1;
+      if (sink || diagonal || end > rows - denseRows) return Infinity;
+      const halves = Array.from({ length: Math.ceil((end - first) / blockTokens) }, (_, half) => first + half * blockTokens);
+      return Math.max(...halves.map((row) => pairScore(skeleton, row, block, slashBound)));
+    });
+  });
+}
+
+/** The quadratic builder: ascending lists of blocks that are not below the threshold. */
+export function listsAbove(scores: readonly (readonly number[])[], threshold: number): number[][] {
+  return scores.map((tile) => tile.flatMap((score, block) => (score < threshold ? [] : [block])));
+}
+
+/** τ_B of a share of the softmax's mass that may be lost. */
+export function thresholdOfEpsilon(epsilon: number, tokens: number): number {
+  return Math.log((epsilon * blockTokens) / tokens);
+}
+
+/** The largest threshold that keeps at least so large a share of all blocks. */
+export function thresholdOfBudget(scores: readonly (readonly number[])[], budget: number): number {
+  const descending = scores.flat().sort((a, b) => b - a);
+  return descending[Math.max(0, Math.ceil(budget * descending.length) - 1)] ?? -Infinity;
+}
+
+/** Mean and deviation of s + v + h over all causal elements (Eq. 12 and 13), in O(N): the cross terms are running sums. */
+export function skeletonMoments({ slash, vertical, horizontal }: Skeleton): { mean: number; deviation: number } {
+  const tokens = slash.length;
+  const at = (values: ArrayLike<number>, index: number) => values[index] ?? NaN;
+  let [sum, squares, slashSum, verticalSum] = [0, 0, 0, 0];
+  for (let index = 0; index < tokens; index++) {
+    // Of row `index`: its own h, and the lags and keys up to it.
+    slashSum += at(slash, index);
+    verticalSum += at(vertical, index);
+    const h = at(horizontal, index);
+    const rest = tokens - index;
+    sum += rest * (at(slash, index) + at(vertical, index)) + (index + 1) * h;
+    squares += rest * (at(slash, index) ** 2 + at(vertical, index) ** 2) + (index + 1) * h * h;
+    squares += 2 * h * (slashSum + verticalSum);
+  }
+  // Key j meets the lags below N - j.
+  let lagSum = 0;
+  for (let lag = 0; lag < tokens; lag++) {
+    lagSum += at(slash, lag);
+    squares += 2 * lagSum * at(vertical, tokens - 1 - lag);
+  }
+  const count = (tokens * (tokens + 1)) / 2;
+  return { mean: sum / count, deviation: Math.sqrt(squares / count - (sum / count) ** 2) };
+}
+
+/**
+ * Algorithm 2: columns, then diagonals, then rows, the largest first, each until none can have an element that is above
+ * the threshold. As printed it stops earlier, and leaves elements out.
+ * @returns the elements `row * N + key`
+ */
+export function elementsAbove({ slash, vertical, horizontal }: Skeleton, threshold: number): Set<number> {
+  const tokens = slash.length;
+  const found = new Set<number>();
+  const at = (values: ArrayLike<number>, index: number) => values[index] ?? NaN;
+  const [topSlash, topVertical, topHorizontal] = [slash, vertical, horizontal].map((values) => most(values, 0, tokens)) as [
+    number,
+    number,
+    number,
+  ];
+  const add = (row: number, key: number) => {
+    const score = at(slash, row - key) + at(vertical, key) + at(horizontal, row);
+    if (!(score < threshold)) found.add(row * tokens + key);
+  };
+  const descending = (values: ArrayLike<number>) =>
+    Array.from({ length: tokens }, (_, index) => index).sort((a, b) => at(values, b) - at(values, a));
+  for (const key of descending(vertical)) {
+    if (at(vertical, key) + topSlash + topHorizontal < threshold) break;
+    for (let row = key; row < tokens; row++) add(row, key);
+  }
+  for (const lag of descending(slash)) {
+    if (at(slash, lag) + topVertical + topHorizontal < threshold) break;
+    for (let key = 0; key + lag < tokens; key++) add(key + lag, key);
+  }
+  for (const row of descending(horizontal)) {
+    if (at(horizontal, row) + topSlash + topVertical < threshold) break;
+    for (let key = 0; key <= row; key++) add(row, key);
+  }
+  return found;
+}
