@@ -1,19 +1,26 @@
 import { KvError } from '@kv/sparse-core';
+import { expectThat, listOf } from '@kv/sparse-core/native';
 import { CommanderError } from 'commander';
 
+import { expectStreams } from './command-context.js';
 import type { CliStreams } from './command-context.js';
 import { createProgram } from './program.js';
 import { TextOutput } from './text-output.js';
 
 const interruptedExitCode = 130;
+const mostArguments = 65_536;
 
 /**
  * Runs the `kv` command. Ctrl-C aborts it in good order, a second one ends the process. It also stops when its results
  * cannot be written; a reader such as `head` that has seen enough is no error.
  * @param args what stands behind `kv`
  * @returns the exit code: 0; 1 for an error, which is written to `stderr`; 130 when interrupted
+ * @throws InvalidValueError when these are no texts, or no streams to write to
  */
 export async function runCli(args: readonly string[], streams: CliStreams = process): Promise<number> {
+  const given = listOf('runCli', 'args', args, mostArguments);
+  for (const each of given) expectThat('runCli', 'args', each, typeof each === 'string', 'texts');
+  expectStreams(streams);
   const [stdout, stderr] = [new TextOutput(streams.stdout), new TextOutput(streams.stderr)];
   const interruption = new AbortController();
   const { signal } = interruption;
@@ -29,7 +36,7 @@ export async function runCli(args: readonly string[], streams: CliStreams = proc
   streams.stderr.on('error', ignore);
   try {
     const failure = await createProgram({ stdout, stderr, signal })
-      .parseAsync(args, { from: 'user' })
+      .parseAsync(given, { from: 'user' })
       .then(() => undefined, asError);
     await stdout.flush();
     const { exitCode, message = '' } = conclude(failure, lost, signal.aborted);

@@ -11,7 +11,7 @@ export { Model } from './model.js';
 export type { ModelOptions } from './model.js';
 export type { ModelBatch } from './runner/model-batch.js';
 export type { BatchEntry, DeviceIds, Phase } from './runner/model-batch.js';
-export type { Runner } from './runner/runner.js';
+export { Runner } from './runner/runner.js';
 export type { Logits } from './runner/head.js';
 export type { RunnerModel } from './runner/runner-model.js';
 export type { ForkOptions, RunnerOptions, SequenceOptions } from './runner/runner-options.js';

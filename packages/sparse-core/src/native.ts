@@ -34,4 +34,5 @@ export {
   isFinite32,
   listFor,
   listOf,
+  reading,
 } from './validate.js';

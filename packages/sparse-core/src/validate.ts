@@ -1,5 +1,5 @@
 import type { DType } from './dtype.js';
-import { DeviceError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
+import { DeviceError, DTypeError, InvalidValueError, KvError, ShapeError } from './errors.js';
 import { show } from './show.js';
 import type { TensorHandle } from './handles.js';
 import { isContiguous, rowMajorStrides } from './layout.js';
@@ -58,9 +58,25 @@ export function expectCallback(operation: string, name: string, given: unknown):
  */
 export function listOf<T>(operation: string, name: string, given: ArrayLike<T>, most: number): T[] {
   expectObject(operation, name, given);
-  const { length } = given;
-  expectThat(operation, name, given, Number.isInteger(length) && length >= 0 && length <= most, `a list of at most ${most}`);
-  return Array.from({ length }, (_, index) => given[index] as T);
+  return reading(`${operation}: ${name}`, () => {
+    const { length } = given;
+    expectThat(operation, name, given, Number.isInteger(length) && length >= 0 && length <= most, `a list of at most ${most}`);
+    return Array.from({ length }, (_, index) => given[index] as T);
+  });
+}
+
+/**
+ * What a caller's object answers, whatever it is: its own errors become ours.
+ * @param name of the object, for messages
+ * @throws InvalidValueError, and the errors of this project that `read` throws
+ */
+export function reading<Result>(name: string, read: () => Result): Result {
+  try {
+    return read();
+  } catch (cause) {
+    if (cause instanceof KvError) throw cause;
+    throw new InvalidValueError(`${name} could not be read. Give an array or a typed array.`, { subject: name, cause });
+  }
 }
 
 /**

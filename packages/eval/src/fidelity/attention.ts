@@ -1,4 +1,7 @@
 import { ShapeError } from '@kv/sparse-core';
+import { expectObject, expectThat } from '@kv/sparse-core/native';
+
+import { expectCount, expectFloats, numbersOf, positionsOf } from '../expect-given.js';
 
 /** Keys and values of one kv head, `[token, dim]`, row by row. */
 export interface HeadCache {
@@ -11,7 +14,12 @@ export interface HeadCache {
  * The tokens of a head's cache.
  * @throws ShapeError when keys and values are not whole rows, as many of each
  */
-export function countTokens({ keys, values, headDim }: HeadCache): number {
+export function countTokens(cache: HeadCache): number {
+  expectObject('a head', 'cache', cache);
+  const { keys, values, headDim } = cache;
+  expectFloats('a head', 'keys', keys);
+  expectFloats('a head', 'values', values);
+  expectCount('a head', 'headDim', headDim);
   const tokens = keys.length / headDim;
   if (Number.isInteger(tokens) && tokens > 0 && values.length === keys.length) return tokens;
   throw new ShapeError(
@@ -27,8 +35,10 @@ export function countTokens({ keys, values, headDim }: HeadCache): number {
  * @throws ShapeError
  */
 export function attentionWeights(query: Float32Array, cache: HeadCache, scale: number): Float64Array {
-  const { keys, headDim } = cache;
   const tokens = countTokens(cache);
+  const { keys, headDim } = cache;
+  expectFloats('attentionWeights', 'query', query);
+  expectThat('attentionWeights', 'scale', scale, Number.isFinite(scale), 'a finite number');
   if (query.length !== headDim) {
     throw new ShapeError(`The query has ${query.length} numbers and the keys ${headDim}.`, {
       subject: 'query',
@@ -59,13 +69,17 @@ export function attentionWeights(query: Float32Array, cache: HeadCache, scale: n
  */
 export function attentionOutput(
   weights: Float64Array,
-  { values, headDim }: HeadCache,
-  kept: Iterable<number> = weights.keys(),
+  cache: HeadCache,
+  kept?: Iterable<number>,
 ): Float64Array {
+  const tokens = countTokens(cache);
+  const { values, headDim } = cache;
+  const all = numbersOf('attentionOutput', 'weights', weights);
+  expectThat('attentionOutput', 'weights', weights, all.length === tokens, `a weight of each of ${tokens} tokens`);
   const output = new Float64Array(headDim);
   let total = 0;
-  for (const token of kept) {
-    const weight = at(weights, token);
+  for (const token of kept === undefined ? all.keys() : positionsOf('attentionOutput', kept, tokens)) {
+    const weight = all[token] ?? NaN;
     total += weight;
     for (let dim = 0; dim < headDim; dim += 1) {
       output[dim] = at(output, dim) + weight * at(values, token * headDim + dim);

@@ -1,6 +1,10 @@
+import { expectThat } from '@kv/sparse-core/native';
+
+import { expectCount, positionsOf } from '../expect-given.js';
 import { sum } from './numbers.js';
 
 const defaultBins = 64;
+const mostBins = 4096;
 
 /**
  * How evenly kept positions cover a text: `H = −Σ_b p_b ln p_b / ln B`, p_b the share of kept positions with
@@ -24,14 +28,22 @@ export function indexGini(kept: Iterable<number>, tokens: number, bins = default
 
 /** The longest run of dropped tokens as a share of the text. @param kept ascending */
 export function largestGap(kept: readonly number[], tokens: number): number {
-  const gaps = [...kept, tokens].map((position, index) => position - (kept[index - 1] ?? -1) - 1);
+  expectCount('largestGap', 'tokens', tokens);
+  const positions = positionsOf('largestGap', kept, tokens);
+  const ascends = positions.every((position, index) => position > (positions[index - 1] ?? -1));
+  expectThat('largestGap', 'kept', positions, ascends, 'ascending positions');
+  const gaps = [...positions, tokens].map((position, index) => position - (positions[index - 1] ?? -1) - 1);
   return Math.max(...gaps) / tokens;
 }
 
 function shares(kept: Iterable<number>, tokens: number, bins: number): number[] {
+  const what = 'the spread of positions';
+  expectCount(what, 'tokens', tokens);
+  const isCount = Number.isInteger(bins) && bins > 0 && bins <= mostBins;
+  expectThat(what, 'bins', bins, isCount, `a whole number from 1 to ${mostBins}`);
   const counts = new Array<number>(bins).fill(0);
   let total = 0;
-  for (const position of kept) {
+  for (const position of positionsOf(what, kept, tokens)) {
     const bin = Math.floor((bins * position) / tokens);
     counts[bin] = (counts[bin] ?? 0) + 1;
     total += 1;

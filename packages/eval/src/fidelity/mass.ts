@@ -1,28 +1,33 @@
+import { expectCount, numbersOf, positionsOf } from '../expect-given.js';
 import { sum } from './numbers.js';
 
 type Numbers = ArrayLike<number>;
 
 /** The share of a query's attention that the kept tokens hold: `m(S) = Σ_{i∈S} a_i`. */
 export function capturedMass(weights: Numbers, kept: Iterable<number>): number {
-  return sum(Array.from(kept, (token) => weights[token] ?? NaN));
+  const all = numbersOf('capturedMass', 'weights', weights);
+  return sum(positionsOf('capturedMass', kept, all.length).map((token) => all[token] ?? NaN));
 }
 
 /** `m(S) / m(top-|S|)`, in [0, 1]: how near a selection comes to the best one of its size for this query. */
 export function massEfficiency(weights: Numbers, kept: readonly number[]): number {
-  return capturedMass(weights, kept) / capturedMass(weights, topTokens(weights, kept.length));
+  const captured = capturedMass(weights, kept);
+  return captured / capturedMass(weights, topTokens(weights, kept.length));
 }
 
 /** `|S ∩ top-k| / k`: how many of the k tokens of greatest weight were kept. */
 export function topRecall(weights: Numbers, kept: Iterable<number>, k: number): number {
-  const held = new Set(kept);
-  return topTokens(weights, k).filter((token) => held.has(token)).length / k;
+  const all = numbersOf('topRecall', 'weights', weights);
+  expectCount('topRecall', 'k', k);
+  const held = new Set(positionsOf('topRecall', kept, all.length));
+  return topTokens(all, k).filter((token) => held.has(token)).length / k;
 }
 
 /** `Σ a_i ln(a_i / ã_i)`: what approximate weights lose. Infinite where they miss a token altogether. */
 export function klDivergence(weights: Numbers, approximate: Numbers): number {
-  return sum(
-    Array.from(weights, (weight, token) => (weight === 0 ? 0 : weight * Math.log(weight / (approximate[token] ?? 0)))),
-  );
+  const others = numbersOf('klDivergence', 'approximate', approximate);
+  const all = numbersOf('klDivergence', 'weights', weights);
+  return sum(all.map((weight, token) => (weight === 0 ? 0 : weight * Math.log(weight / (others[token] ?? 0)))));
 }
 
 /** The k tokens of greatest weight; of equal ones the first. */

@@ -1,16 +1,21 @@
+import { expectThat } from '@kv/sparse-core/native';
+
+import { numbersOf } from '../expect-given.js';
 import { sum } from './numbers.js';
 
 type Vector = ArrayLike<number>;
 
 /** `‖ỹ − y‖ / ‖y‖` */
 export function relativeError(output: Vector, reference: Vector): number {
-  return norm(difference(output, reference)) / norm(Array.from(reference));
+  const lost = norm(difference(output, reference));
+  return lost / norm(Array.from(reference));
 }
 
 /** `⟨ỹ, y⟩ / (‖ỹ‖ ‖y‖)`: tells a wrong direction from a wrong length. */
 export function cosineSimilarity(output: Vector, reference: Vector): number {
-  const product = sum(Array.from(output, (value, dim) => value * (reference[dim] ?? NaN)));
-  return product / (norm(Array.from(output)) * norm(Array.from(reference)));
+  const [one, other] = pair(output, reference);
+  const product = sum(one.map((value, dim) => value * (other[dim] ?? NaN)));
+  return product / (norm(one) * norm(other));
 }
 
 /** `‖ỹ − y‖ / ‖y − v̄‖`, v̄ the mean of the values: plain error flatters where that mean is large. */
@@ -26,7 +31,16 @@ export function centredLogitError(logits: Vector, reference: Vector): number {
 }
 
 function difference(one: Vector, other: Vector): number[] {
-  return Array.from(one, (value, dim) => value - (other[dim] ?? NaN));
+  const [numbers, others] = pair(one, other);
+  return numbers.map((value, dim) => value - (others[dim] ?? NaN));
+}
+
+/** @throws InvalidValueError unless both are finite, and equally many */
+function pair(one: Vector, other: Vector): [number[], number[]] {
+  const both: [number[], number[]] = [numbersOf('a difference', 'vector', one), numbersOf('a difference', 'vector', other)];
+  const [{ length }, { length: wanted }] = both;
+  expectThat('a difference', 'length', length, length === wanted, `that of the other vector, ${wanted}`);
+  return both;
 }
 
 function norm(vector: readonly number[]): number {

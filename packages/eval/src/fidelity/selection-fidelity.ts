@@ -1,5 +1,7 @@
 import { InvalidValueError } from '@kv/sparse-core';
+import { expectObject, listOf } from '@kv/sparse-core/native';
 
+import { expectCount, positionsOf } from '../expect-given.js';
 import { attentionOutput, attentionWeights, countTokens } from './attention.js';
 import type { HeadCache } from './attention.js';
 import { largestGap } from './index-spread.js';
@@ -19,6 +21,8 @@ export interface SelectionTrial {
   readonly topTokens?: number | undefined;
 }
 
+const mostQueries = 2 ** 20;
+
 /** What a selection does to queries that it did not see; see `docs/eval.md`. */
 export interface SelectionFidelity {
   readonly capturedMass: number;
@@ -35,10 +39,14 @@ export interface SelectionFidelity {
  *   within the cache
  */
 export function selectionFidelity(trial: SelectionTrial): SelectionFidelity {
-  const { cache, heldOutQueries, kept, scale } = trial;
+  expectObject('selectionFidelity', 'trial', trial);
+  const { cache, scale, topTokens = 32 } = trial;
   const tokens = countTokens(cache);
-  const ascends = kept.every((token, index) => Number.isInteger(token) && token > (kept[index - 1] ?? -1));
-  if (kept.length === 0 || !ascends || (kept.at(-1) ?? 0) >= tokens) {
+  const kept = positionsOf('selectionFidelity', trial.kept, tokens);
+  const heldOutQueries = listOf('selectionFidelity', 'heldOutQueries', trial.heldOutQueries, mostQueries);
+  expectCount('selectionFidelity', 'topTokens', topTokens);
+  const ascends = kept.every((token, index) => token > (kept[index - 1] ?? -1));
+  if (kept.length === 0 || !ascends) {
     throw new InvalidValueError(`kept must hold ascending positions below ${tokens}, at least one.`, {
       subject: 'kept',
       given: kept,
@@ -48,7 +56,7 @@ export function selectionFidelity(trial: SelectionTrial): SelectionFidelity {
   if (heldOutQueries.length === 0) {
     throw new InvalidValueError('There is no held-out query to measure with.', { subject: 'heldOutQueries' });
   }
-  const k = Math.min(tokens, trial.topTokens ?? 32);
+  const k = Math.min(tokens, topTokens);
   const each = heldOutQueries.map((query) => {
     const weights = attentionWeights(query, cache, scale);
     return {

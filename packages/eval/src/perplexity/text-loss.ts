@@ -2,8 +2,10 @@ import type { Logits, Runner } from '@kv/model';
 import { prefill } from '@kv/model';
 import { crossEntropy, InvalidValueError } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
+import { expectObject, expectSignal, show } from '@kv/sparse-core/native';
 import { z } from 'zod';
 
+import { expectIds, expectRunner } from '../expect-given.js';
 import { observing } from '../observing.js';
 import { readJsonLines } from '../read-json-lines.js';
 
@@ -11,7 +13,7 @@ const textSchema = z.object({ text: z.string().min(1) });
 
 /**
  * Reads texts from a gzipped file of one JSON object a line, each with a `text`.
- * @throws InvalidValueError for a line of another form; what `readFile` throws
+ * @throws InvalidValueError for a file that cannot be read, or a line of another form
  */
 export async function readTexts(file: string): Promise<string[]> {
   return (await readJsonLines(file, textSchema)).map(({ text }) => text);
@@ -50,17 +52,22 @@ export interface LossOptions {
 export async function textLoss(
   runner: Runner,
   ids: Int32Array,
-  { contextTokens = 1, chunkTokens = runner.maxBatchRows, select = observing(0), signal }: LossOptions = {},
+  options: LossOptions = {},
 ): Promise<TextLoss> {
+  expectRunner('textLoss', runner);
+  expectIds('textLoss', 'ids', ids);
+  expectObject('textLoss', 'options', options);
+  const { contextTokens = 1, chunkTokens = runner.maxBatchRows, select = observing(0), signal } = options;
+  expectSignal('textLoss', signal);
   if (!Number.isInteger(contextTokens) || contextTokens < 1 || contextTokens >= ids.length) {
     throw new InvalidValueError(
-      `contextTokens is ${contextTokens}; it must be a whole number from 1 to ${ids.length - 1}, the text's last token.`,
+      `contextTokens is ${show(contextTokens)}; it must be a whole number from 1 to ${ids.length - 1}, the text's last token.`,
       { subject: 'contextTokens', given: contextTokens, wanted: ids.length - 1 },
     );
   }
   if (!Number.isInteger(chunkTokens) || chunkTokens < 1 || chunkTokens > runner.maxBatchRows) {
     throw new InvalidValueError(
-      `chunkTokens is ${chunkTokens}; it must be a whole number from 1 to ${runner.maxBatchRows}, the runner's largest batch.`,
+      `chunkTokens is ${show(chunkTokens)}; it must be a whole number from 1 to ${runner.maxBatchRows}, the runner's largest batch.`,
       { subject: 'chunkTokens', given: chunkTokens, wanted: runner.maxBatchRows },
     );
   }

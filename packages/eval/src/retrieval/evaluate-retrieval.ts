@@ -1,7 +1,9 @@
 import type { Logits, Runner, Sequence } from '@kv/model';
 import { prefill } from '@kv/model';
 import type { KvSelector } from '@kv/sparse-core';
+import { expectBoolean, expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
+import { expectCount, expectIds, expectRunner } from '../expect-given.js';
 import { likeliestTokens } from '../likeliest-tokens.js';
 import { observing } from '../observing.js';
 import type { EncodedExample } from './examples.js';
@@ -57,10 +59,14 @@ export async function evaluateRetrieval(
   runner: Runner,
   example: EncodedExample,
   policies: readonly SelectionPolicy[],
-  { moments = ['question-aware', 'question-agnostic'], divergence = false, signal }: RetrievalOptions = {},
+  options: RetrievalOptions = {},
 ): Promise<RetrievalResult[]> {
+  expectRunner('evaluateRetrieval', runner);
+  expectExample(example);
+  const { moments, divergence, signal } = checkedOptions(options);
   const { id, task, length, prompt, documentTokens } = example;
-  const selections = policies.map(({ name, select }) => ({ name, select: select(prompt.length) ?? observing(0) }));
+  const given = listOf('evaluateRetrieval', 'policies', policies, mostPolicies).map(checkedPolicy);
+  const selections = given.map(({ name, select }) => ({ name, select: select(prompt.length) ?? observing(0) }));
   const window = Math.max(0, ...selections.map(({ select }) => select.observationWindow));
   const read = async (sequence: Sequence, ids: Int32Array): Promise<void> => {
     const logits = await prefill(runner, sequence, ids, { endsPrompt: false, signal });
@@ -88,6 +94,38 @@ export async function evaluateRetrieval(
     }
   }
   return results;
+}
+
+const allMoments: readonly Moment[] = ['question-aware', 'question-agnostic'];
+const mostPolicies = 4096;
+
+function checkedOptions(given: RetrievalOptions) {
+  expectObject('evaluateRetrieval', 'options', given);
+  const { moments = allMoments, divergence = false, signal } = given;
+  const list = listOf('evaluateRetrieval', 'moments', moments, allMoments.length);
+  const known = list.every((moment) => allMoments.includes(moment));
+  expectThat('evaluateRetrieval', 'moments', moments, known, `a list of ${allMoments.join(', ')}`);
+  expectBoolean('evaluateRetrieval', 'divergence', divergence);
+  expectSignal('evaluateRetrieval', signal);
+  return { moments: list, divergence, signal };
+}
+
+function checkedPolicy(given: SelectionPolicy): SelectionPolicy {
+  expectObject('evaluateRetrieval', 'policies', given);
+  const fits = typeof given.name === 'string' && typeof given.select === 'function';
+  expectThat('evaluateRetrieval', 'policies', given, fits, 'policies with a name and select()');
+  return given;
+}
+
+/** @throws InvalidValueError unless it is one of `encodeExample` */
+function expectExample(given: EncodedExample): void {
+  expectObject('evaluateRetrieval', 'example', given);
+  const { prompt, answer, documentTokens } = given;
+  expectIds('evaluateRetrieval', 'prompt', prompt);
+  expectIds('evaluateRetrieval', 'answer', answer);
+  const isPart = Number.isInteger(documentTokens) && documentTokens > 1 && documentTokens < prompt.length;
+  expectThat('evaluateRetrieval', 'documentTokens', documentTokens, isPart, `a whole number from 2 to ${prompt.length - 1}`);
+  expectCount('evaluateRetrieval', 'tokens of the answer', answer.length);
 }
 
 interface Answer {

@@ -1,7 +1,9 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import type { Tokenizer } from '@kv/model';
+import { expectThat } from '@kv/sparse-core/native';
 import { z } from 'zod';
 
+import { expectTokenizer } from '../expect-given.js';
 import { readJsonLines } from '../read-json-lines.js';
 
 const exampleSchema = z.object({
@@ -28,7 +30,7 @@ export interface EncodedExample extends Pick<RetrievalExample, 'id' | 'task' | '
 /**
  * Reads examples of retrieval from a gzipped file of one JSON object a line: `id`, `task`, `length`, `prompt`,
  * `answer`.
- * @throws InvalidValueError for a line of another form; what `readFile` throws
+ * @throws InvalidValueError for a file that cannot be read, or a line of another form
  */
 export function readRetrievalExamples(file: string): Promise<RetrievalExample[]> {
   return readJsonLines(file, exampleSchema);
@@ -42,8 +44,13 @@ export function readRetrievalExamples(file: string): Promise<RetrievalExample[]>
  */
 export async function encodeExample(
   tokenizer: Tokenizer,
-  { id, task, length, prompt, answer }: RetrievalExample,
+  example: RetrievalExample,
 ): Promise<EncodedExample> {
+  expectTokenizer('encodeExample', tokenizer);
+  const { error } = exampleSchema.safeParse(example);
+  const why = error === undefined ? '' : z.prettifyError(error);
+  expectThat('encodeExample', 'example', example, error === undefined, `one of readRetrievalExamples(): ${why}`);
+  const { id, task, length, prompt, answer } = example;
   const document = prompt.slice(0, prompt.lastIndexOf('\n') + 1);
   const all = await tokenizer.encode(prompt + answer);
   const promptIds = await tokenizer.encode(prompt);

@@ -1,13 +1,12 @@
-import { InvalidValueError, KvError } from '@kv/sparse-core';
 import type { Stream } from '@kv/sparse-core';
-import { expectDType, expectShape, nativeOf } from '@kv/sparse-core/native';
+import { expectDType, expectShape, nativeOf, reading } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { DeviceIds } from './model-batch.js';
 
 /** Whether token ids are those of a tensor. */
 export function isOnDevice(ids: ArrayLike<number> | DeviceIds): ids is DeviceIds {
-  return reading(() => typeof ids === 'object' && 'dtype' in ids);
+  return reading('the token ids', () => typeof ids === 'object' && 'dtype' in ids);
 }
 
 /** @throws DTypeError, ShapeError, DeviceError, DisposedError unless they are token ids that a stream can read */
@@ -19,7 +18,7 @@ export function expectDeviceIds(operation: string, ids: DeviceIds, stream: Strea
 
 /** How many token ids a caller gave. @throws InvalidValueError when they have no length that can be read */
 export function countIds(ids: ArrayLike<number>): number {
-  return reading(() => ids.length);
+  return reading('the token ids', () => ids.length);
 }
 
 /**
@@ -28,7 +27,7 @@ export function countIds(ids: ArrayLike<number>): number {
  * @throws InvalidValueError for an id that is none of the vocabulary's, or that cannot be read
  */
 export function copyIds(given: ArrayLike<number>, count: number, vocabularySize: number): Int32Array {
-  return reading(() => {
+  return reading('the token ids', () => {
     const ids = new Int32Array(count);
     for (let index = 0; index < count; index += 1) {
       const id = given[index] ?? -1;
@@ -39,18 +38,4 @@ export function copyIds(given: ArrayLike<number>, count: number, vocabularySize:
     }
     return ids;
   });
-}
-
-/** What a caller's object answers, whatever it is: its own errors become ours. */
-function reading<Result>(read: () => Result): Result {
-  try {
-    return read();
-  } catch (cause) {
-    if (cause instanceof KvError) throw cause;
-    throw new InvalidValueError('the token ids could not be read. Give an array or a typed array of whole numbers.', {
-      subject: 'token ids',
-      wanted: 'whole numbers',
-      cause,
-    });
-  }
 }

@@ -13,6 +13,7 @@ import type {
   TensorHandle,
   TokenSelection,
 } from '@kv/sparse-core';
+import { expectObject, nativeOf } from '@kv/sparse-core/native';
 
 import type { ModelConfig } from '../config/model-config.js';
 import type { LayerWeights } from '../weights/model-weights.js';
@@ -254,6 +255,10 @@ export class LayerRunner implements Disposable {
     }
     const call = { store, slot, lastQueries: recent.queries, scale: this.#scale, tokens };
     const selection = await select.select(stream, call);
+    if (selection !== undefined) {
+      expectObject(select.name, 'selection', selection);
+      nativeOf(select.name, 'indices', selection.indices, stream);
+    }
     try {
       // The sequence may have been given up meanwhile, and its slot be another's.
       if (selection !== undefined && !sequence.disposed) this.#keep(sequence, select, selection);
