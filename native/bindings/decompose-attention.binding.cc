@@ -6,8 +6,8 @@ namespace kv {
 
 // decomposeAttention(stream, query [token, queryHead, dim], inverseFrequencies [pair], state [byte],
 //                    slash [queryHead, token], vertical [queryHead, token], horizontal [queryHead, row],
-//                    the six of PagedBatchTensors, scale, interleaved, attentionScale, seenTokens, sinkTokens,
-//                    diagonalTokens, samples, seed, ridge, formulas)
+//                    the six arguments of PagedBatchTensors, scale, interleaved, attentionScale, seenTokens,
+//                    sinkTokens, diagonalTokens, samples, seed, ridge, formulas)
 Napi::Value decompose_attention(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument query = call.tensor(1);

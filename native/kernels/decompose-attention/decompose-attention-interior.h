@@ -1,4 +1,5 @@
-// Which keys are a row's interior, and which of its elements are sampled: the same numbers on every device.
+// Which keys are a row's interior, and which elements of the interior are sampled. The numbers are the same on every
+// device.
 #pragma once
 
 #include "kernels/decompose-attention/decompose-attention.h"
@@ -7,23 +8,23 @@
 namespace kv {
 namespace KV_ISA {
 
-// An element of the interior.
+// An element of the interior: a row and one of its keys.
 struct InteriorSample {
   int32_t row;
   int32_t key;
 };
 
-// Constant expressions may be evaluated on a CUDA device too.
+// The functions are constexpr, so that a CUDA device may evaluate them too.
 struct Interior {
   int32_t tokens;
-  int32_t first_row;  // of this call
+  int32_t first_row;  // the first row of this call
   int32_t sinks;
   int32_t diagonal;
 
   constexpr explicit Interior(const DecomposeAttentionArguments& a)
       : tokens(a.tokens), first_row(a.tokens - a.rows), sinks(a.sink_tokens), diagonal(a.diagonal_tokens) {}
 
-  // A row's interior are the keys from `sinks` to end(row) - 1.
+  // The interior of a row is the keys `sinks` .. end(row) - 1.
   constexpr int32_t end(int32_t row) const {
     const int32_t behind = row + 1 - diagonal;
     return behind > sinks ? behind : sinks;
@@ -31,12 +32,13 @@ struct Interior {
   constexpr int32_t count(int32_t row) const { return end(row) - sinks; }
   constexpr bool empty() const { return count(tokens - 1) == 0; }
 
-  // Elements of the first `rows` rows that have an interior: one has one element more than the row before.
+  // The number of elements in the first `rows` rows that have an interior. Each row has one element more than the row
+  // before.
   static constexpr int64_t elements(int64_t rows) { return rows > 0 ? rows * (rows + 1) / 2 : 0; }
   constexpr int64_t all_elements() const { return elements(int64_t{tokens} - sinks - diagonal); }
   constexpr int64_t own_elements() const { return all_elements() - elements(int64_t{first_row} - sinks - diagonal); }
 
-  // The call's share of the samples, rounded up.
+  // This call's share of the samples, rounded up.
   constexpr int32_t own_samples(int32_t samples) const {
     if (empty()) return 0;
     const double share = static_cast<double>(samples) * static_cast<double>(own_elements()) / static_cast<double>(all_elements());
@@ -44,7 +46,7 @@ struct Interior {
     return whole < share ? whole + 1 : whole;
   }
 
-  // One of each of `count` equal runs of the call's elements, taken row by row (line 1).
+  // Draws one element from each of `count` equal ranges of this call's elements, numbered row by row (line 1).
   constexpr InteriorSample sample(int32_t index, int32_t count, uint64_t seed) const {
     const int64_t own = own_elements();
     const double width = static_cast<double>(own) / count;
@@ -53,7 +55,7 @@ struct Interior {
     const double random = static_cast<double>(random_53_bits(seed, (static_cast<uint64_t>(first_row) << 24) + static_cast<uint64_t>(index))) * 0x1p-53;
     const int64_t drawn = start + static_cast<int64_t>(random * static_cast<double>(stop > start ? stop - start : 1));
     const int64_t element = all_elements() - own + (drawn < own ? drawn : own - 1);
-    // The last row whose elements begin at or before it.
+    // Finds the last row whose elements begin at or before `element`.
     int64_t row = 0;
     for (int64_t above = int64_t{tokens} - sinks - diagonal; above - row > 1;) {
       const int64_t middle = (row + above) / 2;
@@ -63,7 +65,7 @@ struct Interior {
   }
 };
 
-// Places of a head's dims that pair `pair` turns.
+// The two dims of a head that pair `pair` rotates.
 constexpr int32_t first_of_pair(const DecomposeAttentionArguments& a, int32_t pair) {
   return a.convention == RopeConvention::interleaved ? 2 * pair : pair;
 }

@@ -1,4 +1,4 @@
-// The parts s, v and h (lines 14 to 19), and the last row, which makes the estimate of its own denominator exact.
+// The parts s, v and h (lines 14 to 19), and the last row, for which the estimate of the denominator is made exact.
 #include <cub/block/block_scan.cuh>
 
 #include "kernels/decompose-attention/decompose-attention.cuda.h"
@@ -10,15 +10,15 @@ namespace {
 constexpr int kScanThreads = 512;
 constexpr int kScanItems = 8;
 
-// Where there are no samples there is no interior, and nothing to estimate.
+// Without samples there is no interior, and nothing to estimate.
 __device__ const double* solution_of(const Launch& launch, int query_head) {
   return launch.memory.solutions + int64_t{query_head} * launch.a.coefficients();
 }
 
-// Line 14: one block for each 64 lags and query head.
+// Line 14: one thread block for each 64 lags and query head.
 __global__ void __launch_bounds__(kTurnTokens) write_slash(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
-  extern __shared__ double2 turned[];  // [pair]: alpha turned by the block's first lag
+  extern __shared__ double2 turned[];  // [pair]: alpha rotated by the thread block's first lag
   const DecomposeAttentionArguments& a = launch.a;
   const int query_head = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kTurnTokens) write_slash(const __grid_constant
   if (lag < a.tokens) *to = static_cast<float>(value);
 }
 
-// Line 15 and the last row of line 6: one block for each 64 keys and kv head. A thread has a key and some query heads.
+// Line 15, and the last row of line 6: one thread block for each 64 keys and kv head. A thread has one key and some
+// query heads.
 template <class T, class Q>
 __global__ void __launch_bounds__(kThreads) write_vertical(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) write_vertical(const __grid_constant
   const int count = min(kTurnTokens, a.tokens - first);
   const int stride = a.head_dim + 1;
   const int own = thread % kTurnTokens;
-  constexpr int kHeads = kThreads / kTurnTokens;  // at once
+  constexpr int kHeads = kThreads / kTurnTokens;  // query heads at once
   const StoredKeys<T> keys(a, head);
   const double* middle = launch.memory.middles + int64_t{head} * a.coefficients() + 2 * a.pairs;
   for (int i = thread; i < count * a.head_dim; i += kThreads) {
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) write_vertical(const __grid_constant
   }
 }
 
-// Running sums of the slash or the vertical part of one query head.
+// Running sums of the slash part or the vertical part of one query head.
 __global__ void __launch_bounds__(kScanThreads) add_up_parts(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   using Scan = cub::BlockScan<double, kScanThreads>;

@@ -15,7 +15,7 @@ inline VecDouble load(const double* p) {
 }
 inline void store(double* p, VecDouble v) { std::memcpy(p, &v, sizeof v); }
 
-// A multiple of what add_products computes at once, of either type.
+// Rounds up to a multiple of what add_products computes at once, for either type.
 constexpr int64_t padded(int64_t size) { return (size + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes); }
 
 inline double dot(const double* a, const double* b, int64_t size) {
@@ -28,20 +28,21 @@ inline double dot(const double* a, const double* b, int64_t size) {
   return sum;
 }
 
-// `size` is a multiple of kLanes.
+// `size` must be a multiple of kLanes.
 inline float dot(const float* a, const float* b, int64_t size) {
   Vec sums = {};
   for (int64_t i = 0; i < size; i += kLanes) sums += load(a + i) * load(b + i);
   return horizontal_sum(sums);
 }
 
-// to[r, c] += sum over `count` rows of rows[i, r] * rows[i, c], for the rows r from `first` to `end` and the columns up
-// to `last_column(r + 3)`; first and end are multiples of 4. Rows are `stride` apart, those of `to` too.
+// to[r, c] += sum over `count` rows of rows[i, r] * rows[i, c], for the rows r from `first` to `end` and the columns
+// up to `last_column(r + 3)`. `first` and `end` must be multiples of 4. Rows of `rows` and of `to` are `stride`
+// apart.
 template <class T, class LastColumn>
 inline void add_products(const T* rows, int64_t stride, int64_t count, int64_t first, int64_t end, T* to,
                          LastColumn&& last_column) {
   using V = decltype(load(rows));
-  constexpr int kColumns = sizeof(T) == 4 ? 2 : 1;  // registers: 16 without AVX-512
+  constexpr int kColumns = sizeof(T) == 4 ? 2 : 1;  // bounded by registers: there are 16 without AVX-512
   for (int64_t r = first; r < end; r += 4) {
     for (int64_t c = 0; c <= last_column(r + 3); c += kColumns * kLanes) {
       V sums[4][kColumns];
@@ -64,8 +65,8 @@ inline void add_products(const T* rows, int64_t stride, int64_t count, int64_t f
   }
 }
 
-// Overwrites the lower triangle of a positive definite matrix by its Cholesky factor, row by row. Of any other matrix
-// what is written is NaN from some row on.
+// Overwrites the lower triangle of a positive definite matrix by its Cholesky factor, row by row. For any other
+// matrix, the result is NaN from some row on.
 inline void factor(double* matrix, int64_t size, int64_t stride) {
   for (int64_t row = 0; row < size; ++row) {
     double* of_row = matrix + row * stride;
@@ -77,7 +78,7 @@ inline void factor(double* matrix, int64_t size, int64_t stride) {
   }
 }
 
-// Solves with the factor, in place.
+// Solves the equations with the factor, in place.
 inline void solve(const double* factor, int64_t size, int64_t stride, double* solution) {
   for (int64_t row = 0; row < size; ++row) {
     solution[row] = (solution[row] - dot(factor + row * stride, solution, row)) / factor[row * stride + row];

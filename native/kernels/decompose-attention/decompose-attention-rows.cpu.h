@@ -1,4 +1,4 @@
-// Each row's mean, variance and Λ-shape (lines 3 to 8). Lanes of a vector are query rows.
+// Computes each row's mean, variance and Λ-shape (lines 3 to 8). The lanes of a vector are query rows.
 #pragma once
 
 #include "kernels/decompose-attention/decompose-attention-interior.h"
@@ -9,14 +9,14 @@
 namespace kv {
 namespace KV_ISA {
 
-// What is kept of the rows, [group, row].
+// The statistics of the rows, [group, row].
 struct RowStatistics {
-  float* mean;       // mu, of keys without their centre
+  float* mean;       // mu, from keys without their centre
   float* variance;   // sigma squared
   float* log_shape;  // ln of the sum over sinks and diagonal of e^(logit - mu)
 };
 
-// Rows that share the sums over the keys that all of them have in their interior.
+// Rows of a tile. They share the sums over the keys that all of them have in their interior.
 constexpr int32_t kTileTokens = 64;
 
 struct RowTile {
@@ -24,12 +24,12 @@ struct RowTile {
   Interior interior;
   int64_t kv_head;
   int64_t stride;
-  const float* keys;     // [token, stride] without their centre, and kStep more rows
-  const float* moments;  // [stride, stride] of the keys before the interior's end of the tile's first row
-  const float* sum;      // [stride] of the same
+  const float* keys;     // [token, stride], without their centre; kStep more rows follow
+  const float* moments;  // [stride, stride], sum over the interior of the tile's first row
+  const float* sum;      // [stride], sum over the same keys
   RowStatistics to;
 
-  // Keys whose products a panel holds: sinks, then those that are new to the tile.
+  // The keys whose products a panel holds: first the sinks, then the keys that are new to the tile.
   static int64_t buffered(const DecomposeAttentionArguments& a) {
     return divide_up(a.sink_tokens, kStep) * kStep + kTileTokens + a.diagonal_tokens + kStep;
   }
@@ -37,7 +37,7 @@ struct RowTile {
     return static_cast<size_t>((stride + kStep + buffered(a)) * kPanelRows);
   }
 
-  // Rows from `first` (counted from the call's first) on; `memory` has room for floats().
+  // Adds `count` rows from `first` on, counted from the call's first row. `memory` has room for floats().
   void add(int32_t first, int32_t count, float* memory) const {
     const int32_t rows = count * a.group();
     for (int32_t row = 0; row < rows; row += kPanelRows) {
@@ -47,7 +47,7 @@ struct RowTile {
   }
 
  private:
-  // Row r is token r / group of head r % group. Rows past the last are zeros.
+  // Row r is token r / group of query head r % group. Rows beyond the last are zeros.
   template <class T>
   void load_panel(int32_t first, int32_t rows, int32_t row, float* query) const {
     for (int32_t lane = 0; lane < kPanelRows; ++lane) {
@@ -107,7 +107,7 @@ struct RowTile {
 
   void finish(int32_t first, int32_t row, int32_t rows, Vec sum, Vec square, Products of_sinks, Products of_band) const {
     VecInt position;
-    VecInt wide;  // rows whose mean is over all that they see
+    VecInt wide;  // rows whose mean is over all keys that they see
     Vec counted;
     for (int lane = 0; lane < kLanes; ++lane) {
       position[lane] = interior.first_row + first + (row + lane) / a.group();
@@ -124,7 +124,7 @@ struct RowTile {
         body(load(products.values + i * kPanelRows), seen, seen & (key > position - diagonal));
       }
     };
-    // Sinks are of the shape whatever the row is: as if the diagonal held all.
+    // Sinks always belong to the shape, as if every key were in the diagonal.
     const auto every = [&](auto&& body) {
       each(of_sinks, interior.tokens, body);
       each(of_band, interior.diagonal, body);

@@ -5,12 +5,12 @@ namespace kv {
 namespace decomposition {
 namespace {
 
-constexpr int kCentreTokens = 1024;  // the centre is the mean of so many first keys at most
-constexpr int kSide = 128;           // of the part of a matrix that a block adds products to
+constexpr int kCentreTokens = 1024;  // the centre is the mean of at most so many first keys
+constexpr int kSide = 128;           // rows and columns of the part of a matrix to which a thread block adds products
 constexpr int kChunkKeys = 32;
 constexpr int kWarpRows = 8;
 constexpr int kPassRows = kWarps * kWarpRows;
-constexpr float kLowest = -3e38f;  // finite, so that nothing is subtracted from infinity
+constexpr float kLowest = -3e38f;  // finite, so that infinities are never subtracted
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) find_centre(const __grid_constant__ Launch launch) {
@@ -61,7 +61,7 @@ __device__ void add_products(float* matrix, int dims, int top, int left, const f
   }
 }
 
-// Keys without their centre, [key, dim].
+// Loads keys, [key, dim], and subtracts their centre.
 template <class T>
 __device__ void load_keys(const Launch& launch, const StoredKeys<T>& keys, const double* centre, int32_t first, int count,
                           float* to) {
@@ -71,7 +71,7 @@ __device__ void load_keys(const Launch& launch, const StoredKeys<T>& keys, const
   }
 }
 
-// One block for each run, kv head and part of the matrix.
+// One thread block for each run of rows, kv head and part of the matrix.
 template <class T>
 __global__ void __launch_bounds__(kThreads) add_run(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) add_run(const __grid_constant__ Laun
   launch.memory.plain_sums[sums * a.head_dim + dim] = plain_sum;
 }
 
-// Running sums over the runs, behind what was seen earlier: one thread for each element.
+// Replaces the sums of the runs by running sums, on top of the sum of earlier calls. One thread computes one element.
 template <class T>
 __device__ void add_up(const Launch& launch, T* sums, int64_t size, int64_t element, double* kept) {
   double sum = launch.a.seen_tokens > 0 ? *kept : 0;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) add_up_runs(const __grid_constant__ 
   }
 }
 
-// What a lane knows of a row, of its keys.
+// The statistics of one row, over the keys of this lane.
 struct LaneRow {
   float sum = 0;
   float square = 0;
@@ -156,7 +156,8 @@ struct LaneRow {
   }
 };
 
-// The rows of one run and kv head; a row is a token and one of the query heads that share the keys. kChunks dims of a lane.
+// Computes the rows of one run and kv head. A row is a token and one of the query heads that share the keys. Each
+// lane has kChunks dims.
 template <class T, class Q, int kChunks>
 __global__ void __launch_bounds__(kThreads) add_rows(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) add_rows(const __grid_constant__ Lau
           for (int k = 0; k < kChunks; ++k) rows[r].sum += k * kWarp + lane < dims ? sum[k * kWarp + lane] * own[r][k] : 0;
         }
       }
-      // Sinks, then the keys that are new to the tile: a lane has one key of each chunk.
+      // The sinks, then the keys that are new to the tile. A lane has one key of each chunk.
       const int32_t chunks = (sinks + kChunkKeys - 1) / kChunkKeys + (band_end - band + kChunkKeys - 1) / kChunkKeys;
       for (int32_t chunk = 0; chunk < chunks; ++chunk) {
         const int32_t of_sinks = (sinks + kChunkKeys - 1) / kChunkKeys;
@@ -281,7 +282,7 @@ __global__ void __launch_bounds__(kThreads) add_rows(const __grid_constant__ Lau
         launch.memory.log_shape[to] = peak - mean + logf(total);
       }
     }
-    // The next tile's first row has these keys in its interior, too.
+    // The next tile's first row has these keys in its interior too, so they are added to the sums.
     const int32_t next = interior.end(first_row + tokens);
     for (int32_t from = band; from < next; from += kChunkKeys) {
       const int count = min(next - from, kChunkKeys);

@@ -1,11 +1,11 @@
-// Samples, normal equations and their solution (lines 1 and 9 to 13), in f64.
+// Computes the samples, the normal equations and their solution (lines 1 and 9 to 13), in f64.
 #include "kernels/decompose-attention/decompose-attention.cuda.h"
 
 namespace kv {
 namespace decomposition {
 namespace {
 
-constexpr int kTile = 64;  // of the Gram matrix: a block's part
+constexpr int kTile = 64;  // rows and columns of a thread block's part of the Gram matrix
 constexpr int kDepth = 16;
 constexpr int kPanel = 16;  // columns that are factored together
 constexpr int kSolveThreads = 512;
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) draw_samples(const __grid_constant__
   if (sample >= launch.samples) return;
   const InteriorSample drawn = interior.sample(static_cast<int32_t>(sample), launch.samples, a.seed);
   if (pair == 0) launch.memory.samples[sample] = drawn;
-  // r(lag) without its mean over the interior of the row, in closed form (line 9).
+  // r(lag) minus its mean over the interior of the row, in closed form (line 9).
   const double2 turn = turn_of(launch, drawn.row - drawn.key, pair);
   const double half = static_cast<double>(a.inverse_frequencies[pair]) / 2;
   const double count = interior.count(drawn.row);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) find_wanted(const __grid_constant__ 
   }
 }
 
-// The first sample of a row or a later one. Samples are in order of their rows.
+// The index of the first sample of `row` or of a later row. Samples are in the order of their rows.
 __device__ int first_sample(const Launch& launch, int32_t row) {
   int below = 0;
   for (int above = launch.samples; below < above;) {
@@ -82,7 +82,8 @@ __device__ int first_sample(const Launch& launch, int32_t row) {
   return below;
 }
 
-// Line 11: one block for each run and kv head, a thread for each dim, which walks through the run's keys once.
+// Line 11: one thread block for each run and kv head, and one thread for each dim. A thread goes through the run's
+// keys once.
 template <class T>
 __global__ void __launch_bounds__(kMostDims) make_regressors(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
@@ -112,10 +113,10 @@ __global__ void __launch_bounds__(kMostDims) make_regressors(const __grid_consta
   }
 }
 
-// The samples of a split: from first(split) to first(split + 1).
+// The samples of a split are first_of_split(split) .. first_of_split(split + 1) - 1.
 __device__ int64_t first_of_split(const Launch& launch, int split) { return int64_t{launch.samples} * split / kSplits; }
 
-// One block for each tile of the lower triangle, kv head and split.
+// One thread block for each tile of the lower triangle, kv head and split.
 __global__ void __launch_bounds__(kThreads) multiply_regressors(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   __shared__ double left[kDepth][kTile + 1];
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(kThreads) multiply_regressors(const __grid_con
   }
 }
 
-// Right sides: one block for some columns, a query head and a split.
+// The right sides: one thread block for some columns, a query head and a split.
 __global__ void __launch_bounds__(kThreads) multiply_wanted(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   const int n = launch.a.coefficients();
@@ -175,7 +176,8 @@ __global__ void __launch_bounds__(kThreads) multiply_wanted(const __grid_constan
   launch.memory.right_parts[(int64_t{split} * launch.a.query_heads + query_head) * n + column] = sum;
 }
 
-// Adds this call's part to what earlier ones left, and writes the system to solve: a row of the matrix, or a right side.
+// Adds this call's part to the sums of earlier calls, and writes the system to solve. An element is in a row of the
+// matrix, or in a right side.
 __global__ void __launch_bounds__(kThreads) add_up_systems(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   const DecomposeAttentionArguments& a = launch.a;
@@ -198,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) add_up_systems(const __grid_constant
   }
 }
 
-// A block's part of the trace, in every thread.
+// The trace of a system. Every thread of the block gets it.
 __device__ double block_trace(const double* system, int n) {
   __shared__ double sums[kSolveThreads];
   const int thread = static_cast<int>(threadIdx.x);
@@ -212,7 +214,7 @@ __device__ double block_trace(const double* system, int n) {
   return sums[0];
 }
 
-// The factor of the panel's square, by one warp: a lane has a row.
+// Factors the square of a panel, in one warp. Each lane has one row.
 __device__ void factor_square(double (&square)[kPanel][kPanel + 1], int size) {
   const int row = static_cast<int>(threadIdx.x);
   for (int column = 0; column < size; ++column) {
@@ -226,8 +228,8 @@ __device__ void factor_square(double (&square)[kPanel][kPanel + 1], int size) {
   }
 }
 
-// Line 13: one block for each kv head factors the matrix (Cholesky, in panels of columns). The right sides are rows below
-// it, which the factorisation turns into their forward solutions.
+// Line 13: one thread block for each kv head factors the matrix (Cholesky, in panels of columns). The right sides are
+// further rows of the matrix, so the factorisation turns them into their forward solutions.
 __global__ void __launch_bounds__(kSolveThreads) solve_systems(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   __shared__ double square[kPanel][kPanel + 1];
@@ -273,7 +275,8 @@ __global__ void __launch_bounds__(kSolveThreads) solve_systems(const __grid_cons
       }
     }
     __syncthreads();
-    // The rest of the matrix, in tiles of 32 x 32 of the lower triangle: a warp has one, a lane a column of it.
+    // Updates the rest of the matrix, in tiles of 32 x 32 of the lower triangle. A warp has a tile, and each of its
+    // lanes a column.
     const int tiles = (rows - next + kWarp - 1) / kWarp;
     for (int index = warp; index < tiles * (tiles + 1) / 2; index += kSolveThreads / kWarp) {
       int row_tile = 0;
@@ -294,7 +297,7 @@ __global__ void __launch_bounds__(kSolveThreads) solve_systems(const __grid_cons
     }
   }
   __syncthreads();
-  // Backwards, a warp for each right side.
+  // Solves backwards, one warp for each right side.
   for (int g = warp; g < a.group(); g += kSolveThreads / kWarp) {
     double* solution = system + int64_t{n + g} * n;
     for (int row = n - 1; row >= 0; --row) {
@@ -310,7 +313,7 @@ __global__ void __launch_bounds__(kSolveThreads) solve_systems(const __grid_cons
   }
 }
 
-// The means of the last row (line 9 and 10).
+// The means over the last row's interior (lines 9 and 10).
 __global__ void __launch_bounds__(kThreads) find_middles(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   const DecomposeAttentionArguments& a = launch.a;

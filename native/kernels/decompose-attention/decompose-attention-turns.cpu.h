@@ -1,4 +1,4 @@
-// Cosines and sines of positions and lags, in f64: far ones make angles that f32 cannot hold.
+// Cosines and sines of positions and lags, in f64: far positions give angles that f32 cannot hold.
 #pragma once
 
 #include "kernels/decompose-attention/decompose-attention-interior.h"
@@ -7,7 +7,7 @@
 namespace kv {
 namespace KV_ISA {
 
-// Positions that share a base: any other's angle is that of its base and one of 64.
+// Positions that share a base. The angle of any position is that of its base plus one of 64 angles.
 constexpr int32_t kTurnTokens = 64;
 
 struct Turns {
@@ -30,7 +30,8 @@ struct Turns {
     }
   }
 
-  // Writes keys before their rotation (line 2), from up to kTurnTokens keys whose first is at `position`.
+  // Writes keys as they were before their rotation (line 2), for up to kTurnTokens keys, the first of which is at
+  // `position`.
   void undo(int32_t position, int32_t count, const float* keys, int64_t stride, double* base, float* plain) const {
     turn(position, base, base + a.pairs);
     const double shrink = 1.0 / static_cast<double>(a.attention_scale);
@@ -78,7 +79,7 @@ inline void relative_angles(const DecomposeAttentionArguments& a, int32_t lag, d
   }
 }
 
-// Takes off the mean of r over the interior of `row`, in closed form (line 9).
+// Subtracts the mean of r over the interior of `row`, in closed form (line 9).
 inline void take_mean_angles(const DecomposeAttentionArguments& a, const Interior& interior, int32_t row, double* from) {
   const int32_t nearest = interior.diagonal;
   const int32_t farthest = row - interior.sinks;

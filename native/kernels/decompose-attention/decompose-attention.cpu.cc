@@ -7,21 +7,21 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Rows of one task. Fixed, so that results do not depend on the worker count.
+// Rows of one task. A fixed number, so that results do not depend on the number of workers.
 constexpr int32_t kRunTokens = 8 * kTileTokens;
-// Samples of one task, whose regressors stay in the cache.
+// Samples of one task. Their regressors stay in the processor's cache.
 constexpr int32_t kSampleRun = 64;
-// The centre is the mean of so many first keys at most.
+// The centre is the mean of at most so many first keys.
 constexpr int32_t kCentreTokens = 1024;
 
-// Sums over the keys of one run, without their centre: before the runs are added up, and after.
+// Sums over the keys of each run, without their centre. After add_up they are running sums.
 struct KeySums {
   double* moments;  // [run, stride, stride]
   double* keys;     // [run, stride]
-  double* plain;    // [run, stride], before their rotation
+  double* plain;    // [run, stride], of keys before their rotation
 };
 
-// Carves arrays out of one piece of memory; without memory it counts bytes.
+// Takes arrays from one allocation. Without memory it only counts bytes.
 class Carver {
  public:
   explicit Carver(char* memory = nullptr) : memory_(memory) {}
@@ -38,7 +38,7 @@ class Carver {
   size_t bytes_ = 0;
 };
 
-// Works through one kv head after another; each step shares its loop among the workers.
+// Computes one kv head after another. The workers share the loop of each step.
 class Decomposition {
  public:
   Decomposition(const DecomposeAttentionArguments& a, Workers& workers)
@@ -101,7 +101,8 @@ class Decomposition {
   int64_t blocks() const { return divide_up(a_.tokens, kTurnTokens); }
   float* key(int64_t token) const { return keys_ + token * stride_; }
   float* plain(int64_t token) const { return plain_ + token * stride_; }
-  // Keys that run `run` adds: those before the interior's end of its first row; the last run those of the last row.
+  // The end of the keys that run `run` adds. They are the keys before the end of the interior of the run's first row;
+  // for the last run, of the last row.
   int32_t run_end(int32_t run) const {
     return interior_.end(run < runs_ ? interior_.first_row + run * kRunTokens : a_.tokens - 1);
   }
@@ -111,7 +112,7 @@ class Decomposition {
   }
   const float* last_query(int64_t head) const { return last_query_ + head * stride_; }
 
-  // Line 1, and the part of line 11 that all heads have in common.
+  // Line 1, and the part of line 11 that is the same for all heads.
   void draw_samples() {
     for_each_sample_run([&](int32_t first, int32_t end, int) {
       for (int32_t i = first; i < end; ++i) {
@@ -137,7 +138,7 @@ class Decomposition {
     return static_cast<const T*>(a_.keys) + block * a_.block_stride + token % a_.block_tokens * a_.token_stride;
   }
 
-  // Keys without their centre, and before their rotation (line 2).
+  // Loads keys without their centre, and as they were before their rotation (line 2).
   void load_keys(const Turns& turns, int32_t head) {
     with_float_type(a_.cache_dtype, [&](auto element) { load_keys<decltype(element)>(turns, head); });
     with_float_type(a_.query_dtype, [&](auto element) { load_last_queries<decltype(element)>(head); });
@@ -184,7 +185,7 @@ class Decomposition {
     }
   }
 
-  // The sums of the runs' keys, each behind those of the runs before it and of what was seen earlier.
+  // Adds up the keys of each run, on top of the earlier runs and the earlier calls.
   void add_keys(int32_t head) {
     const int64_t square = stride_ * stride_;
     workers_.for_each(static_cast<size_t>(runs_) + 1, [&](size_t index, int worker) {
@@ -217,7 +218,8 @@ class Decomposition {
     }
   }
 
-  // Running sums over the runs of `size` numbers, of which the state holds the first head_dim of each of `lines` lines.
+  // Turns the sums of runs, of `size` numbers each, into running sums. The state holds the first head_dim numbers of
+  // each of `lines` lines.
   void add_up(double* sums, int64_t size, int64_t lines, bool seen, double* state) {
     workers_.for_each(static_cast<size_t>(lines), [&](size_t line, int) {
       for (int64_t d = 0; d < a_.head_dim; ++d) {
@@ -257,7 +259,7 @@ class Decomposition {
     });
   }
 
-  // The other part of line 11, and line 12. A sample that is not finite is left out.
+  // The other part of line 11, and line 12. Samples that are not finite are left out.
   void add_regressors(int32_t head) {
     for_each_sample_run([&](int32_t first, int32_t end, int worker) {
       double* sum = static_cast<double*>(workers_.scratch(worker, static_cast<size_t>(stride_ * 2) * sizeof(double)));
@@ -301,7 +303,7 @@ class Decomposition {
     return static_cast<double>(logit - rows_.mean[g * a_.rows + sample.row - interior_.first_row]);
   }
 
-  // The normal equations, on top of those of earlier calls: each call's count for as many elements as it draws from.
+  // Adds the normal equations to those of earlier calls. Each call counts for as many elements as it draws from.
   void add_products_of_samples(int32_t head) {
     const int64_t n = a_.coefficients();
     double* kept = layout_.gram(a_.state, head);
@@ -348,7 +350,7 @@ class Decomposition {
       std::memcpy(solution, layout_.right_side(a_.state, head * a_.group() + g), static_cast<size_t>(n) * sizeof(double));
       if (!interior_.empty()) solve(gram_, n, line_, solution);
     }
-    // What the last row's means are, negated.
+    // The negated means of the last row.
     std::memset(middle_, 0, static_cast<size_t>(line_) * sizeof(double));
     if (interior_.empty()) return;
     take_mean_angles(a_, interior_, a_.tokens - 1, middle_);
@@ -446,15 +448,15 @@ class Decomposition {
   Workers& workers_;
   const Interior interior_;
   const DecompositionState layout_;
-  const int64_t stride_;  // of keys
-  const int64_t line_;    // of regressors
+  const int64_t stride_;  // of keys, in elements
+  const int64_t line_;    // of regressors, in elements
   const int32_t runs_;
   const int32_t samples_;
   const double weight_;
 
   double* turn_tables_ = nullptr;
   InteriorSample* samples_at_ = nullptr;
-  double* angles_ = nullptr;      // [sample, 2 * pair]: what A has for every kv head
+  double* angles_ = nullptr;      // [sample, 2 * pair]: the part of A that all kv heads share
   double* regressors_ = nullptr;  // [sample, line]: A of line 11
   double* wanted_ = nullptr;      // [group, sample]: b of line 12
   float* keys_ = nullptr;         // [token, stride]
@@ -465,7 +467,7 @@ class Decomposition {
   double* solution_ = nullptr;  // [group, line]
   double* middle_ = nullptr;    // [line]
   float* last_query_ = nullptr;  // [group, stride], scaled
-  double* peaks_ = nullptr;      // [group, block] of the last row, and the sums that go with them
+  double* peaks_ = nullptr;      // [group, block] of the last row; `totals` are the sums that go with them
   double* totals_ = nullptr;
   double* slash_sums_ = nullptr;  // [group, token + 1]
   double* vertical_sums_ = nullptr;

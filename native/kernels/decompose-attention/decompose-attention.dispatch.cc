@@ -39,7 +39,7 @@ std::string miscounts(int64_t head, int64_t count, int64_t wanted) {
          std::to_string(wanted);
 }
 
-// Whether there are as many rows and keys as the outputs have room for. The tables are valid.
+// Checks that there are as many rows and keys as the outputs have room for. The tables must be valid.
 Status check_counts(const DecomposeAttentionArguments& a) {
   const int32_t rows = a.query_start[1] - a.query_start[0];
   if (rows != a.rows) return invalid(miscounts(-1, rows, a.rows));

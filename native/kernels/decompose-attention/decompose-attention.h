@@ -1,14 +1,15 @@
-// The slash, vertical and horizontal parts of a prompt's attention (Sparse Skeleton, Algorithm 1), for the last rows of
-// one sequence: for query head h, row i and key j <= i
+// The slash, vertical and horizontal parts of a prompt's attention (Sparse Skeleton, Algorithm 1), for the last rows
+// of one sequence. For query head h, row i and key j <= i:
 //   ln softmax_j(scale q[h, i] . k[j]) ~ slash[h, i - j] + vertical[h, j] + horizontal[h, i].
-// The first S keys are sinks, the T keys up to a row's own are its diagonal, the others are its interior. With r(l) the
-// cosines and sines of the angles -l * frequency, x_j the key before its rotation, and means over a row's interior,
+// The first S keys are sinks. The T keys up to a row's own are its diagonal. All other keys are its interior. Let
+// r(l) be the cosines and sines of the angles -l * frequency, and x_j the key before its rotation. Means are over a
+// row's interior.
 //   (r(i - j) - mean r) alpha + (x_j - mean x) kappa ~ scale q_i . k_j - mu_i              least squares, Eq. 3
 //   slash[l] = (r(l) - mean r of the last row) alpha                                       Eq. 4
 //   vertical[j] = (x_j - mean x of the last row) kappa                                     Eq. 6
 //   horizontal[i] = -(mean of slash and vertical over the row's interior) - nu_i           Eq. 5, 11
 //   nu_i = ln(sum over sinks and diagonal of e^(scale q_i . k_j - mu_i) + n_i e^(sigma_i^2 / 2 - zeta))   Eq. 10
-// where zeta makes the last row exact. docs/methods/skeleton-prefill.md says where this corrects the paper.
+// zeta makes the last row exact. docs/methods/skeleton-prefill.md says where this corrects the paper.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +25,11 @@ namespace kv {
 
 enum class DecompositionFormulas : int32_t {
   corrected,
-  paper,  // lines 3, 4, 16 and 18 of Algorithm 1 as they are printed
+  paper,  // lines 3, 4, 16 and 18 of Algorithm 1 as printed
 };
 
-// The batch has one entry, whose rows are the last of its sequence; every kv head counts `tokens` keys, theirs included.
+// The batch must have one entry, whose rows are the last of its sequence. Every kv head must count `tokens` keys,
+// these rows' keys included.
 struct DecomposeAttentionArguments : PagedBatch {
   // [token, query_head, dim], after RoPE. Strides count elements; dim is contiguous.
   const void* query = nullptr;
@@ -43,15 +45,15 @@ struct DecomposeAttentionArguments : PagedBatch {
   RopeConvention convention = RopeConvention::half_split;
   float attention_scale = 1;
 
-  // What calls leave for those on the sequence's later rows, [state_values]. Of a sequence of which none has been seen it
-  // is only written.
+  // [state_values]: what a call leaves for the next call on the same sequence. The first call of a sequence only
+  // writes it.
   double* state = nullptr;
   int64_t state_values = 0;
-  int32_t seen_tokens = 0;  // at the end of the call that left the state; at most tokens - rows
+  int32_t seen_tokens = 0;  // tokens when the state was left; at most tokens - rows
 
   int32_t sink_tokens = 0;      // S
-  int32_t diagonal_tokens = 1;  // T, from 1 on
-  int32_t samples = 0;          // of all rows of the sequence together
+  int32_t diagonal_tokens = 1;  // T, at least 1
+  int32_t samples = 0;          // for all rows of the sequence together
   uint64_t seed = 0;
   double ridge = 0;  // lambda of line 13 is half of this times the norm of A
   DecompositionFormulas formulas = DecompositionFormulas::corrected;
@@ -63,12 +65,12 @@ struct DecomposeAttentionArguments : PagedBatch {
   int32_t rows = 0;
 
   constexpr int32_t group() const { return query_heads / kv_heads; }
-  // Regressors of the least squares: alpha, then kappa.
+  // The number of regressors of the least squares: alpha, then kappa.
   constexpr int32_t coefficients() const { return 2 * pairs + head_dim; }
 };
 
-// Where things lie in the state, for each kv head and then each query head. Sums are over the keys that were the
-// interior of the last row that was seen.
+// Where numbers lie in the state, for each kv head and then for each query head. Sums are over the keys in the
+// interior of the last row of the previous call.
 struct DecompositionState {
   int64_t dim;
   int64_t coefficients;
@@ -81,13 +83,13 @@ struct DecompositionState {
   constexpr int64_t of_head() const { return 3 * dim + dim * dim + coefficients * coefficients; }
   constexpr int64_t values() const { return kv_heads * of_head() + query_heads * coefficients; }
 
-  // What is taken off every key, which changes no variance and few roundings.
+  // The vector that is subtracted from every key. This changes no variance, and less is lost to rounding.
   constexpr double* centre(double* state, int64_t kv_head) const { return state + kv_head * of_head(); }
-  // Of keys without their centre: their sum, and the sum of their outer products.
+  // The sum of keys without their centre, the sum of keys before their rotation, and the sum of outer products.
   constexpr double* key_sum(double* state, int64_t kv_head) const { return centre(state, kv_head) + dim; }
   constexpr double* plain_sum(double* state, int64_t kv_head) const { return centre(state, kv_head) + 2 * dim; }
   constexpr double* moments(double* state, int64_t kv_head) const { return centre(state, kv_head) + 3 * dim; }
-  // AᵀA, of which the lower triangle counts, and Aᵀb.
+  // AᵀA, of which only the lower triangle is used, and Aᵀb.
   constexpr double* gram(double* state, int64_t kv_head) const { return moments(state, kv_head) + dim * dim; }
   constexpr double* right_side(double* state, int64_t query_head) const {
     return state + kv_heads * of_head() + query_head * coefficients;
@@ -100,9 +102,9 @@ enum class DecomposeAttentionFault : int32_t {
 
 std::string describe_decompose_attention_fault(const Fault& fault);
 
-// Refuses sizes and dtypes that contradict each other, tables that lead outside, and counts of rows or keys that are not
-// the tensors' (invalid_value, capability). Where a head's least squares have no finite solution, its slash and vertical
-// parts are NaN.
+// Refuses sizes and dtypes that contradict each other, tables with numbers out of range, and counts of rows or keys
+// that differ from the tensors' (invalid_value, capability). If a head's least squares have no finite solution, its
+// slash and vertical parts are NaN.
 Status decompose_attention(const DecomposeAttentionArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -1,4 +1,4 @@
-// The score of a tile and a block, on every device by the same additions.
+// The score of a tile and a block. Every device makes the same additions.
 #pragma once
 
 #include "kernels/select-key-blocks/select-key-blocks.h"
@@ -6,27 +6,27 @@
 namespace kv {
 namespace KV_ISA {
 
-// Of what is NaN nothing is known, so it counts as the most.
+// The larger of two numbers. NaN means that nothing is known, so it counts as infinity.
 constexpr float larger(float most, float value) { return value <= most ? most : value == value ? value : __builtin_inff(); }
 
-// Largest values of one query head: of runs of 64 lags, of blocks and of runs of 64 rows.
+// The largest values of one query head: of each 64 lags, of each block, and of each 64 rows.
 struct BlockMaxima {
   float* lags;
   float* blocks;
   float* rows;
 };
 
-// Constant expressions may be evaluated on a CUDA device too.
+// The functions are constexpr, so that a CUDA device may evaluate them too.
 struct TileBlocks {
   const SelectKeyBlocksArguments& a;
 
   static constexpr int32_t up(int32_t tokens) { return (tokens + kSelectedBlockTokens - 1) / kSelectedBlockTokens; }
 
-  constexpr int32_t position() const { return a.tokens - a.rows; }  // of the first row
+  constexpr int32_t position() const { return a.tokens - a.rows; }  // position of the first row
   constexpr int32_t blocks() const { return up(a.tokens); }
   constexpr int32_t row_runs() const { return up(a.rows); }
-  // Run r of lags begins at position() + 64 (r - lag_offset()), so that the lags of run i of rows and block j lie in the
-  // runs i - j + lag_offset() and the one before.
+  // Run r of lags begins at position() + 64 (r - lag_offset()). The lags of run i of rows and block j then lie in run
+  // i - j + lag_offset() of lags and in the run before it.
   constexpr int32_t lag_offset() const { return blocks(); }
   constexpr int32_t lag_runs() const { return row_runs() + lag_offset(); }
   constexpr int32_t first_lag(int32_t run) const { return position() + kSelectedBlockTokens * (run - lag_offset()); }
@@ -35,7 +35,7 @@ struct TileBlocks {
     const int32_t end = (tile + 1) * a.tile_rows;
     return end < a.rows ? end : a.rows;
   }
-  // Blocks that the tile's last row sees any key of.
+  // The number of blocks of which the tile's last row sees a key.
   constexpr int32_t seen(int32_t tile) const { return up(position() + tile_end(tile)); }
 
   constexpr float score(const BlockMaxima& maxima, int32_t tile, int32_t block) const {
@@ -56,7 +56,7 @@ struct TileBlocks {
   }
 };
 
-// The order of numbers as that of whole numbers; NaN does not occur.
+// Integers in the order of the scores. NaN does not occur here.
 constexpr int kOrderBits = 11;
 constexpr int kOrderBins = 1 << kOrderBits;
 constexpr uint32_t order_of(uint32_t bits) { return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u; }

@@ -26,7 +26,8 @@ void find_maxima(const TileBlocks& tiles, int64_t head, const BlockMaxima& maxim
   for (int32_t i = 0; i < tiles.row_runs(); ++i) maxima.rows[i] = largest(horizontal, i * kRun, (i + 1) * kRun, a.rows);
 }
 
-// The score that is number `rank` (from 1 on) from the largest down: its leading bits first, by counting.
+// The score of rank `rank`, where rank 1 is the largest. It counts scores by their leading bits, then by the next
+// bits.
 float ranked(const float* scores, int64_t count, int64_t rank, uint32_t* bins) {
   uint32_t order = 0;
   for (int shift = 32; shift > 0;) {

@@ -1,4 +1,4 @@
-// Lists of key blocks on a CUDA device: maxima of runs, thresholds of budgets, lists.
+// Lists of key blocks on a CUDA device, in three steps: maxima of runs, thresholds of budgets, lists.
 #define KV_ISA cuda
 #include "kernels/select-key-blocks/select-key-blocks-score.h"
 #include "runtime/device.h"
@@ -14,14 +14,14 @@ using cuda::TileBlocks;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kScoresOfBlock = 64 * kThreads;  // that a block counts; few enough to keep the device busy
+constexpr int kScoresOfBlock = 64 * kThreads;  // scores that a thread block counts; few enough to keep the device busy
 
 struct Memory {
-  float* maxima;   // [query_head, those of lags, blocks and rows]
+  float* maxima;   // [query_head, maxima of lags, blocks and rows]
   int64_t of_head;
   uint32_t* bins;  // [query_head, kOrderBins]
-  uint32_t* order;  // [query_head]: the leading bits of the threshold that are known
-  int64_t* rank;    // [query_head]: which score it is among those that share them, the largest the first
+  uint32_t* order;  // [query_head]: the leading bits of the threshold that are known so far
+  int64_t* rank;    // [query_head]: the threshold's rank among the scores that share these bits, largest first
   float* threshold;  // [query_head]
 
   __host__ __device__ BlockMaxima of(const TileBlocks& tiles, int64_t head) const {
@@ -35,7 +35,7 @@ struct Launch {
   Memory memory;
 };
 
-// One warp for each run of 64 values.
+// One warp finds the maximum of each run of 64 values.
 __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ Launch launch) {
   const SelectKeyBlocksArguments& a = launch.a;
   const TileBlocks tiles{a};
@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads) start_ranks(const __grid_constant__ 
   launch.memory.rank[head] = rank;
 }
 
-// Counts scores by `bits` bits from `shift` on, of those whose higher bits are the threshold's. A block has some tiles.
+// Counts scores by `bits` bits from `shift` on. Only scores whose higher bits are the threshold's count. A thread
+// block has some tiles.
 __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__ Launch launch, int shift, int bits) {
   __shared__ uint32_t bins[kOrderBins];
   const TileBlocks tiles{launch.a};
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
   }
 }
 
-// The bin that the wanted score is in: one warp for each head, from the top down.
+// Finds the bin of the wanted score, from the highest bin down. One warp for each head.
 __global__ void __launch_bounds__(kWarp) find_bin(const __grid_constant__ Launch launch, int shift, int bits) {
   const int64_t head = blockIdx.x;
   uint32_t* bins = launch.memory.bins + head * kOrderBins;
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kWarp) find_bin(const __grid_constant__ Launch
   for (int bin = lane; bin < kOrderBins; bin += kWarp) bins[bin] = 0;
 }
 
-// One warp for each list.
+// One warp writes each list.
 __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ Launch launch) {
   const SelectKeyBlocksArguments& a = launch.a;
   const TileBlocks tiles{a};
