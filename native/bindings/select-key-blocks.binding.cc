@@ -5,8 +5,8 @@
 namespace kv {
 
 // selectKeyBlocks(stream, slash [queryHead, token], vertical [queryHead, token], horizontal [queryHead, row],
-//                 keyBlocks [queryHead, queryTile, listedBlock], keyBlockCounts [queryHead, queryTile], tileRows, sinkTokens,
-//                 diagonalTokens, denseRows, bound, threshold, budget or undefined)
+//                 keyBlocks [queryHead, queryTile, listedBlock], keyBlockCounts [queryHead, queryTile], tileRows,
+//                 sinkTokens, diagonalTokens, denseRows, bound, threshold, budget or undefined)
 Napi::Value select_key_blocks(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument slash = call.tensor(1);

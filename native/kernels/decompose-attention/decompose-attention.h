@@ -97,7 +97,8 @@ struct DecompositionState {
 };
 
 enum class DecomposeAttentionFault : int32_t {
-  other_count = static_cast<int32_t>(PagedFault::operations_own),  // value: what is counted; row: the kv head, or -1 of rows
+  // value: the count that was found; row: the kv head, or -1 for the count of rows
+  other_count = static_cast<int32_t>(PagedFault::operations_own),
 };
 
 std::string describe_decompose_attention_fault(const Fault& fault);
