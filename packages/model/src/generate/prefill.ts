@@ -29,6 +29,7 @@ export interface PrefillOptions {
   /**
    * Called with what the prefill attention did, the mean over layers and chunks, as soon as all of them have reported. That
    * may be after the logits are there: reading never waits for a report. Not called when it is cut off, or a report fails.
+   * What it throws ends the sequence: `sequence.failure` is it, and the cause of what its next call throws.
    */
   readonly onReport?: ((report: PrefillReport) => void) | undefined;
 }
@@ -89,7 +90,12 @@ export async function prefill(
       await computed;
       if (sequence.failure) throw sequence.failure;
       onProgress?.({ tokens: total, total });
-      if (onReport) void Promise.all(reports.map((report) => Promise.resolve(report))).then(meanReport).then(onReport, () => undefined);
+      if (onReport) {
+        const mean = Promise.all(reports.map((report) => Promise.resolve(report))).then(meanReport);
+        mean.then(onReport, () => undefined).catch((error: unknown) => {
+          sequence.fail(error);
+        });
+      }
       return logits;
     } catch (error) {
       logits?.dispose();

@@ -102,6 +102,26 @@ describe('reports of a prefill attention', () => {
     }
   });
 
+  it.each([
+    ['throws', () => { throw new Error('no use for it'); }],
+    ['rejects', () => Promise.reject(new Error('no use for it'))],
+  ])('end the sequence where who gets them %s, at once or late', async (_name, onReport) => {
+    for (const isLate of [false, true]) {
+      let arrive = (): void => undefined;
+      const report = (call: number): PrefillReport | Promise<PrefillReport> =>
+        isLate && call === 0 ? new Promise((resolve) => { arrive = () => { resolve({ density: 1 }); }; }) : { density: 1 };
+      await withReports(report, async (runner) => {
+        const sequence = runner.openSequence();
+        (await prefill(runner, sequence, prompt, { chunkTokens, onReport })).dispose();
+        arrive();
+        await setImmediate();
+        expect(sequence.failure?.message).toBe('no use for it');
+        await expect(runner.step([{ sequence, ids: [1], phase: 'decode' }])).rejects.toThrow(/ended by an error \(no use for it/);
+        (await prefill(runner, runner.openSequence(), prompt)).dispose();
+      });
+    }
+  });
+
   it('that arrive or fail after an abort reach nobody', async () => {
     const settle: (() => void)[] = [];
     const report = (call: number): Promise<PrefillReport> =>
