@@ -102,10 +102,11 @@ describe('reports of a prefill attention', () => {
     }
   });
 
-  it.each([
+  const failing: [string, () => unknown][] = [
     ['throws', () => { throw new Error('no use for it'); }],
     ['rejects', () => Promise.reject(new Error('no use for it'))],
-  ])('end the sequence where who gets them %s, at once or late', async (_name, onReport) => {
+  ];
+  it.each(failing)('end the sequence where who gets them %s, at once or late', async (_name, onReport) => {
     for (const isLate of [false, true]) {
       let arrive = (): void => undefined;
       const report = (call: number): PrefillReport | Promise<PrefillReport> =>
