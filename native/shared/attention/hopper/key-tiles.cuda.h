@@ -6,8 +6,8 @@
 //   Arguments  PagedAttentionArguments, and what else the walk reads.
 //   Work       The numbering of the work tiles. Work::Tile is a PrefillTile; its `key_tiles` is the walk's length.
 //   kRuns      The number of runs.
-//   Tile       last(): no tile follows. first_key(run): the run's first key; key_count if it has no keys.
-//              hides(): some query of the work tile may not see some key of the tile.
+//   Tile       last(): no tile follows. hides(): some query of the work tile may not see some key of the tile.
+//              first_key(run), of a tile that hides keys: the run's first key; key_count if it has no keys.
 //   Walk       tile(): the current tile. advance(), more(). hides(): the current tile or a later one hides keys. The
 //              loop masks tiles as long as hides() is true, and masks none after that.
 //   Box        Where this lane's box of a key tile lies in the pools. The box fills the tile's rows from

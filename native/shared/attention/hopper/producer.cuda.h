@@ -85,7 +85,9 @@ class AttentionProducer {
     uint64_t* full = &shared_.tile_ring.full[tile_at_.stage];
     bool whole = true;
 #pragma unroll
-    for (int run = 0; run < KeyTiles::kRuns; ++run) whole = whole && work.key_count - tile.first_key(run) >= kRunKeys;
+    for (int run = 0; run < KeyTiles::kRuns; ++run) {
+      whole = whole && (!tile.hides() || work.key_count - tile.first_key(run) >= kRunKeys);
+    }
     if (whole) {
       copy(&parameters_.values, box, box.value_block, full);
     } else {

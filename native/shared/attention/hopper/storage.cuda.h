@@ -19,11 +19,12 @@
 
 namespace kv::sm90a {
 
-template <typename ElementType, int kDim>
+// Each consumer thread holds 64 scores, 32 packed weights and kDim / 2 outputs. With 64 dims there is room for three
+// consumers.
+template <typename ElementType, int kDim, int kConsumers = kDim == 128 ? 2 : 3>
 struct AttentionShape {
   using Element = ElementType;
-  // Each consumer thread holds 64 scores, 32 packed weights and kDim / 2 outputs.
-  using Roles = WarpRoles<kDim == 128 ? 2 : 3>;
+  using Roles = WarpRoles<kConsumers>;
   static constexpr int kHeadDim = kDim;
   static constexpr int kQueryTile = kWarpgroupRows * Roles::kConsumerWarpgroups;
   static constexpr int kKeyTile = 128;

@@ -136,6 +136,35 @@ struct BatchLayout {
   int most_keys() const { return *std::max_element(counts.begin(), counts.end()); }
 };
 
+// The blocks of keys and values, in random order; what holds no key is NaN.
+template <typename Element>
+struct PagedCache {
+  std::vector<int> table;
+  std::vector<Element> keys, values;
+
+  PagedCache(const AttentionCase& test, const BatchLayout& layout, Random& random)
+      : table(layout.table_size(), kNoBlock),
+        keys(size_t(layout.block_count) * test.block_tokens * test.head_dim, Element(NAN)),
+        values(keys) {
+    std::normal_distribution<float> normal;
+    const std::vector<int> order = shuffled(layout.block_count, random);
+    int next = 0;
+    for (size_t cache_head = 0; cache_head < layout.counts.size(); ++cache_head) {
+      for (int key = 0; key < layout.counts[cache_head]; ++key) {
+        int& block = table[cache_head * layout.table_width + key / test.block_tokens];
+        if (key % test.block_tokens == 0) block = order[next++];
+        const size_t at = (size_t(block) * test.block_tokens + key % test.block_tokens) * test.head_dim;
+        const float growth = test.growing_scores ? 0.02f * key : 1.0f;
+        for (int dim = 0; dim < test.head_dim; ++dim) {
+          keys[at + dim] = Element(normal(random) * growth);
+          values[at + dim] = Element(normal(random));
+        }
+        if (test.shift_scores) keys[at] = Element(kLargeElement);
+      }
+    }
+  }
+};
+
 template <typename Element>
 std::vector<Element> random_query(const AttentionCase& test, int rows, Random& random) {
   std::normal_distribution<float> normal;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "shared/attention/key-block-lists.h"
 #include "tests/cuda/kernels/attention-cases.cuda.h"
 
 namespace kv::tests {
@@ -16,12 +17,26 @@ __device__ double as_double(Element value) {
   return static_cast<double>(static_cast<float>(value));
 }
 
+// Whether one of the blocks that are listed for a row of batch entry `entry` holds `key`.
+inline __device__ bool is_listed(const PagedAttentionArguments& arguments, const KeyBlockLists& lists, int entry,
+                                 int row, int head, int key) {
+  int tile = (row - arguments.query_start[entry]) / kListedQueryTile;
+  for (int before = 0; before < entry; ++before) {
+    tile += query_tiles_of(arguments.query_start[before + 1] - arguments.query_start[before]);
+  }
+  const int32_t* blocks = lists.blocks_of(lists.list(head, tile));
+  for (int i = 0; i < lists.count(head, tile); ++i) {
+    if (blocks[i] == key / kKeyBlockTokens) return true;
+  }
+  return false;
+}
+
 // One block for each (row, query head): the exact result, and the one that the working precision allows.
 // There outputs and weights have 16 bits, weights relative to a reference that lags behind the maximum, and adding a
 // product to a score cuts off what f32 does not hold, as tensor cores do when they align the products of a step to the
-// largest.
+// largest. With lists, rows attend to the listed blocks alone: all other scores are minus infinity.
 template <typename Element>
-__global__ void reference_kernel(PagedAttentionArguments arguments, int most_keys, double* exact,
+__global__ void reference_kernel(PagedAttentionArguments arguments, KeyBlockLists lists, int most_keys, double* exact,
                                  double* rounded, double* lse) {
   extern __shared__ double weights[];
   float* working_scores = reinterpret_cast<float*>(weights + most_keys);
@@ -51,8 +66,9 @@ __global__ void reference_kernel(PagedAttentionArguments arguments, int most_key
       score += product;
       working_score = __double2float_rz(working_score + product);
     }
-    weights[key] = score * arguments.scale;
-    working_scores[key] = working_score * arguments.scale;
+    const bool attends = lists.counts == nullptr || is_listed(arguments, lists, entry, row, head, key);
+    weights[key] = attends ? score * arguments.scale : -INFINITY;
+    working_scores[key] = attends ? working_score * arguments.scale : -INFINITY;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -61,7 +77,7 @@ __global__ void reference_kernel(PagedAttentionArguments arguments, int most_key
     shared_sum = 0.0;
     for (int key = 0; key < seen; ++key) shared_sum += exp(weights[key] - shared_maximum);
     lse[int64_t{row} * arguments.query_heads + head] =
-        seen > 0 ? shared_maximum + log(shared_sum) : -INFINITY;
+        shared_maximum > -INFINITY ? shared_maximum + log(shared_sum) : -INFINITY;
   }
   __syncthreads();
   for (int dim = threadIdx.x; dim < arguments.head_dim; dim += blockDim.x) {
@@ -69,6 +85,7 @@ __global__ void reference_kernel(PagedAttentionArguments arguments, int most_key
     double rounded_sum = 0.0;
     double working_sum = 0.0;
     for (int key = 0; key < seen; ++key) {
+      if (weights[key] == -INFINITY) continue;
       const double weight = exp(weights[key] - shared_maximum);
       const double value = as_double(at(arguments.values, key)[dim]);
       sum += weight * value;
@@ -77,8 +94,9 @@ __global__ void reference_kernel(PagedAttentionArguments arguments, int most_key
       working_sum += working_weight;
     }
     const int64_t i = (int64_t{row} * arguments.query_heads + head) * arguments.head_dim + dim;
-    exact[i] = seen > 0 ? sum / shared_sum : 0.0;
-    rounded[i] = seen > 0 ? as_double(Element(static_cast<float>(rounded_sum / working_sum))) : 0.0;
+    exact[i] = shared_maximum > -INFINITY ? sum / shared_sum : 0.0;
+    rounded[i] =
+        shared_maximum > -INFINITY ? as_double(Element(static_cast<float>(rounded_sum / working_sum))) : 0.0;
   }
 }
 
@@ -86,7 +104,7 @@ __global__ void reference_kernel(PagedAttentionArguments arguments, int most_key
 // cache of which no head has more than `most_keys` keys.
 template <typename Element>
 Outcome compare_with_reference(const PagedAttentionArguments& arguments, int most_keys,
-                               const AttentionOperands<Element>& operands) {
+                               const AttentionOperands<Element>& operands, const KeyBlockLists& lists = {}) {
   const int rows = arguments.query_tokens;
   const size_t outputs = size_t(rows) * arguments.query_heads * arguments.head_dim;
   DeviceBuffer<double> exact_buffer(outputs), rounded_buffer(outputs),
@@ -94,7 +112,7 @@ Outcome compare_with_reference(const PagedAttentionArguments& arguments, int mos
   succeeds(
       cudaFuncSetAttribute(reference_kernel<Element>, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 * 1024));
   reference_kernel<Element><<<dim3(rows, arguments.query_heads), 128, std::max(1, most_keys) * 12>>>(
-      arguments, std::max(1, most_keys), exact_buffer.get(), rounded_buffer.get(), exact_lse_buffer.get());
+      arguments, lists, std::max(1, most_keys), exact_buffer.get(), rounded_buffer.get(), exact_lse_buffer.get());
   succeeds(cudaGetLastError());
   succeeds(cudaDeviceSynchronize());
 

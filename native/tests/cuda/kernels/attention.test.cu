@@ -20,35 +20,6 @@ struct Case : AttentionCase {
   std::optional<PagedFault> outside;  // decode with a table that leads outside in this way
 };
 
-// The blocks of keys and values, in random order; what holds no key is NaN.
-template <typename Element>
-struct Cache {
-  std::vector<int> table;
-  std::vector<Element> keys, values;
-
-  Cache(const Case& test, const BatchLayout& layout, Random& random)
-      : table(layout.table_size(), kNoBlock),
-        keys(size_t(layout.block_count) * test.block_tokens * test.head_dim, Element(NAN)),
-        values(keys) {
-    std::normal_distribution<float> normal;
-    const std::vector<int> order = shuffled(layout.block_count, random);
-    int next = 0;
-    for (size_t cache_head = 0; cache_head < layout.counts.size(); ++cache_head) {
-      for (int key = 0; key < layout.counts[cache_head]; ++key) {
-        int& block = table[cache_head * layout.table_width + key / test.block_tokens];
-        if (key % test.block_tokens == 0) block = order[next++];
-        const size_t at = (size_t(block) * test.block_tokens + key % test.block_tokens) * test.head_dim;
-        const float growth = test.growing_scores ? 0.02f * key : 1.0f;
-        for (int dim = 0; dim < test.head_dim; ++dim) {
-          keys[at + dim] = Element(normal(random) * growth);
-          values[at + dim] = Element(normal(random));
-        }
-        if (test.shift_scores) keys[at] = Element(kLargeElement);
-      }
-    }
-  }
-};
-
 // At the first and at the last kv head of the first entry, or behind the last entry.
 void lead_outside(const Case& test, BatchLayout& layout, std::vector<int>& table) {
   for (const int head : {0, test.kv_heads - 1}) {
@@ -65,7 +36,7 @@ void lead_outside(const Case& test, BatchLayout& layout, std::vector<int>& table
 template <typename Element>
 Outcome attend(const Case& test, Random& random) {
   BatchLayout layout(test);
-  Cache<Element> cache(test, layout, random);
+  PagedCache<Element> cache(test, layout, random);
   lead_outside(test, layout, cache.table);
   const AttentionOperands<Element> operands(test, layout, random_query<Element>(test, layout.rows, random));
   const DeviceBuffer<Element> keys(cache.keys), values(cache.values);
@@ -164,39 +135,10 @@ TEST("decode-attention agrees with float64, and reports tables that lead outside
 
 }  // namespace kv::tests
 
-// For torch-attention.py. `sizes`: kernel (0 prefill, 1 decode, 2 prefill for sm_80), rows, batch, query
-// heads, kv heads, head dim, block tokens, table width, causal, bf16, blocks. `pointers`: query, output,
-// log-sum-exp, keys, values, table, counts, slots, query start, workspace, counters. Tensors are contiguous.
-// Returns 0, or prints why not.
+// For torch-attention.py. Takes what attention_for_python reads. Returns 0, or prints why not.
 KV_FOR_PYTHON int kv_attention(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
-  kv::PagedAttentionArguments arguments;
+  const kv::PagedAttentionArguments arguments = kv::tests::attention_for_python(sizes, pointers, scale);
   const int64_t kernel = sizes[0];
-  arguments.query_tokens = static_cast<int32_t>(sizes[1]);
-  arguments.batch = static_cast<int32_t>(sizes[2]);
-  arguments.query_heads = static_cast<int32_t>(sizes[3]);
-  arguments.kv_heads = static_cast<int32_t>(sizes[4]);
-  arguments.head_dim = static_cast<int32_t>(sizes[5]);
-  arguments.block_tokens = static_cast<int32_t>(sizes[6]);
-  arguments.table_width = static_cast<int32_t>(sizes[7]);
-  arguments.causal = sizes[8] != 0;
-  arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype =
-      sizes[9] ? kv::DType::bf16 : kv::DType::f16;
-  arguments.block_count = static_cast<int32_t>(sizes[10]);
-  arguments.slot_count = arguments.batch;
-  arguments.query_token_stride = arguments.output_token_stride = sizes[3] * sizes[5];
-  arguments.query_head_stride = arguments.output_head_stride = sizes[5];
-  arguments.token_stride = sizes[5];
-  arguments.block_stride = sizes[5] * sizes[6];
-  arguments.query = pointers[0];
-  arguments.output = pointers[1];
-  arguments.log_sum_exp = static_cast<float*>(pointers[2]);
-  arguments.keys = pointers[3];
-  arguments.values = pointers[4];
-  arguments.block_table = static_cast<const int32_t*>(pointers[5]);
-  arguments.key_counts = static_cast<int32_t*>(pointers[6]);
-  arguments.slots = static_cast<const int32_t*>(pointers[7]);
-  arguments.query_start = static_cast<const int32_t*>(pointers[8]);
-  arguments.scale = scale;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   const kv::FaultSink faults{kv::tests::fault_for_python(), "decode-attention"};
   const kv::Status status =
