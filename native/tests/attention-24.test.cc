@@ -24,7 +24,7 @@ struct Operand24 {
     const PagedAttentionArguments& a = attention.arguments;
     std::vector<uint8_t>& pool = operand == KvOperand::keys ? attention.keys : attention.values;
     block_count = a.block_count;
-    for (const int32_t block : attention.block_table) table.push_back(block + 1);
+    for (const int32_t block : attention.block_table) table.push_back(block);
     non_zeros.resize(static_cast<size_t>(block_count * sparse_block_elements(a.head_dim)), 0x7e00);
     metadata.resize(static_cast<size_t>(block_count * sparse_block_words(a.head_dim)), 0xffffffffu);
     std::vector<int32_t> ids(static_cast<size_t>(block_count));
@@ -65,8 +65,8 @@ struct Operand24 {
   void write_out(KvOperand operand, const PagedAttentionArguments& a, std::vector<uint8_t>& pool,
                  ExecutionContext& context) const {
     for (size_t entry = 0; entry < table.size(); ++entry) {
-      if (table[entry] > 0) continue;
-      const int32_t id = -table[entry] - 1;
+      if (is_dense(table[entry])) continue;
+      const int32_t id = block_number(table[entry]);
       Decompress24Arguments d;
       d.operand = operand;
       d.dtype = a.cache_dtype;

@@ -17,7 +17,7 @@ struct Compression {
   int first_element = 0;
   std::vector<uint16_t> non_zeros = std::vector<uint16_t>(2 * 32 * 64);
   std::vector<uint32_t> metadata = std::vector<uint32_t>(2 * 2 * 64);
-  std::vector<int32_t> table = {-1, 1};
+  std::vector<int32_t> table = {block_entry(BlockKind::sparse_24, 0), 0};
   std::vector<int32_t> ids = {1};
   Pruning pruning = {0, 0, 2, 1, 0, 0};
 
@@ -48,7 +48,7 @@ TEST("compress-24 refuses blocks that begin inside 16 bytes") {
   Compression c;
   c.first_element = 1;
   CHECK(c.run().code == StatusCode::capability);
-  CHECK(c.table[1] == 1);
+  CHECK(c.table[1] == 0);
 }
 
 TEST("compress-24 refuses numbers that lead outside, however large, before it writes") {
@@ -58,24 +58,24 @@ TEST("compress-24 refuses numbers that lead outside, however large, before it wr
       Compression c;
       c.pruning.*field = number;
       CHECK(c.run().code == StatusCode::invalid_value);
-      CHECK(c.table[1] == 1);
+      CHECK(c.table[1] == 0);
     }
     Compression c;
     c.ids[0] = number;
     CHECK(c.run().code == StatusCode::invalid_value);
-    CHECK(c.table[1] == 1);
+    CHECK(c.table[1] == 0);
   }
 }
 
 // Entries that are not dense are nobody's business here, and any place before all dense ids frees all of them.
 TEST("compress-24 takes what leads nowhere") {
-  for (const int32_t number : {kLeast, kLeast + 1, -3, 0}) {
+  for (const int32_t number : {kLeast, kLeast + 1, -3, -1}) {
     Compression c;
     c.table[0] = number;
     c.pruning.freed_from = number;
     CHECK(c.run().ok());
     CHECK(c.table[0] == number);
-    CHECK(c.table[1] == -2);
+    CHECK(c.table[1] == block_entry(BlockKind::sparse_24, 1));
   }
 }
 

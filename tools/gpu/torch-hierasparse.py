@@ -39,7 +39,7 @@ class Cache:
         heads, width = blocks_by_place.shape
         head_dim = dense.shape[-1]
         self.library, self.dense, self.values = library, dense.clone() if 0 < share < 1 else dense, values
-        self.first_table = (blocks_by_place + 1).to(torch.int32).contiguous()
+        self.first_table = blocks_by_place.to(torch.int32).contiguous()
         self.tables = [self.first_table.clone()]
         count = round(share * width)
         sparse_blocks = max(1, heads * count)

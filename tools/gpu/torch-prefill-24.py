@@ -91,7 +91,8 @@ class Problem:
             plain = tensor.view(blocks, TOKENS, head_dim)
             sparse = torch.rand(blocks, device='cuda') < share
             pruned, non_zeros, metadata = prune(plain)
-            table = torch.where(sparse, -order - 1, order + 1).to(torch.int32)
+            # As native/shared/paged/block-entry.h says: kind 8 in the upper four bits.
+            table = torch.where(sparse, order - 2**31, order).to(torch.int32)
             place = lambda pool: torch.empty_like(pool).index_copy_(0, order, pool)
             pruned = torch.where(sparse[:, None, None], pruned, plain).reshape(tensor.shape)
             return pruned, place(plain), place(non_zeros), place(metadata), table

@@ -77,7 +77,7 @@ class PruningOfBlock {
  private:
   // ---- Checks of the pruning. ----
 
-  __device__ bool is_dense(int block) const { return block < blocks_ && places_[block] > 0; }
+  __device__ bool stands_dense(int block) const { return block < blocks_ && is_dense(places_[block]); }
 
   __device__ bool has_row() const {
     return pruning_.table_row >= 0 && pruning_.table_row < int64_t{arguments_.slot_count} * arguments_.kv_heads;
@@ -89,7 +89,7 @@ class PruningOfBlock {
 
   __device__ int count_dense() {
     int dense = 0;
-    for (int block = threadIdx.x; block < blocks_; block += kThreads) dense += places_[block] > 0;
+    for (int block = threadIdx.x; block < blocks_; block += kThreads) dense += is_dense(places_[block]);
     return sum_of(dense);
   }
 
@@ -110,8 +110,8 @@ class PruningOfBlock {
     bool outside = false;
     for (int block = threadIdx.x; block < blocks_; block += kThreads) {
       const int place = places_[block];
-      freed += place > 0 && place > p.freed_from;
-      outside |= place > 0 && is_outside(place - 1, arguments_.dense_block_count);
+      freed += is_dense(place) && place >= p.freed_from;
+      outside |= is_dense(place) && is_outside(place, arguments_.dense_block_count);
     }
     for (int i = threadIdx.x; i < p.count; i += kThreads) {
       outside |= is_outside(arguments_.ids[p.first_id + i], arguments_.sparse_block_count);
@@ -150,7 +150,7 @@ class PruningOfBlock {
     const uint8_t* mask = arguments_.element_mask != nullptr ? mask_of(arguments_, pruning_) : nullptr;
     for (int block = blockIdx.y; block < blocks_; block += gridDim.y) {
       const int place = places_[block];
-      if (place <= 0 || place > arguments_.dense_block_count) continue;
+      if (!names_dense(place, arguments_.dense_block_count)) continue;
       const float loss = block_sum(loss_of<Element>(dense_block(arguments_, place), mask));
       if (threadIdx.x == 0) plan_.losses[row_ + block] = __float_as_uint(loss) & 0x7fffffffu;
     }
@@ -207,7 +207,7 @@ class PruningOfBlock {
       shared_.histogram[threadIdx.x] = 0;
       __syncthreads();
       for (int block = threadIdx.x; block < blocks_; block += kThreads) {
-        if (!is_dense(block)) continue;
+        if (!stands_dense(block)) continue;
         const uint32_t loss = loss_at(block);
         if (shift == 24 || loss >> (shift + 8) == prefix) atomicAdd(&shared_.histogram[loss >> shift & 255u], 1);
       }
@@ -239,7 +239,7 @@ class PruningOfBlock {
     const int equal = shared_.equal;
     int equal_before = 0;
     decide([&](int block) {
-      const uint32_t loss = is_dense(block) ? loss_at(block) : ~0u;
+      const uint32_t loss = stands_dense(block) ? loss_at(block) : ~0u;
       int before = 0;
       int sum = 0;
       Scan(shared_.scan).ExclusiveSum(loss == threshold, before, sum);
@@ -258,9 +258,9 @@ class PruningOfBlock {
     int vacated_before = 0;
     for (int first = 0; first < blocks_; first += kThreads) {
       const int block = first + threadIdx.x;
-      const bool becomes = becomes_sparse(block) && is_dense(block);
-      const int place = becomes ? places_[block] : 0;
-      const bool vacates = becomes && place <= pruning_.freed_from;
+      const bool becomes = becomes_sparse(block) && stands_dense(block);
+      const int place = becomes ? places_[block] : -1;
+      const bool vacates = becomes && place < pruning_.freed_from;
       // One scan counts both, in half a word each: a step has few blocks.
       int before = 0;
       int sum = 0;
@@ -268,7 +268,8 @@ class PruningOfBlock {
       __syncthreads();
       BlockPlan plan;
       if (becomes) {
-        plan = {place, -(arguments_.ids[pruning_.first_id + sparse_before + (before & 0xffff)] + 1), 0};
+        const int32_t id = arguments_.ids[pruning_.first_id + sparse_before + (before & 0xffff)];
+        plan = {place, block_entry(BlockKind::sparse_24, id), -1};
         places_[block] = plan.sparse;
       }
       if (block < blocks_) plan_.blocks[row_ + block] = plan;
@@ -286,7 +287,7 @@ class PruningOfBlock {
     int moved_before = 0;
     for (int first = 0; first < blocks_; first += kThreads) {
       const int block = first + threadIdx.x;
-      const bool moves = is_dense(block) && places_[block] > pruning_.freed_from;
+      const bool moves = stands_dense(block) && places_[block] >= pruning_.freed_from;
       int before = 0;
       int sum = 0;
       Scan(shared_.scan).ExclusiveSum(static_cast<int>(moves), before, sum);

@@ -151,7 +151,7 @@ class Compression {
       const Pruning& pruning = a.prunings[p];
       for (int32_t block = pruning.first_block; block < pruning.end_block; ++block) {
         const int32_t entry = a.table[int64_t{pruning.table_row} * a.table_width + block];
-        if (entry > 0) candidates_[next++] = {p, block, entry - 1, 0, -1};
+        if (is_dense(entry)) candidates_[next++] = {p, block, entry, 0, -1};
       }
     }
     starts_[a.pruning_count] = next;
@@ -239,7 +239,7 @@ class Compression {
     for (int64_t i = starts_[p]; i < starts_[p + 1]; ++i) {
       const Candidate& candidate = candidates_[i];
       if (candidate.sparse >= 0) {
-        row[candidate.block] = -(candidate.sparse + 1);
+        row[candidate.block] = block_entry(BlockKind::sparse_24, candidate.sparse);
       } else if (candidate.dense >= pruning.freed_from) {
         do {
           ++vacated;
@@ -247,7 +247,7 @@ class Compression {
         const int32_t to = candidates_[vacated].dense;
         std::memcpy(dense(to), dense(candidate.dense),
                     static_cast<size_t>(kBlock24Tokens * a_.head_dim) * sizeof(uint16_t));
-        row[candidate.block] = to + 1;
+        row[candidate.block] = to;
       }
     }
   }

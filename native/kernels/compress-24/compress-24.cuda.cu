@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(threads_of(kHeadDim))
   const Compress24Arguments& arguments = parameters.arguments;
   ptx::follow_previous_kernel();
   const BlockPlan plan = parameters.plan.blocks[blockIdx.x];
-  if (plan.sparse >= 0) return;
-  const int64_t sparse = -(int64_t{plan.sparse} + 1);
+  if (is_dense(plan.sparse)) return;
+  const int64_t sparse = block_number(plan.sparse);
   uint16_t* dense = dense_block(arguments, plan.dense);
   const uint8_t* mask = kMasked ? mask_of(arguments, arguments.prunings[blockIdx.x / arguments.most_blocks]) : nullptr;
   uint16_t* non_zeros = static_cast<uint16_t*>(arguments.non_zeros) + sparse * sparse_block_elements(kHeadDim);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(threads_of(kHeadDim))
   __syncthreads();
   metadata.write(arguments.metadata + sparse * sparse_block_words(kHeadDim));
   // All threads have read the dense block by now, so it may be overwritten.
-  if (plan.refill > 0) copy_block<kHeadDim>(dense_block(arguments, plan.refill), dense);
+  if (plan.refill >= 0) copy_block<kHeadDim>(dense_block(arguments, plan.refill), dense);
 }
 
 template <int kHeadDim, template <int, bool> class Compression>

@@ -7,13 +7,12 @@
 
 namespace kv {
 
-// What happens to one block, in entries of the map. Dense block dense - 1 is compressed into sparse block -(sparse +
-// 1). Then dense block refill - 1 is copied to its place, unless `refill` is 0. With `sparse` 0 the block stays
-// dense.
+// What happens to one block, in entries of the map. The block of `dense` is compressed into that of `sparse`; then the
+// block of `refill` is copied to its place, unless `refill` is negative. If `sparse` names a dense block, nothing happens.
 struct alignas(16) BlockPlan {
   int32_t dense = 0;
   int32_t sparse = 0;
-  int32_t refill = 0;
+  int32_t refill = -1;
 };
 
 // The plan of all prunings. It is in device memory and lives between the launches of one call.
@@ -36,8 +35,8 @@ size_t pruning_counter_bytes(const Compress24Arguments& arguments);
 size_t pruning_plan_bytes(const Compress24Arguments& arguments);
 PruningPlan pruning_plan(const Compress24Arguments& arguments, void* counters, void* workspace);
 
-__device__ inline uint16_t* dense_block(const Compress24Arguments& arguments, int32_t entry) {
-  return static_cast<uint16_t*>(arguments.dense) + int64_t{entry - 1} * kBlock24Tokens * arguments.head_dim;
+__device__ inline uint16_t* dense_block(const Compress24Arguments& arguments, int32_t number) {
+  return static_cast<uint16_t*>(arguments.dense) + int64_t{number} * kBlock24Tokens * arguments.head_dim;
 }
 
 __device__ inline const uint8_t* mask_of(const Compress24Arguments& arguments, const Pruning& pruning) {

@@ -27,11 +27,12 @@ Status validate(const Compress24Arguments& a, int32_t index) {
   int32_t freed = 0;
   for (int32_t block = p.first_block; block < p.end_block; ++block) {
     const int32_t entry = a.table[int64_t{p.table_row} * a.table_width + block];
-    if (entry > a.dense_block_count) {
-      return invalid(index, "finds dense block " + std::to_string(entry - 1) + ", which the pool does not have");
+    if (!is_dense(entry)) continue;
+    if (entry >= a.dense_block_count) {
+      return invalid(index, "finds dense block " + std::to_string(entry) + ", which the pool does not have");
     }
-    dense += entry > 0 ? 1 : 0;
-    freed += entry > 0 && entry - 1 >= p.freed_from ? 1 : 0;
+    dense += 1;
+    freed += entry >= p.freed_from ? 1 : 0;
   }
   if (p.count < 0 || p.count > dense || freed != p.count) {
     return invalid(index, "makes " + std::to_string(p.count) + " blocks sparse and frees " + std::to_string(freed) +

@@ -12,7 +12,7 @@
 namespace kv {
 
 struct CopyIndexMapArguments {
-  // [kv_head, block]: d + 1 for dense block d, -(s + 1) for sparse block s, 0 for none.
+  // [kv_head, block]: entries of any kind (block-entry.h).
   const int32_t* source[2] = {};
   int32_t* target[2] = {};
   int32_t kv_heads = 0;

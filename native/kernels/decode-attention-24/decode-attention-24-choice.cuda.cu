@@ -33,7 +33,7 @@ Status decode_dense_blocks(const Attention24Arguments& given, ExecutionContext& 
   status = check_tables_cuda(given, tables, context);
   if (!status.ok()) return status;
   const Attention24Arguments arguments = with_tables(given, tables);
-  return cuda::decode_attention(as_plain_cache(arguments), arguments.value_table, memory.counters,
+  return cuda::decode_attention(arguments, arguments.value_table, memory.counters,
                                 memory.workspace + tables_bytes, context.faults(describe_paged_fault),
                                 stream_of(context));
 }

@@ -134,14 +134,15 @@ class Planner24 {
     const int place = __ldcg(table + table_row() * arguments_.table_width + block);
     const SparseBlocks24& sparse = of_keys ? arguments_.sparse_keys : arguments_.sparse_values;
     const int64_t row_bytes = int64_t{2} * arguments_.head_dim;
-    if (place < 0 && place >= -sparse.block_count) {
+    if (names_block(place, BlockKind::sparse_24, sparse.block_count)) {
+      const int64_t number = block_number(place);
       const int64_t bytes = kBlock24Tokens / 2 * row_bytes;
       const int words = sparse_block_words(arguments_.head_dim);
-      ptx::prefetch(static_cast<const char*>(sparse.non_zeros) + (-place - 1) * bytes, bytes);
-      ptx::prefetch(sparse.metadata + int64_t{-place - 1} * words, words * sizeof(uint32_t));
-    } else if (place > 0 && place <= arguments_.block_count && arguments_.token_stride == arguments_.head_dim) {
+      ptx::prefetch(static_cast<const char*>(sparse.non_zeros) + number * bytes, bytes);
+      ptx::prefetch(sparse.metadata + number * words, words * sizeof(uint32_t));
+    } else if (names_dense(place, arguments_.block_count) && arguments_.token_stride == arguments_.head_dim) {
       ptx::prefetch(static_cast<const char*>(of_keys ? arguments_.keys : arguments_.values) +
-                        (place - 1) * 2 * arguments_.block_stride,
+                        int64_t{2} * place * arguments_.block_stride,
                     kBlock24Tokens * row_bytes);
     }
   }
@@ -175,8 +176,8 @@ class Planner24 {
   }
 
   __device__ bool check(int place, bool whole, int sparse_blocks) const {
-    if (place > 0 && place <= arguments_.block_count) return true;
-    if (place < 0 && place >= -sparse_blocks && whole) return true;
+    if (names_dense(place, arguments_.block_count)) return true;
+    if (names_block(place, BlockKind::sparse_24, sparse_blocks) && whole) return true;
     report_fault(faults_, PagedFault::block_out_of_range, place);
     return false;
   }

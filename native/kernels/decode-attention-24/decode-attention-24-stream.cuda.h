@@ -77,14 +77,14 @@ class WarpStream24 {
     const bool of_keys = part_ < 2;
     const BlockRange24& range = plan_.ranges[range_];
     const int place = of_keys ? range.key_places[block_] : range.value_places[block_];
-    const bool sparse = place < 0;
+    const bool sparse = !is_dense(place);
     Piece& piece = ring_.pieces[requesting_.stage];
     if (threadIdx.x % 32 == 0) ring_.sparse[requesting_.stage] = sparse;
     if (sparse) {
-      copies_.start_sparse(of_keys ? arguments_.sparse_keys : arguments_.sparse_values, -place - 1, &piece,
+      copies_.start_sparse(of_keys ? arguments_.sparse_keys : arguments_.sparse_values, block_number(place), &piece,
                            requesting_);
     } else {
-      copies_.start_dense_half(of_keys, place - 1, part_ % 2, &piece, requesting_);
+      copies_.start_dense_half(of_keys, place, part_ % 2, &piece, requesting_);
     }
     requesting_.advance();
     ++requested_;

@@ -232,11 +232,11 @@ class Cache24 {
     for_each_block(keys, [&](int32_t first, int count, bool last) {
       const Ahead ahead = last ? value_ahead(value_blocks(range), keys.first) : key_ahead(table, first + count);
       const int32_t entry = table[first / kBlock24Tokens];
-      if (entry < 0) load_picks(metadata(a_.sparse_keys, entry), dim, picks);
+      if (!is_dense(entry)) load_picks(metadata(a_.sparse_keys, entry), dim, picks);
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
         constexpr int kRows = decltype(group)::count;
         float* to = scores + row * kScoreStride + (first - keys.first);
-        if (entry > 0) {
+        if (is_dense(entry)) {
           const auto block = dense_block(a_.keys, entry, ahead, count);
           score_run<kRows>(queries + row * dim, block, dim, to, kScoreStride);
         } else {
@@ -256,7 +256,7 @@ class Cache24 {
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
         constexpr int kRows = decltype(group)::count;
         const float* of_rows = weights + row * kScoreStride + (first - keys.first);
-        if (entry > 0) {
+        if (is_dense(entry)) {
           KV_ISA::add_values<kRows>(of_rows, kScoreStride, dense_block(a_.values, entry, ahead, count), dim,
                                     output + row * dim);
           return;
@@ -283,13 +283,13 @@ class Cache24 {
     return a_.value_table + (range.blocks - a_.block_table);
   }
   const T* dense(const void* pool, int32_t entry) const {
-    return static_cast<const T*>(pool) + (entry - 1) * a_.block_stride;
+    return static_cast<const T*>(pool) + entry * a_.block_stride;
   }
   const T* non_zeros(const SparseBlocks24& sparse, int32_t entry) const {
-    return static_cast<const T*>(sparse.non_zeros) + (-entry - 1) * sparse_block_elements(a_.head_dim);
+    return static_cast<const T*>(sparse.non_zeros) + block_number(entry) * sparse_block_elements(a_.head_dim);
   }
   const uint32_t* metadata(const SparseBlocks24& sparse, int32_t entry) const {
-    return sparse.metadata + (-entry - 1) * sparse_block_words(a_.head_dim);
+    return sparse.metadata + block_number(entry) * sparse_block_words(a_.head_dim);
   }
   DenseBlock<T> dense_block(const void* pool, int32_t entry, const Ahead& ahead, int count) const {
     return {dense(pool, entry), a_.token_stride, ahead, a_.head_dim, count};
@@ -306,7 +306,7 @@ class Cache24 {
   // The block of `key`, to be prefetched. Its metadata are prefetched at once.
   Ahead ahead_of(const void* pool, const SparseBlocks24& sparse, const int32_t* table, int32_t key) const {
     const int32_t entry = table[key / kBlock24Tokens];
-    if (entry > 0) return {reinterpret_cast<const char*>(dense(pool, entry)), sizeof(T)};
+    if (is_dense(entry)) return {reinterpret_cast<const char*>(dense(pool, entry)), sizeof(T)};
     const int words = static_cast<int>(sparse_block_words(a_.head_dim));
     Ahead{reinterpret_cast<const char*>(metadata(sparse, entry)), sizeof(uint32_t)}.fetch(0, words);
     return {reinterpret_cast<const char*>(non_zeros(sparse, entry)), sizeof(T) / 2};

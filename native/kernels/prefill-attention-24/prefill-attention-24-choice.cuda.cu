@@ -17,10 +17,9 @@ bool fits(const Attention24Arguments& arguments) {
   return fits_tensor_cores(arguments, kPrefillBlockMultiple);
 }
 
-Status attend_densely(const Attention24Arguments& given, bool hopper, void* workspace, cudaStream_t stream) {
-  const PagedAttentionArguments arguments = as_plain_cache(given);
-  return hopper ? sm90a::prefill_attention(arguments, given.value_table, workspace, stream)
-                : sm80::prefill_attention(arguments, given.value_table, stream);
+Status attend_densely(const Attention24Arguments& arguments, bool hopper, void* workspace, cudaStream_t stream) {
+  return hopper ? sm90a::prefill_attention(arguments, arguments.value_table, workspace, stream)
+                : sm80::prefill_attention(arguments, arguments.value_table, stream);
 }
 
 }  // namespace

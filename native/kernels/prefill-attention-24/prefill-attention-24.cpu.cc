@@ -20,7 +20,7 @@ struct Cache24 {
     const int32_t value_entry = a.value_table[block];
     float* value_memory = memory + SparseTile::floats(a.head_dim);
     const auto with_values = [&](const auto& keys) {
-      if (value_entry > 0) {
+      if (is_dense(value_entry)) {
         body(keys, load_dense(a.values, value_entry, count, value_memory));
       } else {
         const SparseTile values(value_memory, a.head_dim, kTileKeys / 2);
@@ -29,7 +29,7 @@ struct Cache24 {
         body(keys, values);
       }
     };
-    if (key_entry > 0) {
+    if (is_dense(key_entry)) {
       with_values(load_dense(a.keys, key_entry, count, memory));
     } else {
       const SparseTile keys(memory, kTileKeys, a.head_dim / 2);
@@ -39,17 +39,17 @@ struct Cache24 {
   }
 
   DenseTile load_dense(const void* pool, int32_t entry, int32_t count, float* to) const {
-    const T* rows = static_cast<const T*>(pool) + (entry - 1) * a.block_stride;
+    const T* rows = static_cast<const T*>(pool) + entry * a.block_stride;
     for (int32_t i = 0; i < count; ++i) {
       load_row(rows + i * a.token_stride, to + i * a.head_dim, a.head_dim, a.head_dim);
     }
     return {to, a.head_dim, a.head_dim};
   }
   const T* non_zeros(const SparseBlocks24& sparse, int32_t entry) const {
-    return static_cast<const T*>(sparse.non_zeros) + (-entry - 1) * sparse_block_elements(a.head_dim);
+    return static_cast<const T*>(sparse.non_zeros) + block_number(entry) * sparse_block_elements(a.head_dim);
   }
   const uint32_t* metadata(const SparseBlocks24& sparse, int32_t entry) const {
-    return sparse.metadata + (-entry - 1) * sparse_block_words(a.head_dim);
+    return sparse.metadata + block_number(entry) * sparse_block_words(a.head_dim);
   }
 };
 

@@ -29,10 +29,10 @@ struct Stage {
 template <typename Element, int kHeadDim>
 __device__ void request(const Attention24Arguments& arguments, const void* dense, const SparseBlocks24& sparse,
                         int entry, int tokens, BlockStage24<Element, kHeadDim>& block) {
-  if (entry < 0) {
+  if (!is_dense(entry)) {
     constexpr int kElements = sizeof(block.sparse_keys) / sizeof(Element);
     constexpr int kWords = sizeof(block.metadata) / sizeof(uint32_t);
-    const int64_t index = -int64_t{entry} - 1;
+    const int64_t index = block_number(entry);
     const Element* non_zeros = static_cast<const Element*>(sparse.non_zeros) + index * kElements;
     for (int i = threadIdx.x * kChunk; i < kElements; i += kThreads * kChunk) {
       ptx::async_copy_16(&block.sparse_keys[0][0] + i, non_zeros + i, true);
@@ -44,7 +44,7 @@ __device__ void request(const Attention24Arguments& arguments, const void* dense
     return;
   }
   constexpr int kChunks = kHeadDim / kChunk;
-  const Element* rows = static_cast<const Element*>(dense) + int64_t{entry - 1} * arguments.block_stride;
+  const Element* rows = static_cast<const Element*>(dense) + int64_t{entry} * arguments.block_stride;
   const int chunk = threadIdx.x % kChunks;
   for (int row = threadIdx.x / kChunks; row < kBlock24Tokens; row += kThreads / kChunks) {
     ptx::async_copy_16(swizzled_chunk(block.dense[chunk / 8], row, chunk % 8),
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kThreads)
     if (number >= blocks.seen) continue;
     auto& stage = stages[number % 2];
     weigh_keys(tile, first_row, number, number >= blocks.full, stage.keys,
-               arguments.block_table[first_entry + number] < 0, attention);
-    attention.accumulate(stage.values, arguments.value_table[first_entry + number] < 0);
+               !is_dense(arguments.block_table[first_entry + number]), attention);
+    attention.accumulate(stage.values, !is_dense(arguments.value_table[first_entry + number]));
   }
   attention.finish();
   store_outputs<Element>(arguments, tile, first_row, attention);

@@ -105,7 +105,7 @@ class Producer {
     const bool whole = tokens >= kBlock24Tokens;
     if (lane_ == 0) {
       uint64_t* landed = whole ? full : &shared_.tail_landed;
-      shared_.kinds[block_at_.stage] = (key_entry < 0 ? 1 : 0) | (value_entry < 0 ? 2 : 0);
+      shared_.kinds[block_at_.stage] = (is_dense(key_entry) ? 0 : 1) | (is_dense(value_entry) ? 0 : 2);
       ptx::mbarrier_arrive_expect_bytes(landed, bytes(key_entry) + bytes(value_entry));
       copy(&parameters_.dense_keys, parameters_.arguments.sparse_keys, key_entry, keys, landed);
       copy(&parameters_.dense_values, parameters_.arguments.sparse_values, value_entry, values, landed);
@@ -130,18 +130,18 @@ class Producer {
   static constexpr int kNonZeroBytes = sizeof(Stage::sparse_keys);
   static constexpr int kMetadataBytes = sizeof(Stage::metadata);
 
-  __device__ int bytes(int entry) { return entry < 0 ? kNonZeroBytes + kMetadataBytes : sizeof(Stage::dense); }
+  __device__ int bytes(int entry) { return is_dense(entry) ? sizeof(Stage::dense) : kNonZeroBytes + kMetadataBytes; }
 
   __device__ void copy(const CUtensorMap* dense, const SparseBlocks24& sparse, int entry, Stage& block,
                        uint64_t* barrier) {
-    if (entry < 0) {
-      const int64_t index = -int64_t{entry} - 1;
+    if (!is_dense(entry)) {
+      const int64_t index = block_number(entry);
       ptx::bulk_copy(&block, static_cast<const char*>(sparse.non_zeros) + index * kNonZeroBytes, kNonZeroBytes,
                      barrier);
       ptx::bulk_copy(block.metadata, sparse.metadata + index * (kMetadataBytes / sizeof(uint32_t)), kMetadataBytes,
                      barrier);
     } else {
-      copy_box(block.dense, 0, dense, 0, entry - 1, barrier);
+      copy_box(block.dense, 0, dense, 0, entry, barrier);
     }
   }
 

@@ -20,14 +20,12 @@ struct Table {
 Status validate_row(const Attention24Arguments& a, const Table& table, int64_t row, int64_t count) {
   for (int64_t key = 0; key < count; key += kBlock24Tokens) {
     const int32_t entry = table.entries[row * a.table_width + key / kBlock24Tokens];
-    const bool dense = entry > 0 && entry <= a.block_count;
-    const bool sparse = table.may_be_sparse && entry < 0 && entry >= -table.sparse_count &&
-                        key + kBlock24Tokens <= count;
-    if (dense || sparse) continue;
+    const bool full = key + kBlock24Tokens <= count;
+    const int32_t sparse_count = table.may_be_sparse && full ? table.sparse_count : 0;
+    if (names_dense(entry, a.block_count) || names_block(entry, BlockKind::sparse_24, sparse_count)) continue;
     return invalid(std::string("the map of the ") + table.name + " has " + text(entry) + " for key " + text(key) +
-                   " of " + text(count) + "; it may have 1 to " + text(a.block_count) +
-                   ", or, for a full block, -1 to " +
-                   text(table.may_be_sparse ? -table.sparse_count : 0));
+                   " of " + text(count) + "; it may name the first " + text(a.block_count) + " dense blocks here, and the first " +
+                   text(sparse_count) + " 2:4 blocks");
   }
   return Status::success();
 }

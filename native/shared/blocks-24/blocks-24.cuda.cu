@@ -15,8 +15,8 @@ struct IndexMap {
 
   __device__ bool check(int64_t place, bool whole, FaultSink faults) const {
     const int32_t entry = entries[place];
-    if (entry > 0 && entry <= dense_count) return true;
-    if (entry < 0 && entry >= -sparse_count && whole) return true;
+    if (names_dense(entry, dense_count)) return true;
+    if (names_block(entry, BlockKind::sparse_24, sparse_count) && whole) return true;
     report_fault(faults, PagedFault::block_out_of_range, entry);
     return false;
   }

@@ -11,15 +11,4 @@ namespace kv {
 Status check_tables_cuda(const Attention24Arguments& arguments, const CheckedTables& tables,
                          ExecutionContext& context);
 
-// Gives a cache without sparse blocks to the kernels of a paged cache. Index maps count blocks from 1, so they become
-// plain block tables of pools that begin one block earlier. Nobody reads block 0 of such a pool.
-inline PagedAttentionArguments as_plain_cache(const Attention24Arguments& mixed) {
-  PagedAttentionArguments plain = mixed;
-  const int64_t block_bytes = mixed.block_stride * 2;
-  plain.keys = static_cast<const char*>(mixed.keys) - block_bytes;
-  plain.values = static_cast<const char*>(mixed.values) - block_bytes;
-  plain.block_count += 1;
-  return plain;
-}
-
 }  // namespace kv

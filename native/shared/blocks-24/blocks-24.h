@@ -11,6 +11,7 @@
 #include <initializer_list>
 
 #include "runtime/status.h"
+#include "shared/paged/block-entry.h"
 #include "shared/paged/paged-attention.h"
 
 namespace kv {
@@ -75,8 +76,8 @@ constexpr Meta16Place value_meta16(int dim, int group) {
 
 // Attention over a cache with 2:4 blocks. Fields of the base have this meaning:
 //   `keys` and `values` are the pools of dense blocks, [dense_block, block_token, dim]. block_count counts these.
-//   `block_table`, [slot, kv_head, table_width], is the index map of the keys. An entry is d + 1 for dense block d,
-//   -(s + 1) for sparse block s, and 0 for no block.
+//   `block_table`, [slot, kv_head, table_width], is the index map of the keys. Its entries name dense blocks, and
+//   blocks of the kind sparse_24 (block-entry.h). Where all blocks are dense, the kernels of a paged cache read it.
 //   `block_tokens` is 64, `head_dim` 64 or 128, `cache_dtype` f16 or bf16.
 // The keys of a token block may be dense and its values sparse, or the other way round. All 64 tokens of a sparse
 // block count.
@@ -84,7 +85,7 @@ struct Attention24Arguments : PagedAttentionArguments {
   const int32_t* value_table = nullptr;  // the index map of the values, with entries as in `block_table`
   SparseBlocks24 sparse_keys;
   SparseBlocks24 sparse_values;
-  // What the host knows of the batch's index maps. False promises that no entry is negative.
+  // What the host knows of the batch's index maps. False promises that all blocks are dense.
   bool has_sparse_keys = true;
   bool has_sparse_values = true;
 };

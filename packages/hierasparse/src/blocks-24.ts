@@ -27,16 +27,12 @@ export interface Blocks24 {
   /** `[block, blockToken, dim]` */
   readonly dense: TensorHandle<SparseDType, readonly ['block', 'blockToken', 'dim']>;
   readonly sparse: SparseBlocks24;
-  /** i32: `d + 1` for dense block d, `-(s + 1)` for sparse block s, 0 for none. */
+  /** i32 entries, as `blockEntry` of `@kv/sparse-core/native` makes them: a dense block's is its number. */
   readonly table: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
 }
 
 /** What the blocks of sequences lose if they become sparse: any numbers, NaN last. */
 export type BlockLoss = TensorHandle<'f32', readonly ['slot', 'kvHead', 'block']>;
-
-/** What an index map says of a dense block, and of a sparse one. */
-export const denseEntry = (block: number): number => block + 1;
-export const sparseEntry = (block: number): number => -(block + 1);
 
 /** Elements of a sparse block's non-zeros. */
 export function sparseBlockElements(headDim: number): number {

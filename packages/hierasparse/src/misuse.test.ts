@@ -17,7 +17,7 @@ import {
 import { expect, it } from 'vitest';
 import { ElementMask } from './element-mask.js';
 import * as hierasparse from './index.js';
-import { blockTokens, denseEntry } from './blocks-24.js';
+import { blockTokens } from './blocks-24.js';
 import { compress24 } from './operations/compress-24.js';
 import { copyIndexMap } from './operations/copy-index-map.js';
 import { decompress24 } from './operations/decompress-24.js';
@@ -32,7 +32,7 @@ const denseBlocks = slots * kvHeads * width;
 function pools(device: Device) {
   const sizes = { dtype: 'f16', headDim, denseBlocks, sparseBlocks: 4, table: [slots, kvHeads, width] } as const;
   const dense = Uint16Array.from({ length: denseBlocks * blockTokens * headDim }, (_, index) => 0x3000 + (index % 1000));
-  const { dense: blocks, sparse, table } = testPools(device, sizes, dense, Int32Array.from({ length: denseBlocks }, (_, block) => denseEntry(block)));
+  const { dense: blocks, sparse, table } = testPools(device, sizes, dense, Int32Array.from({ length: denseBlocks }, (_, block) => block));
   return { dense: blocks, sparse: { ...sparse }, table };
 }
 

@@ -4,6 +4,7 @@ expectNode();
 
 /** What packages that bring operations of their own build their wrappers with. */
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
+export { blockEntry, type BlockKind, blockNumber, isDense, mostBlocks, noBlock } from './block-entry.js';
 export { Capability } from './contracts/capability.js';
 export { expectPolicy, expectSelector } from './contracts/kv-policy.js';
 export { checkedCall, entriesOf } from './contracts/row-batch.js';

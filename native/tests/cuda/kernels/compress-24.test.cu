@@ -143,7 +143,7 @@ Outcome compress(const CompressionCase& test, Random& random) {
   // Heads of several lengths over blocks in random order; some of the first blocks are sparse already.
   const std::vector<int> order = shuffled(kDenseBlocks, random);
   const std::vector<int> ids = shuffled(kSparseBlocks, random);
-  std::vector<int> table(kSlots * kKvHeads * kWidth, 0);
+  std::vector<int> table(kSlots * kKvHeads * kWidth, block_entry(BlockKind::none, 0));
   std::vector<uint16_t> expected_dense = dense;
   std::vector<uint16_t> expected_non_zeros(kSparseBlocks * sparse_block_elements(test.head_dim), 0xabcd);
   std::vector<uint32_t> expected_metadata(kSparseBlocks * sparse_block_words(test.head_dim), 0xabcdabcd);
@@ -157,7 +157,8 @@ Outcome compress(const CompressionCase& test, Random& random) {
   const int lengths[] = {1, 5, 200, 300, 0, 610};
   for (int row = 0; row < kSlots * kKvHeads; ++row) {
     for (int block = 0; block < lengths[row]; ++block) {
-      table[row * kWidth + block] = row % 2 == 1 && block % 7 == 3 ? -(1000 + block) : order[next_dense++] + 1;
+      const bool sparse = row % 2 == 1 && block % 7 == 3;
+      table[row * kWidth + block] = sparse ? block_entry(BlockKind::sparse_24, 1000 + block) : order[next_dense++];
     }
   }
   expected_table = table;
@@ -165,13 +166,13 @@ Outcome compress(const CompressionCase& test, Random& random) {
     Pruning pruning{row, lengths[row] > 20 ? 2 : 0, lengths[row] > 20 ? lengths[row] - 3 : lengths[row], 0, 0, 0};
     std::vector<int> blocks;
     for (int block = pruning.first_block; block < pruning.end_block; ++block) {
-      if (table[row * kWidth + block] > 0) blocks.push_back(block);
+      if (is_dense(table[row * kWidth + block])) blocks.push_back(block);
     }
     pruning.count = static_cast<int>(std::lround(test.share * static_cast<double>(blocks.size())));
     pruning.first_id = next_id;
     next_id += pruning.count;
     std::vector<int> dense_ids;
-    for (const int block : blocks) dense_ids.push_back(table[row * kWidth + block] - 1);
+    for (const int block : blocks) dense_ids.push_back(table[row * kWidth + block]);
     std::sort(dense_ids.begin(), dense_ids.end());
     pruning.freed_from = pruning.count > 0 ? dense_ids[dense_ids.size() - pruning.count] : kDenseBlocks;
     most_blocks = std::max(most_blocks, pruning.end_block - pruning.first_block);
@@ -179,7 +180,7 @@ Outcome compress(const CompressionCase& test, Random& random) {
 
     std::vector<HostBlock> compressed;
     for (const int block : blocks) {
-      compressed.push_back(compress_on_host(dense.data() + (table[row * kWidth + block] - 1) * elements,
+      compressed.push_back(compress_on_host(dense.data() + table[row * kWidth + block] * elements,
                                             test.masked ? mask.data() + row % kKvHeads * elements : nullptr,
                                             test.operand, test.dtype, test.head_dim));
     }
@@ -192,10 +193,10 @@ Outcome compress(const CompressionCase& test, Random& random) {
     int id = pruning.first_id;
     std::vector<int> vacated, moving;
     for (size_t i = 0; i < blocks.size(); ++i) {
-      const int place = table[row * kWidth + blocks[i]] - 1;
+      const int place = table[row * kWidth + blocks[i]];
       if (chosen[i]) {
         const int sparse = ids[id++];
-        expected_table[row * kWidth + blocks[i]] = -(sparse + 1);
+        expected_table[row * kWidth + blocks[i]] = block_entry(BlockKind::sparse_24, sparse);
         std::copy(compressed[i].non_zeros.begin(), compressed[i].non_zeros.end(),
                   expected_non_zeros.begin() + sparse * sparse_block_elements(test.head_dim));
         std::copy(compressed[i].metadata.begin(), compressed[i].metadata.end(),
@@ -206,9 +207,9 @@ Outcome compress(const CompressionCase& test, Random& random) {
       }
     }
     for (size_t i = 0; i < moving.size(); ++i) {
-      const int from = table[row * kWidth + moving[i]] - 1;
+      const int from = table[row * kWidth + moving[i]];
       std::copy_n(dense.begin() + from * elements, elements, expected_dense.begin() + vacated[i] * elements);
-      expected_table[row * kWidth + moving[i]] = vacated[i] + 1;
+      expected_table[row * kWidth + moving[i]] = vacated[i];
     }
   }
 

@@ -47,7 +47,7 @@ struct Operand24 {
         block_elements_(kBlock24Tokens * test.head_dim),
         mixed(shuffled(static_cast<int>(whole_order.size()), random), block_elements_),
         whole(whole_order, block_elements_),
-        mixed_table(table_size, 0),
+        mixed_table(table_size, kNoBlock),
         whole_table(table_size, kNoBlock),
         non_zeros(whole_order.size() * sparse_block_elements(test.head_dim), kPoison),
         metadata(whole_order.size() * sparse_block_words(test.head_dim), 0x44444444),
@@ -62,7 +62,7 @@ struct Operand24 {
       std::copy_n(block.begin(), tokens * test_.head_dim, to);
       const int dense = mixed.take();
       std::copy_n(to, block_elements_, mixed.at(dense));
-      mixed_table[place] = dense + 1;
+      mixed_table[place] = dense;
       return;
     }
     const HostBlock compressed = compress_on_host(block.data(), nullptr, operand_, test_.dtype, test_.head_dim);
@@ -72,7 +72,7 @@ struct Operand24 {
               non_zeros.begin() + id * sparse_block_elements(test_.head_dim));
     std::copy(compressed.metadata.begin(), compressed.metadata.end(),
               metadata.begin() + id * sparse_block_words(test_.head_dim));
-    mixed_table[place] = -(id + 1);
+    mixed_table[place] = block_entry(BlockKind::sparse_24, id);
   }
 
  private:

@@ -45,11 +45,11 @@ struct Operand {
     if (!sparse) {
       const int id = dense_ids[block];
       std::copy_n(&plain[first], kBlock24Tokens * head_dim, &dense[size_t(id) * kBlock24Tokens * head_dim]);
-      table[table_entry] = id + 1;
+      table[table_entry] = id;
       return;
     }
     const int id = sparse_ids[block];
-    table[table_entry] = -id - 1;
+    table[table_entry] = block_entry(BlockKind::sparse_24, id);
     std::fill_n(&metadata[id * sparse_block_words(head_dim)], sparse_block_words(head_dim), 0);
     const bool keys = kind == KvOperand::keys;
     const int lines = keys ? kBlock24Tokens : head_dim;  // along which four neighbours lie
@@ -96,7 +96,7 @@ Outcome attend(const Case& test, Random& random) {
     return Element(test.exact ? float(int(random() % 5) - 2) : normal(random) * factor);
   };
   const BatchLayout layout(test);
-  std::vector<int> plain_table(layout.table_size(), kNoBlock), dense_table(layout.table_size(), kNoBlock);
+  std::vector<int> plain_table(layout.table_size(), kNoBlock);
   Operand<Element> keys(KvOperand::keys, test.head_dim, layout.block_count, layout.table_size(), random);
   Operand<Element> values(KvOperand::values, test.head_dim, layout.block_count, layout.table_size(), random);
   int block = 0;
@@ -115,7 +115,6 @@ Outcome attend(const Case& test, Random& random) {
       keys.store(block, entry, chance(test.sparse_keys), random);
       values.store(block, entry, chance(test.sparse_values), random);
       plain_table[entry] = block;
-      dense_table[entry] = block + 1;
     }
   }
 
@@ -125,8 +124,7 @@ Outcome attend(const Case& test, Random& random) {
   const DeviceBuffer<Element> plain_keys(keys.plain), plain_values(values.plain), dense_keys(keys.dense),
       dense_values(values.dense), non_zero_keys(keys.non_zeros), non_zero_values(values.non_zeros);
   const DeviceBuffer<uint32_t> key_metadata(keys.metadata), value_metadata(values.metadata);
-  const DeviceBuffer<int> plain_table_buffer(plain_table), dense_table_buffer(dense_table), key_table(keys.table),
-      value_table(values.table);
+  const DeviceBuffer<int> plain_table_buffer(plain_table), key_table(keys.table), value_table(values.table);
   Attention24Arguments arguments;
   static_cast<PagedAttentionArguments&>(arguments) = operands.arguments();
   arguments.keys = dense_keys.get();
@@ -159,14 +157,14 @@ Outcome attend(const Case& test, Random& random) {
       succeeds(cudaDeviceSynchronize());
       return operands.output.host();
     };
-    const bool same_bits = attend_plainly(as_plain_cache(arguments), arguments.value_table) ==
+    const bool same_bits = attend_plainly(arguments, arguments.value_table) ==
                            attend_plainly(plain, plain.block_table);
     outcome.expect(same_bits, "differs from a plain cache");
   }
   if (test.exact) {
     arguments.keys = plain_keys.get();
     arguments.values = plain_values.get();
-    arguments.block_table = arguments.value_table = dense_table_buffer.get();
+    arguments.block_table = arguments.value_table = plain_table_buffer.get();
     succeeds(launch());
     succeeds(cudaDeviceSynchronize());
     outcome.expect(operands.output.host() == mixed_output, "differs from dense storage of the same");

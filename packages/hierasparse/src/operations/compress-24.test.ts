@@ -1,4 +1,5 @@
 import { CapabilityError, type Device, DTypeError, InvalidValueError, ShapeError } from '@kv/sparse-core';
+import { blockEntry, blockNumber, isDense, noBlock } from '@kv/sparse-core/native';
 import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { ElementMask } from '../element-mask.js';
@@ -15,7 +16,7 @@ const formats = (['keys', 'values'] as const).flatMap((operand) =>
 function oneHead(device: Device, dtype: SparseDType, headDim: number, contents: Uint16Array, ids: readonly number[]) {
   const denseBlocks = contents.length / (64 * headDim);
   const sizes: PoolSizes = { dtype, headDim, denseBlocks, sparseBlocks: ids.length + 2, table: [1, 1, ids.length] };
-  return testPools(device, sizes, contents, Int32Array.from(ids, (id) => id + 1));
+  return testPools(device, sizes, contents, Int32Array.from(ids));
 }
 
 const range = (length: number) => Array.from({ length }, (_, index) => index);
@@ -40,7 +41,7 @@ describeOnDevices('compress24', ({ open }) => {
     const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [4, 1, 0], freedFrom: 0 };
     compress24(stream, { operand, blocks, prunings: [pruning] });
     const { table, nonZeros, metadata } = await readPools(stream, blocks);
-    expect([...table]).toEqual([-5, -2, -1]);
+    expect([...table]).toEqual([4, 1, 0].map((id) => blockEntry('sparse24', id)));
     [4, 1, 0].forEach((sparse, block) => {
       const first = ([2, 0, 1][block] ?? 0) * 64 * headDim;
       const wanted = pruned(operand, headDim, contents.slice(first, first + 64 * headDim));
@@ -98,16 +99,17 @@ describeOnDevices('compress24', ({ open }) => {
           .sort((a, b) => a - b);
         const entries = [...after.table];
         expect(range(blocks).filter((block) => (entries[block] ?? 0) < 0)).toEqual(wanted);
-        expect(wanted.map((block) => -(entries[block] ?? 0) - 1)).toEqual(sparseIds);
+        expect(wanted.map((block) => blockNumber(entries[block] ?? NaN))).toEqual(sparseIds);
         for (const block of range(blocks)) {
           const entry = entries[block] ?? 0;
           const before = content(ids[block] ?? 0);
-          if (entry < 0) {
-            const kept = expanded(operand, headDim, after.nonZeros(-entry - 1), after.metadata(-entry - 1));
+          const number = blockNumber(entry);
+          if (!isDense(entry)) {
+            const kept = expanded(operand, headDim, after.nonZeros(number), after.metadata(number));
             expect(kept).toEqual(pruned(operand, headDim, before));
           } else {
-            expect(freed).not.toContain(entry - 1);
-            expect(after.dense(entry - 1)).toEqual(before);
+            expect(freed).not.toContain(number);
+            expect(after.dense(number)).toEqual(before);
           }
         }
         expect(new Set(entries).size).toBe(blocks);
@@ -123,7 +125,7 @@ describeOnDevices('compress24', ({ open }) => {
     const blocks = oneHead(device, 'f16', 64, contents, [0, 1, 2]);
     const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [0], freedFrom: 2 };
     compress24(stream, { operand: 'keys', blocks, prunings: [pruning] });
-    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([1, 1, -1]);
+    expect([...(await blocks.table.read(stream))].map(isDense)).toEqual([true, true, false]);
   });
 
   it('prunes many heads at once, and the same ones further', async () => {
@@ -140,7 +142,7 @@ describeOnDevices('compress24', ({ open }) => {
       sparseBlocks: order.length,
       table: [slots, kvHeads, width],
     };
-    const pools = testPools(device, sizes, contents, order.map((id) => id + 1));
+    const pools = testPools(device, sizes, contents, order);
     const freeSparse = [...random.permutation(order.length)];
     const held = range(slots * kvHeads).map((row) => [...order.slice(row * width, (row + 1) * width)].sort((a, b) => a - b));
     // Of the rows of slots 0 and 2, two blocks, then two more.
@@ -157,12 +159,13 @@ describeOnDevices('compress24', ({ open }) => {
     for (const row of range(slots * kvHeads)) {
       const entries = [...after.table.slice(row * width, (row + 1) * width)];
       expect(entries.filter((entry) => entry < 0)).toHaveLength(row === 2 || row === 3 ? 0 : 4);
-      expect(entries.filter((entry) => entry > 0).map((entry) => entry - 1).sort((a, b) => a - b)).toEqual(held[row]);
+      expect(entries.filter(isDense).sort((a, b) => a - b)).toEqual(held[row]);
       entries.forEach((entry, block) => {
         const id = order[row * width + block] ?? 0;
         const before = contents.slice(id * 64 * headDim, (id + 1) * 64 * headDim);
-        const now = entry > 0 ? after.dense(entry - 1) : expanded('values', headDim, after.nonZeros(-entry - 1), after.metadata(-entry - 1));
-        expect(now).toEqual(entry > 0 ? before : pruned('values', headDim, before));
+        const number = blockNumber(entry);
+        const now = isDense(entry) ? after.dense(number) : expanded('values', headDim, after.nonZeros(number), after.metadata(number));
+        expect(now).toEqual(isDense(entry) ? before : pruned('values', headDim, before));
       });
     }
   });
@@ -173,8 +176,8 @@ describeOnDevices('compress24', ({ open }) => {
     const contents = new Random(6).elements('f16', 64 * 64);
     const [slots, kvHeads] = [8200, 8];
     // Only the last one has a block.
-    const table = new Int32Array(slots * kvHeads);
-    table[table.length - 1] = 1;
+    const table = new Int32Array(slots * kvHeads).fill(noBlock);
+    table[table.length - 1] = 0;
     const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: 1, sparseBlocks: 1, table: [slots, kvHeads, 1] };
     const blocks = testPools(device, sizes, contents, table);
     const prunings = range(slots * kvHeads).map((row) => ({
@@ -182,12 +185,12 @@ describeOnDevices('compress24', ({ open }) => {
       kvHead: row % kvHeads,
       firstBlock: 0,
       endBlock: 1,
-      sparseIds: table[row] === 1 ? [0] : [],
+      sparseIds: table[row] === 0 ? [0] : [],
       freedFrom: 0,
     }));
     compress24(stream, { operand: 'keys', blocks, prunings });
     const { nonZeros, metadata, table: after } = await readPools(stream, blocks);
-    expect(after.at(-1)).toBe(-1);
+    expect(after.at(-1)).toBe(blockEntry('sparse24', 0));
     expect(expanded('keys', 64, nonZeros(0), metadata(0))).toEqual(pruned('keys', 64, contents));
   });
 
@@ -201,9 +204,9 @@ describeOnDevices('compress24', ({ open }) => {
     const blocks = oneHead(device, 'f16', 64, contents, [0, 1, 2]);
     const pruning = (sparseIds: number[], freedFrom: number) => ({ slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds, freedFrom });
     compress24(stream, { operand: 'keys', blocks, prunings: [pruning([0], 2)] });
-    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([1, 1, -1]);
+    expect([...(await blocks.table.read(stream))].map(isDense)).toEqual([true, true, false]);
     compress24(stream, { operand: 'keys', blocks, prunings: [pruning([1], 1)] });
-    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([-1, 1, -1]);
+    expect([...(await blocks.table.read(stream))].map(isDense)).toEqual([false, true, false]);
   });
 
   it('takes the first of blocks that would lose a NaN, whatever their payloads', async () => {
@@ -215,7 +218,7 @@ describeOnDevices('compress24', ({ open }) => {
     const blocks = oneHead(device, 'f16', 64, contents, [0, 1, 2]);
     const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [0, 1], freedFrom: 1 };
     compress24(stream, { operand: 'keys', blocks, prunings: [pruning] });
-    expect([...(await blocks.table.read(stream))].map(Math.sign)).toEqual([-1, 1, -1]);
+    expect([...(await blocks.table.read(stream))].map(isDense)).toEqual([false, true, false]);
   });
 
   it('makes the blocks of least given loss sparse, whatever they hold', async () => {
@@ -226,7 +229,7 @@ describeOnDevices('compress24', ({ open }) => {
     const odd = [NaN, -NaN, Infinity, -Infinity, 0, -0, 2 ** -149, -(2 ** -149), 1, 1, -1];
     const losses = Float32Array.from({ length: total }, () => (random.next() < 0.5 ? random.pick(odd) : random.next() - 0.5));
     const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: total, sparseBlocks: 2 * width, table: [slots, kvHeads, width] };
-    const ids = Int32Array.from({ length: total }, (_, index) => index + 1);
+    const ids = Int32Array.from({ length: total }, (_, index) => index);
     using blockLoss = device.tensor('f32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], losses);
     for (const count of [1, 40, 149, 290]) {
       const stream = device.createStream();

@@ -1,4 +1,5 @@
 import { DTypeError, InvalidValueError, ShapeError } from '@kv/sparse-core';
+import { blockEntry, blockNumber, isDense, noBlock } from '@kv/sparse-core/native';
 import { describeOnDevices, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { copyIndexMap } from './copy-index-map.js';
@@ -23,8 +24,8 @@ describeOnDevices('copyIndexMap', ({ open }) => {
       };
       const copies = { dense: copiesOf(kinds.dense), sparse: copiesOf(kinds.sparse) };
       const entry = () => {
-        const block = random.integer(0, 900);
-        return random.integer(-1, 1) * (block + 1);
+        const kind = random.pick(['dense', 'sparse24', 'none'] as const);
+        return kind === 'none' ? noBlock : blockEntry(kind, random.integer(0, 900));
       };
       const before = () => Int32Array.from({ length: slots * kvHeads * width }, entry);
       const maps = { keys: before(), values: before() };
@@ -34,9 +35,9 @@ describeOnDevices('copyIndexMap', ({ open }) => {
       copyIndexMap(stream, { keys, values, fromSlot, toSlot, ...copies });
 
       const renamed = (given: number) => {
-        const { from, to } = given > 0 ? copies.dense : copies.sparse;
-        const copy = to[from.indexOf(Math.abs(given) - 1)];
-        return given === 0 || copy === undefined ? given : Math.sign(given) * (copy + 1);
+        const { from, to } = isDense(given) ? copies.dense : copies.sparse;
+        const copy = to[from.indexOf(blockNumber(given))];
+        return given === noBlock || copy === undefined ? given : blockEntry(isDense(given) ? 'dense' : 'sparse24', copy);
       };
       const row = kvHeads * width;
       for (const map of Object.values(maps)) {
@@ -54,6 +55,7 @@ describeOnDevices('copyIndexMap', ({ open }) => {
     ['a negative block', { sparse: { from: [-1], to: [2] } }],
     ['a copy that is no whole number', { sparse: { from: [1], to: [1.5] } }],
     ['a copy that no entry can name', { dense: { from: [1], to: [2 ** 31 - 1] } }],
+    ['a sparse copy that no entry can name', { sparse: { from: [1], to: [2 ** 28] } }],
     ['a block twice', { dense: { from: [4, 7, 4], to: [1, 2, 3] } }],
   ])('refuses %s', async (_, bad) => {
     const entries = Int32Array.from({ length: 3 * 2 * 4 }, (__, index) => index);

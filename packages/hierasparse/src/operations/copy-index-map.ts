@@ -1,6 +1,16 @@
 import { InvalidValueError, type Stream } from '@kv/sparse-core';
-import { expectIndices, expectObject, listOf, loadAddon, operation, show } from '@kv/sparse-core/native';
-import { denseEntry, type Blocks24, sparseEntry } from '../blocks-24.js';
+import {
+  blockEntry,
+  type BlockKind,
+  expectIndices,
+  expectObject,
+  listOf,
+  loadAddon,
+  mostBlocks,
+  operation,
+  show,
+} from '@kv/sparse-core/native';
+import type { Blocks24 } from '../blocks-24.js';
 import { tableRule } from './block-arguments.js';
 
 /** Which blocks of a pool were copied onto which. */
@@ -43,8 +53,8 @@ export function copyIndexMap(stream: Stream, args: CopyIndexMapArguments): void 
       });
     }
     const entries = [
-      ...entriesOf('dense', args.dense, denseEntry),
-      ...entriesOf('sparse', args.sparse, sparseEntry),
+      ...entriesOf('dense', args.dense, 'dense'),
+      ...entriesOf('sparse', args.sparse, 'sparse24'),
     ].sort(([one], [other]) => one - other);
     const twice = entries.find(([from], index) => index > 0 && entries[index - 1]?.[0] === from);
     if (twice !== undefined) {
@@ -59,21 +69,20 @@ export function copyIndexMap(stream: Stream, args: CopyIndexMapArguments): void 
   });
 }
 
-const mostBlocks = 2 ** 31 - 1; // that an entry of 32 bits can name
 const mostCopies = 2 ** 24; // more than pools have blocks
 
 /** What an index map says of each block of a kind, and of its copy. */
-function entriesOf(kind: string, copies: BlockCopies, entryOf: (block: number) => number): [number, number][] {
-  expectObject('copyIndexMap', kind, copies);
-  const from = listOf('copyIndexMap', `${kind}.from`, copies.from, mostCopies);
-  const to = listOf('copyIndexMap', `${kind}.to`, copies.to, mostCopies);
+function entriesOf(name: string, copies: BlockCopies, kind: BlockKind): [number, number][] {
+  expectObject('copyIndexMap', name, copies);
+  const from = listOf('copyIndexMap', `${name}.from`, copies.from, mostCopies);
+  const to = listOf('copyIndexMap', `${name}.to`, copies.to, mostCopies);
   if (from.length !== to.length) {
     throw new InvalidValueError(
-      `copyIndexMap: ${from.length} ${kind} blocks were copied to ${to.length}; pair them up.`,
-      { subject: kind, given: to.length, wanted: from.length },
+      `copyIndexMap: ${from.length} ${name} blocks were copied to ${to.length}; pair them up.`,
+      { subject: name, given: to.length, wanted: from.length },
     );
   }
-  expectIndices('copyIndexMap', `${kind}.from`, from, mostBlocks);
-  expectIndices('copyIndexMap', `${kind}.to`, to, mostBlocks);
-  return from.map((block, index) => [entryOf(block), entryOf(to[index] ?? NaN)]);
+  expectIndices('copyIndexMap', `${name}.from`, from, mostBlocks(kind));
+  expectIndices('copyIndexMap', `${name}.to`, to, mostBlocks(kind));
+  return from.map((block, index) => [blockEntry(kind, block), blockEntry(kind, to[index] ?? NaN)]);
 }

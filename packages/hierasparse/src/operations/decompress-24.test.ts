@@ -21,7 +21,7 @@ describeOnDevices('decompress24', ({ open }) => {
       const random = new Random(1);
       const contents = Uint16Array.from({ length: 3 * 64 * headDim }, () => random.integer(0, 65535));
       const sizes: PoolSizes = { dtype, headDim, denseBlocks: 3, sparseBlocks: 5, table: [1, 1, 3] };
-      const blocks = testPools(device, sizes, contents, Int32Array.of(1, 2, 3));
+      const blocks = testPools(device, sizes, contents, Int32Array.of(0, 1, 2));
       const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [3, 0, 4], freedFrom: 0 };
       compress24(stream, { operand, blocks, prunings: [pruning] });
       const dense = device.tensor(
@@ -45,7 +45,7 @@ describeOnDevices('decompress24', ({ open }) => {
     const random = new Random(2);
     const contents = Uint16Array.from({ length: 3 * 64 * 64 }, () => random.integer(0, 65535));
     const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: 3, sparseBlocks: 3, table: [1, 1, 3] };
-    const blocks = testPools(device, sizes, contents, Int32Array.of(1, 2, 3));
+    const blocks = testPools(device, sizes, contents, Int32Array.of(0, 1, 2));
     const pruning = { slot: 0, kvHead: 0, firstBlock: 0, endBlock: 3, sparseIds: [2, 0, 1], freedFrom: 0 };
     compress24(stream, { operand: 'values', blocks, prunings: [pruning] });
     const untouched = new Uint16Array(64 * 64).fill(0x7e01);
@@ -62,7 +62,7 @@ describeOnDevices('decompress24', ({ open }) => {
     const device = open();
     const stream = device.createStream();
     const sizes: PoolSizes = { dtype: 'f16', headDim: 64, denseBlocks: 1, sparseBlocks: 2, table: [1, 1, 1] };
-    const { dense, sparse } = testPools(device, sizes, new Uint16Array(64 * 64), Int32Array.of(1));
+    const { dense, sparse } = testPools(device, sizes, new Uint16Array(64 * 64), Int32Array.of(0));
     const axes = ['block', 'blockToken', 'dim'] as const;
     const good = { operand: 'keys', sparse, ids: [0], dense } as const;
     expect(() => decompress24(stream, { ...good, ids: [0, 1] })).toThrow(ShapeError);

@@ -1,4 +1,5 @@
 import { copyBlocks, type Stream } from '@kv/sparse-core';
+import { blockNumber, isDense } from '@kv/sparse-core/native';
 import type { KvOperand } from '../blocks-24.js';
 import { decompress24 } from '../operations/decompress-24.js';
 import type { MixedBlockPools } from './mixed-block-pools.js';
@@ -18,8 +19,8 @@ export function enqueueDense(
   const dense = { from: [] as number[], to: [] as number[] };
   const sparse = { from: [] as number[], to: [] as number[] };
   entries.forEach((entry, index) => {
-    const copies = entry > 0 ? dense : sparse;
-    copies.from.push(Math.abs(entry) - 1);
+    const copies = isDense(entry) ? dense : sparse;
+    copies.from.push(blockNumber(entry));
     copies.to.push(places[index] ?? NaN);
   });
   copyBlocks(stream, { pool: pools.dense, ...dense });

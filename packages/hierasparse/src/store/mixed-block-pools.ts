@@ -36,10 +36,7 @@ export function sumOfNeeds(needs: readonly (BlockNeeds | undefined)[]): BlockNee
 export class MixedBlockPools {
   /** `[block, blockToken, dim]`: pair n has its keys at n and its values at `pairs + n`; singles follow. */
   readonly dense: DensePool;
-  /**
-   * `[1 + pair, blockToken, dim]`: the parts of the pairs, each behind a block that is not theirs. An index map, which
-   * counts from 1, is so the block table of both wherever it names pairs.
-   */
+  /** `[pair, blockToken, dim]`: the parts of the pairs. An index map is the block table of both wherever it names pairs. */
   readonly paired: { readonly keys: DensePool; readonly values: DensePool };
   readonly sparse: { readonly keys: SparsePool; readonly values: SparsePool };
   /** Held once for each of its two blocks. */
@@ -50,7 +47,6 @@ export class MixedBlockPools {
   readonly sparseBytes: number;
   /** Of all blocks, in use or not. */
   readonly bytes: number;
-  readonly #padded: DensePool;
   readonly #pairs: number;
 
   constructor({ device, dtype, headDim, sizes }: PoolOptions) {
@@ -60,22 +56,20 @@ export class MixedBlockPools {
       return tensor;
     };
     const { pairs, singles, spareSingles } = sizes;
-    const shape = [1 + 2 * pairs + singles + spareSingles, blockTokens, headDim] as const;
+    const shape = [2 * pairs + singles + spareSingles, blockTokens, headDim] as const;
     const sparse = (operand: KvOperand) => keep(new SparsePool(device, dtype, headDim, sizes.sparse[operand]));
     try {
-      this.#padded = keep(device.tensor(dtype, ['block', 'blockToken', 'dim'], shape));
+      this.dense = keep(device.tensor(dtype, ['block', 'blockToken', 'dim'], shape));
       this.sparse = { keys: sparse('keys'), values: sparse('values') };
     } catch (error) {
       for (const each of made) each[Symbol.dispose]();
       throw error;
     }
-    const part = (first: number, end: number) => this.#padded.slice('block', first, end);
-    this.dense = part(1, shape[0]);
-    this.paired = { keys: part(0, 1 + pairs), values: part(pairs, 1 + 2 * pairs) };
+    this.paired = { keys: this.dense.slice('block', 0, pairs), values: this.dense.slice('block', pairs, 2 * pairs) };
     this.denseBytes = blockTokens * headDim * byteSize(dtype);
     this.sparseBytes =
       sparseBlockElements(headDim) * byteSize(dtype) + sparseBlockWords(headDim) * byteSize('u32');
-    this.bytes = this.#padded.byteLength + this.sparse.keys.byteLength + this.sparse.values.byteLength;
+    this.bytes = this.dense.byteLength + this.sparse.keys.byteLength + this.sparse.values.byteLength;
     this.#pairs = pairs;
     this.pairIds = new BlockIds('dense blocks', pairs);
     this.singleIds = new BlockIds('blocks that stay dense', singles + spareSingles, spareSingles);
@@ -160,7 +154,7 @@ export class MixedBlockPools {
   }
 
   dispose(): void {
-    this.#padded.dispose();
+    this.dense.dispose();
     this.sparse.keys[Symbol.dispose]();
     this.sparse.values[Symbol.dispose]();
   }

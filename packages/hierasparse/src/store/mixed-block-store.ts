@@ -22,7 +22,7 @@ import {
 import { checkedCall, entriesOf, expectHeld, expectPrepared, nativeOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
 import { allDense, anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
-import { type BlockLoss, blockTokens, denseEntry, type KvOperand, type Blocks24, operands } from '../blocks-24.js';
+import { type BlockLoss, blockTokens, type KvOperand, type Blocks24, operands } from '../blocks-24.js';
 import { compress24 } from '../operations/compress-24.js';
 import { copyIndexMap } from '../operations/copy-index-map.js';
 import { decodeAttention24 } from '../operations/decode-attention-24.js';
@@ -374,7 +374,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
       }
       const singles = pools.allocateSingles(pairs.length);
       blocks.place(operand, singles);
-      this.#map(stream, operand, { slot, kvHead, firstBlock }, singles.map(denseEntry));
+      this.#map(stream, operand, { slot, kvHead, firstBlock }, singles);
       from.push(places);
       to.push(singles);
     }
@@ -410,7 +410,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
       const head = headOf(one);
       const place = { ...one, firstBlock: head?.count ?? 0 };
       for (const operand of operands) {
-        this.#map(stream, operand, place, pools.placesOf(operand, pairs).map(denseEntry));
+        this.#map(stream, operand, place, pools.placesOf(operand, pairs));
       }
       head?.add(pairs);
     }
@@ -426,7 +426,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
         const entries = maps[operand].subarray(row + firstBlock, row + head.endBlock);
         const places = pools.placesOf(operand, pairs);
         enqueueDense(stream, pools, operand, entries, places);
-        this.#map(stream, operand, { slot, kvHead, firstBlock }, places.map(denseEntry));
+        this.#map(stream, operand, { slot, kvHead, firstBlock }, places);
       }
       head.makeDense(pairs);
     }

@@ -6,6 +6,7 @@ import {
   ShapeError,
   type Stream,
 } from '@kv/sparse-core';
+import { blockEntry, blockNumber, isDense, noBlock } from '@kv/sparse-core/native';
 import { attentionRow, decode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect } from 'vitest';
 import { blockTokens, type KvOperand, type SparseDType } from '../blocks-24.js';
@@ -84,13 +85,13 @@ export async function mixedCache(
 
   const operand = async (name: KvOperand) => {
     const contents = random.elements(dtype, count * blockTokens * headDim);
-    const table = places.permutation(count).map((id) => id + 1);
+    const table = places.permutation(count);
     const placed = new Uint16Array(contents.length);
     const blockElements = blockTokens * headDim;
     table.forEach((entry, index) => {
       placed.set(
         contents.subarray(index * blockElements, (index + 1) * blockElements),
-        (entry - 1) * blockElements,
+        entry * blockElements,
       );
     });
     const poolSizes = {
@@ -106,9 +107,7 @@ export async function mixedCache(
       const full = Math.floor(keys / blockTokens);
       const wanted = { none: 0, some: random.integer(0, full), all: full }[sizes.sparse[name]];
       if (wanted === 0) return [];
-      const ids = [...table.slice(row * width, row * width + full)]
-        .map((entry) => entry - 1)
-        .sort((a, b) => a - b);
+      const ids = table.slice(row * width, row * width + full).sort();
       const [slot, kvHead] = [Math.floor(row / kvHeads), row % kvHeads];
       const freedFrom = ids[full - wanted] ?? NaN;
       return [{ slot, kvHead, firstBlock: 0, endBlock: full, sparseIds: free.splice(0, wanted), freedFrom }];
@@ -163,8 +162,8 @@ async function written(
   const { table, dense, nonZeros, metadata } = await readPools(stream, pools);
   const whole = new Uint16Array(table.length * blockTokens * headDim);
   table.forEach((entry, index) => {
-    const block =
-      entry > 0 ? dense(entry - 1) : expanded(operand, headDim, nonZeros(-entry - 1), metadata(-entry - 1));
+    const number = blockNumber(entry);
+    const block = isDense(entry) ? dense(number) : expanded(operand, headDim, nonZeros(number), metadata(number));
     whole.set(block, index * blockTokens * headDim);
   });
   return whole;
@@ -305,7 +304,7 @@ export async function checkMixedRefusals(
   await call({});
   const table = (entries: readonly number[]) =>
     device.tensor('i32', ['slot', 'kvHead', 'block'], [1, 1, 4], Int32Array.from(entries));
-  expect(() => call({ values: { ...values, table: table([1, 2, 3, 4]).slice('block', 0, 3) } })).toThrow(
+  expect(() => call({ values: { ...values, table: table([0, 1, 2, 3]).slice('block', 0, 3) } })).toThrow(
     ShapeError,
   );
   const { metadata } = keys.sparse;
@@ -316,11 +315,13 @@ export async function checkMixedRefusals(
   expect(() => call({ keys: { ...keys, sparse: { metadata, nonZeros: others } } })).toThrow(DTypeError);
   expect(() => call({ scale: NaN })).toThrow(InvalidValueError);
   const rejected: Partial<Attention24Arguments>[] = [
-    { values: { ...values, table: table([1, 2, 99, 0]) } },
-    { values: { ...values, table: table([1, 0, 2, 0]) } },
-    { values: { ...values, table: table([1, -99, 2, 0]) } },
+    { values: { ...values, table: table([0, 1, 98, noBlock]) } },
+    { values: { ...values, table: table([0, noBlock, 1, noBlock]) } },
+    { values: { ...values, table: table([0, blockEntry('sparse24', 98), 1, noBlock]) } },
+    // Of a kind that is not known here.
+    { values: { ...values, table: table([0, (9 << 28) | 1, 1, noBlock]) } },
     // The last of 130 keys are not a full block.
-    { values: { ...values, table: table([1, 2, -1, 0]) } },
+    { values: { ...values, table: table([0, 1, blockEntry('sparse24', 0), noBlock]) } },
     { sparseKeys: false },
     { keyCounts: keyCounts.device.tensor('i32', ['slot', 'kvHead'], [1, 1], Int32Array.of(1000)) },
   ];

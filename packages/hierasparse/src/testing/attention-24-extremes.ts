@@ -96,7 +96,7 @@ export async function checkNaNShows(attention: Attention24, device: Device, rows
     // The last key of the first kv head, of a dense block: of the rows only the last one sees it.
     const { dense, table } = cache.mixed.keys;
     const token = keyCounts[0] - 1;
-    const block = ((await table.read())[Math.floor(token / blockTokens)] ?? NaN) - 1;
+    const block = (await table.read())[Math.floor(token / blockTokens)] ?? NaN;
     const row = dense
       .slice('block', block, block + 1)
       .slice('blockToken', token % blockTokens, (token % blockTokens) + 1);
