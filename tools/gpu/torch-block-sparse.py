@@ -28,17 +28,17 @@ def causal_blocks(tokens):
 
 
 def random_mask(tokens, density):
-    """[head, tile, block]: random blocks, and those of the diagonal and the first."""
+    """[head, tile, block]: the first block, those of the diagonal, and as many random ones as make up the density."""
     seen = causal_blocks(tokens)
-    mask = torch.rand(QUERY_HEADS, *seen.shape, device='cuda') < density
     tile = torch.arange(seen.shape[0], device='cuda')
+    mask = torch.rand(QUERY_HEADS, *seen.shape, device='cuda') < density - 3 * len(tile) / float(seen.sum())
     for block in (torch.zeros_like(tile), 2 * tile, 2 * tile + 1):
         mask[:, tile, block] = True
     return mask & seen
 
 
 def skeleton_mask(tokens, density):
-    """As random_mask, of vertical lines and of lines along the diagonal, a number of each that differs from head to head."""
+    """[head, tile, block]: vertical lines and lines along the diagonal, of a number that differs from head to head."""
     seen = causal_blocks(tokens)
     tiles, blocks = seen.shape
     tile, block = torch.arange(tiles, device='cuda'), torch.arange(blocks, device='cuda')
@@ -188,7 +188,7 @@ def comparisons(rows, machine, date, rival):
         if other is not None:
             row['reference'] = dict(name='our dense attention' if 'kv dense' in by_name else rival, **summary(other))
         if case == 'all blocks':
-            row['target'] = {'ratio': 1.02}
+            row['target'] = {'ratio': 0.98}
         elif case in TARGETS and ours['tokens'] == 131072:
             row['target'] = TARGETS[case]
         row.update({name: ours[name] for name in ('teraflops', 'clockMegahertz', 'watts')})
