@@ -1,8 +1,15 @@
 import { CapabilityError } from '@kv/sparse-core';
-import type { KvCapacity, RopeDescription } from '@kv/sparse-core';
+import type { KvCapacity, KvPolicy, RopeDescription, Stream } from '@kv/sparse-core';
 
 import { LayerRunner } from './layer-runner.js';
-import type { Runner } from './runner.js';
+import type { RunnerModel } from './runner-model.js';
+
+/** The runner whose layers they are. */
+interface LayersOwner {
+  readonly model: RunnerModel;
+  readonly policy: KvPolicy;
+  readonly stream: Stream;
+}
 
 type Own = <Kind extends Disposable>(made: Kind) => Kind;
 
@@ -11,7 +18,7 @@ type Own = <Kind extends Disposable>(made: Kind) => Kind;
  * @param own takes what is to be disposed of with the runner
  * @throws CapabilityError when the policy's store does not serve all layers; what its parts throw
  */
-export function createLayers(runner: Runner, capacity: KvCapacity, rope: RopeDescription, own: Own): LayerRunner[] {
+export function createLayers(runner: LayersOwner, capacity: KvCapacity, rope: RopeDescription, own: Own): LayerRunner[] {
   const { policy } = runner;
   const { config, device, weights } = runner.model;
   const { queryHeads, kvHeads, headDim } = config;

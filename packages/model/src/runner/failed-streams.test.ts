@@ -97,7 +97,7 @@ describeOnDevices('an operation that fails its stream', (kind) => {
       await expect(logits.read()).rejects.toThrow(enqueuedFailure);
       await expect(step(runner, [forgotten])).rejects.toThrow(DisposedError);
       // Nor is it known what the batch holds.
-      await expect(runner.runLayers(batch, 0, 1)).rejects.toThrow(/batch was ended by an error/);
+      await expect(runner.runLayers(batch, 0, 1)).rejects.toThrow(/batch was ended by an error \(embedding: ids\[0\] is 7/);
       expect(await step(runner, [waited])).toHaveLength(4096);
       for (const each of [logits, batch]) each.dispose();
     }));

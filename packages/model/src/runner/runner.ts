@@ -331,9 +331,10 @@ export class Runner implements Disposable {
       this.#stream = this.#openStream();
       this.#stream.waitFor(failed, { takesFailure: false });
       failed.dispose();
+      this.#work.failed(failed, failure);
       this.#decodeSteps.forget();
       for (const sequence of this.#sequences) {
-        if (!this.#work.isLost(sequence, this.#stream)) continue;
+        if (this.#work.lostBy(sequence) === undefined) continue;
         sequence.fail(failure);
         sequence.dispose();
       }
@@ -434,11 +435,10 @@ export class Runner implements Disposable {
       });
     }
     expectWholeNumber('layer', layer, -1, this.#layers.length);
-    if (this.#work.isLost(batch, this.#stream)) {
-      throw new DisposedError('The batch was ended by an error of its stream; make another with createBatch().', {
-        subject: 'batch',
-        cause: this.#failure,
-      });
+    const cause = this.#work.lostBy(batch);
+    if (cause !== undefined) {
+      const message = `The batch was ended by an error (${cause.message}); make another with createBatch().`;
+      throw new DisposedError(message, { subject: 'batch', cause });
     }
     batch.assertNext(layer, this.#layers.length);
   }

@@ -17,6 +17,7 @@ interface Work {
  */
 export class WorkLog {
   readonly #newest = new WeakMap<Owner, Work>();
+  readonly #failures = new WeakMap<Stream, Error>();
 
   /** More is being enqueued, until `enqueued`. */
   begin(stream: Stream, owners: Iterable<Owner>): void {
@@ -28,9 +29,13 @@ export class WorkLog {
     for (const owner of owners) this.#newest.set(owner, work);
   }
 
-  /** Whether work on another stream than the runner's present one may have been skipped. */
-  isLost(owner: Owner, present: Stream): boolean {
+  failed(stream: Stream, failure: Error): void {
+    this.#failures.set(stream, failure);
+  }
+
+  /** The failure behind which the owner's work may have been skipped, if there is one. */
+  lostBy(owner: Owner): Error | undefined {
     const work = this.#newest.get(owner);
-    return work !== undefined && work.stream !== present && !work.isDone();
+    return work === undefined || work.isDone() ? undefined : this.#failures.get(work.stream);
   }
 }
