@@ -39,14 +39,23 @@ function packNode() {
   run(node, ['--version']);
 }
 
+/** Fails when a test imports what the kit's stand-in for vitest does not have. */
+function expectProvided(packageName, file, text, provided) {
+  for (const [, names] of text.matchAll(/^import \{([^}]*)\} from 'vitest';/gm)) {
+    const missing = names.split(',').map((each) => each.trim()).filter((each) => each !== '' && !each.startsWith('type ') && !provided.has(each));
+    if (missing.length > 0) throw new Error(`${packageName}/src/${file} imports ${missing.join(', ')}, which tools/test-kit/vitest.mjs does not have.`);
+  }
+}
+
 /** Compiles sources and tests file by file, so that each finds its data where its source does. */
-async function packPackage(folder) {
+async function packPackage(folder, provided) {
   const name = basename(folder);
   const target = join(kit, 'packages', name);
   mkdirSync(target, { recursive: true });
   writeFileSync(join(target, 'package.json'), JSON.stringify(compiledManifest(folder)));
   if (existsSync(join(folder, 'test-data'))) cpSync(join(folder, 'test-data'), join(target, 'test-data'), { recursive: true });
   const sources = readdirSync(join(folder, 'src'), { recursive: true }).filter((file) => file.endsWith('.ts'));
+  for (const file of sources) expectProvided(name, file, readFileSync(join(folder, 'src', file), 'utf8'), provided);
   await build({
     entryPoints: sources.map((file) => join(folder, 'src', file)),
     outbase: join(folder, 'src'),
@@ -130,11 +139,12 @@ try {
   packAddon();
   packNativeTests();
   await packRunner();
+  const provided = new Set(Object.keys(await import(join(kit, 'node_modules/vitest/index.js'))));
   const packages = readdirSync(join(root, 'packages'))
     .map((name) => join(root, 'packages', name))
     .filter((folder) => existsSync(join(folder, 'src')));
   for (const folder of packages) {
-    await packPackage(folder);
+    await packPackage(folder, provided);
     const { dependencies = {} } = manifestOf(folder);
     for (const name of Object.keys(dependencies)) if (!name.startsWith('@kv/')) packDependency(name);
   }
@@ -142,7 +152,9 @@ try {
   for (const folder of ['models', 'tools/bench', 'tools/gpu']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
   for (const file of ['main-job.mjs', 'make-random-model.mjs']) copyFileSync(join(root, 'tools', file), join(kit, 'tools', file));
   // Sorted, so that the two files with the same kernels lie near each other.
-  const how = ['--create', '--file', archive, '--sort=name', '--use-compress-program', 'xz -T0'];
+  // The dictionary is larger than the two files of CUDA's checks, which hold the same kernels one after the other.
+  const compress = 'xz -T0 --lzma2=preset=6,dict=32MiB';
+  const how = ['--create', '--file', archive, '--sort=name', '--use-compress-program', compress];
   run('tar', [...how, '--directory', dirname(kit), basename(kit)]);
   const { size } = statSync(archive);
   console.log(`${archive}: ${(size / 1e6).toFixed(1)} MB`);

@@ -12,8 +12,8 @@ import {
   QueueFullError,
 } from '@kv/sparse-core';
 import type { KvPolicy } from '@kv/sparse-core';
-import { enqueuedFailure, enqueueFailure, Random } from '@kv/sparse-core/testing';
-import { describe, expect, it, vi } from 'vitest';
+import { enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
+import { describe, expect, it } from 'vitest';
 
 import { createPolicy } from '@kv/policies';
 import { needleModel } from './testing/run-kv.js';
@@ -274,10 +274,7 @@ describe.each(['cpu', 'cuda'] as const)('random operations on sequences on %s', 
     await recordSteps(runner, sequences);
     await runner.stream.synchronize();
     expect(runner.kvBytes).toEqual({ device: 0, host: 0 });
-    // Streams that failed let go of what they hold in the background.
-    await vi.waitFor(() => {
-      expect(model.device.memory().live).toBe(before.live);
-    });
+    expect(await liveBytes(model.device, before.live)).toBe(before.live);
     const after = model.device.memory();
     expect(after.finalized).toBe(before.finalized);
     if (process.env.KV_SEQUENCE_OPERATIONS !== undefined) console.log(name, Object.fromEntries([...world.outcomes].sort()));

@@ -1,10 +1,11 @@
 import { densePagedStore, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
 import type { KvStore, KvStoreFactory } from '@kv/sparse-core';
+import { liveBytes } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
-import { liveBytes, recordedStep, unrecordedStep, withRunner } from '../testing/run-model.js';
+import { recordedStep, unrecordedStep, withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner } from './runner.js';

@@ -1,12 +1,12 @@
 import { densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
 import type { PrefillAttention } from '@kv/sparse-core';
-import { enqueuedFailure, enqueueFailure } from '@kv/sparse-core/testing';
+import { enqueuedFailure, enqueueFailure, liveBytes } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import { generateTokens } from '../generate/generate-tokens.js';
 import { prefill } from '../generate/prefill.js';
 import type { Model } from '../model.js';
-import { liveBytes, withRunner } from '../testing/run-model.js';
+import { withRunner } from '../testing/run-model.js';
 import { needleModel } from '../testing/paths.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import type { Runner } from './runner.js';

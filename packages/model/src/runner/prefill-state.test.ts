@@ -1,9 +1,10 @@
 import { CapabilityError, densePrefill, kvPolicy } from '@kv/sparse-core';
 import type { KvLayer, PrefillAttention, PrefillState } from '@kv/sparse-core';
+import { liveBytes } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import { goldenModel } from '../testing/golden.js';
-import { liveBytes, withRunner } from '../testing/run-model.js';
+import { withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import type { Phase } from './model-batch.js';
 import type { Runner } from './runner.js';

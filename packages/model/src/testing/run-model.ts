@@ -1,7 +1,5 @@
-import { setTimeout } from 'node:timers/promises';
-
 import { createDevice, densePagedStore, kvPolicy } from '@kv/sparse-core';
-import type { Device, DeviceKind, FloatDType } from '@kv/sparse-core';
+import type { DeviceKind, FloatDType } from '@kv/sparse-core';
 
 import { Model } from '../model.js';
 import type { BatchEntry, ModelBatch } from '../runner/model-batch.js';
@@ -63,11 +61,4 @@ export async function allLogits(
     logits.set(await rows.read(), start * vocabularySize);
   }
   return logits;
-}
-
-/** The bytes that a device holds once disposed streams, which close in the background, have let go of theirs. */
-export async function liveBytes(device: Device, wanted: number): Promise<number> {
-  const end = Date.now() + 10_000;
-  while (device.memory().live !== wanted && Date.now() < end) await setTimeout(5);
-  return device.memory().live;
 }

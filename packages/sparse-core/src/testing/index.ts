@@ -3,6 +3,7 @@ export { attentionRow, type AttentionSizes, type OracleRow, randomCache, type Ra
 export * from './legal-values.js';
 export { enqueuedFailure, enqueueFailure } from './enqueue-failure.js';
 export { expectAllTried } from './expect-all-tried.js';
+export { liveBytes } from './live-bytes.js';
 export { type MisusedFunction, misusedOperation, MisuseSuite } from './misuse.js';
 export { misusedStore } from './misused-stores.js';
 export { uniform } from './philox.js';

@@ -2,13 +2,14 @@ import { writeFileSync } from 'node:fs';
 import { mkdtemp } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { expect, vi } from 'vitest';
+import { expect } from 'vitest';
 import { createDevice, devices } from '../device.js';
 import { type ElementArray } from '../dtype.js';
 import { KvError } from '../errors.js';
 import type { Device, Stream, Tensor } from '../handles.js';
 import { TensorObject } from '../tensor.js';
 import type { LegalValue } from './legal-values.js';
+import { liveBytes } from './live-bytes.js';
 import { Random } from './random.js';
 import { type WrongSources, type WrongValue, wrongValues } from './wrong-values.js';
 
@@ -168,9 +169,7 @@ export class MisuseSuite {
     }
     expect(await this.#rightCall(subject), `${subject.name} after all that was wrong`).toEqual(wanted);
     // Streams let go of what they hold when they are closed, in the background.
-    await vi.waitFor(() => {
-      expect(device.memory().live - before, `bytes that ${subject.name} left`).toBe(0);
-    });
+    expect((await liveBytes(device, before)) - before, `bytes that ${subject.name} left`).toBe(0);
   }
 
   /** What all tensors of a right call hold behind it. */
