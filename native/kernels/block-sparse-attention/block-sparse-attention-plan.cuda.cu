@@ -9,16 +9,16 @@ namespace kv {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kBins = kThreads;  // of lengths
+constexpr int kBins = kThreads;  // each holds the lists of about one length
 constexpr size_t kCountBytes = 256;
 
-// The query tiles of one batch entry that read one kv head, from the last rows to the first.
+// The work tiles of one batch entry that read one kv head, numbered from the last rows to the first.
 struct TilesOfHead {
   const BlockSparseAttentionArguments& a;
   int entry;
   int kv_head;
   int first_row, rows, slot, key_count;
-  int first_tile = 0;  // of the entry, among the lists
+  int first_tile = 0;  // the entry's first query tile
   int query_tiles;
   int group;
 
@@ -39,7 +39,7 @@ struct TilesOfHead {
   __device__ int query_head(int i) const { return kv_head * group + i % group; }
   __device__ int listed(int i) const { return a.lists.count(query_head(i), first_tile + query_tile(i)); }
 
-  // The bin of a length; longer lists have lower bins.
+  // Longer lists have lower bins.
   __device__ int bin(int listed) const {
     const int longest = key_block_limit(a.causal, key_count, rows, (query_tiles - 1) * kListedQueryTile);
     return longest == 0 ? 0 : kBins - 1 - static_cast<int>(int64_t{listed} * (kBins - 1) / longest);
@@ -69,12 +69,12 @@ struct TilesOfHead {
   }
 };
 
-// One block for each batch entry and kv head.
+// One thread block for each batch entry and kv head.
 __global__ void __launch_bounds__(kThreads)
     plan_tiles(const __grid_constant__ BlockSparseAttentionArguments a, ListedTile* tiles, int32_t* count) {
   using Scan = cub::BlockScan<int, kThreads>;
   __shared__ typename Scan::TempStorage scan;
-  __shared__ int bins[kBins];  // how many tiles, then where the next one goes
+  __shared__ int bins[kBins];  // first the number of tiles, then the place of the next tile
   ptx::follow_previous_kernel();
   const int thread = static_cast<int>(threadIdx.x);
   const TilesOfHead head(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));

@@ -1,16 +1,16 @@
 // Launchers of block-sparse attention on CUDA devices. They validate what the host can see, enqueue on `stream` and
-// return. Tables and lists of the arguments were checked.
+// return. The tables and lists of the arguments must be checked before.
 #pragma once
 
 #include "kernels/block-sparse-attention/block-sparse-attention-plan.cuda.h"
 
 namespace kv {
 
-// Device memory that a launch needs, to hand out its work. Its content does not matter. Launches that may run at the
-// same time need one each.
+// A launch needs this much device memory to hand out its work. The content does not matter. Launches that may run at
+// the same time need separate memory.
 constexpr size_t kBlockSparseAttentionWorkspaceBytes = 16;
 
-// A block's tokens come in multiples of this on Hopper.
+// On Hopper the number of tokens of a cache block must be a multiple of this.
 constexpr int kBlockSparseBlockMultiple = 8;
 
 namespace sm90a {

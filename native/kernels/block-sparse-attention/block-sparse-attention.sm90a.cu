@@ -1,4 +1,4 @@
-// Block-sparse attention for Hopper: the attention loop over pairs of listed blocks.
+// Block-sparse attention for Hopper: the attention loop over the listed blocks, two in each key tile.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,8 +9,8 @@
 namespace kv::sm90a {
 namespace {
 
-// The blocks of a list from the last to the first, two a key tile. Pairs are counted from the first block on, so that a
-// list of all blocks has the key tiles of dense attention, and the same bits.
+// The blocks of a list from the last to the first, two in each key tile. The first two blocks are a pair, and so on. So
+// a list of all blocks has the key tiles of dense attention, and gives the same bits.
 struct ListedKeyTiles {
   using Arguments = ListedArguments;
   using Work = ListedWork;
@@ -24,7 +24,7 @@ struct ListedKeyTiles {
     __device__ int first_key(int run) const {
       return number == work->key_tiles - 1 ? work->last_first_keys[0][run] : work->last_first_keys[1][run];
     }
-    // The rows' last keys lie in three blocks at most, which are in the last two tiles if they are listed.
+    // The keys that only some rows see lie in three blocks at most. Those that are listed are in the last two tiles.
     __device__ bool hides() const {
       return number >= work->key_tiles - 2 && first_key(1) + kKeyBlockTokens > min(work->visible_keys, work->key_count);
     }
@@ -43,7 +43,7 @@ struct ListedKeyTiles {
     Tile tile_;
   };
 
-  // Blocks are negative for lanes past the tile or the last key.
+  // Blocks are negative for lanes that are past the tile or past the last key.
   struct Box {
     int token;  // in the block
     int key_block;

@@ -4,7 +4,7 @@
 // `KeyTiles` says which keys a work tile reads. It has these members:
 //   Arguments  PagedAttentionArguments, and what else its functions read.
 //   Work       The numbering of the work tiles. Work::Tile is a PrefillTile.
-//   count(work), first_key(work, i)   The key tiles, in the order of the keys.
+//   count(work), first_key(work, i)   How many key tiles there are, and the first key of each, in ascending order.
 #pragma once
 
 #include <cuda_bf16.h>

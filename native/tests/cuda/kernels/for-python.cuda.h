@@ -31,9 +31,9 @@ inline Fault* fault_for_python() {
   return fault;
 }
 
-// `sizes`: kernel (0 prefill, 1 decode, 2 prefill for sm_80), rows, batch, query heads, kv heads, head dim, block tokens,
-// table width, causal, bf16, blocks. `pointers`: query, output, log-sum-exp, keys, values, table, counts, slots, query
-// start, workspace, counters. Tensors are contiguous.
+// `sizes`: kernel (0 prefill, 1 decode, 2 prefill for sm_80), rows, batch, query heads, kv heads, head dim, block
+// tokens, table width, causal, bf16, blocks. `pointers`: query, output, log-sum-exp, keys, values, table, counts, slots,
+// query start, workspace, counters. Tensors are contiguous.
 inline PagedAttentionArguments attention_for_python(const int64_t* sizes, void* const* pointers, float scale) {
   PagedAttentionArguments arguments;
   arguments.query_tokens = static_cast<int32_t>(sizes[1]);
@@ -44,7 +44,8 @@ inline PagedAttentionArguments attention_for_python(const int64_t* sizes, void* 
   arguments.block_tokens = static_cast<int32_t>(sizes[6]);
   arguments.table_width = static_cast<int32_t>(sizes[7]);
   arguments.causal = sizes[8] != 0;
-  arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype = sizes[9] ? DType::bf16 : DType::f16;
+  arguments.cache_dtype = sizes[9] ? DType::bf16 : DType::f16;
+  arguments.query_dtype = arguments.output_dtype = arguments.cache_dtype;
   arguments.block_count = static_cast<int32_t>(sizes[10]);
   arguments.slot_count = arguments.batch;
   arguments.query_token_stride = arguments.output_token_stride = sizes[3] * sizes[5];

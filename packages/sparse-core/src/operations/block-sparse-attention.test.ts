@@ -1,7 +1,13 @@
 import { expect, it } from 'vitest';
 import { InvalidValueError } from '../errors.js';
 import type { Device, Stream } from '../handles.js';
-import { checkAgainstOracle, checkEntriesWithoutRows, checkRefusals, randomSizes, tensorCoreSizes } from '../testing/attention-checks.js';
+import {
+  checkAgainstOracle,
+  checkEntriesWithoutRows,
+  checkRefusals,
+  randomSizes,
+  tensorCoreSizes,
+} from '../testing/attention-checks.js';
 import { type AttentionSizes, randomCache } from '../testing/attention-oracle.js';
 import { everyBlock, keyBlockLists, type QueryTile } from '../testing/key-block-lists.js';
 import { encode, Random } from '../testing/random.js';
@@ -34,8 +40,10 @@ function problem(device: Device, random: Random, sizes: Sizes) {
   const queryStart = device.tensor('i32', ['boundary'], [sizes.rows.length + 1], cache.queryStart);
   const run = async (attention: Attention, causal = true) => {
     using output = device.tensor(dtype, axes, shape, poison);
-    using logSumExp = device.tensor('f32', ['token', 'queryHead'], [tokens, kvHeads * group], new Float32Array(tokens * kvHeads * group).fill(NaN));
-    attention(stream, { query, output, logSumExp, blocks: cache.blocks, slots, queryStart, scale: dim ** -0.5, causal });
+    const sums = new Float32Array(tokens * kvHeads * group).fill(NaN);
+    using logSumExp = device.tensor('f32', ['token', 'queryHead'], [tokens, kvHeads * group], sums);
+    const args = { query, output, logSumExp, blocks: cache.blocks, slots, queryStart, scale: dim ** -0.5, causal };
+    attention(stream, args);
     return { output: await output.read(), logSumExp: await logSumExp.read() };
   };
   return { cache, query, slots, queryStart, stream, run };
@@ -67,7 +75,8 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
 
   it('gives the bits of prefillAttention when all blocks are listed', async () => {
     const random = new Random(2);
-    const shape = { kvHeads: 2, group: 2, rows: [300, 0, 70, 1, 128], keyCounts: [[300, 310], [9, 9], [400, 400], [65, 3], [128, 100]] };
+    const rows = [300, 0, 70, 1, 128];
+    const shape = { kvHeads: 2, group: 2, rows, keyCounts: [[300, 310], [9, 9], [400, 400], [65, 3], [128, 100]] };
     for (const [dtype, dim, blockTokens] of [['f16', 128, 64], ['bf16', 64, 16], ['f32', 48, 50], ['f16', 96, 7]] as const) {
       const sizes = { ...shape, dim, blockTokens, cacheDType: dtype, rowDType: dtype };
       const { run } = problem(device, random, sizes);
@@ -80,7 +89,8 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
 
   it('gives rows whose lists are empty zeros and minus infinity', async () => {
     for (const [dtype, dim] of [['f16', 128], ['f32', 48]] as const) {
-      const sizes = { kvHeads: 1, group: 2, rows: [200], keyCounts: [[260]], dim, blockTokens: 16, cacheDType: dtype, rowDType: dtype };
+      const shape = { kvHeads: 1, group: 2, rows: [200], keyCounts: [[260]], dim, blockTokens: 16 };
+      const sizes = { ...shape, cacheDType: dtype, rowDType: dtype };
       const { run } = problem(device, new Random(3), sizes);
       const { output, logSumExp } = await run(sparse(keyBlockLists(device, sizes, true, () => [])));
       expect(output.every((bits) => bits === 0)).toBe(true);
@@ -91,7 +101,9 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
   it('gives each sequence of a batch the bits that it has alone', async () => {
     const random = new Random(4);
     for (const [dtype, dim] of [['f16', 128], ['bf16', 64], ['f32', 48]] as const) {
-      const sizes = { kvHeads: 2, group: 2, rows: [260, 5, 140], keyCounts: [[400, 400], [90, 80], [140, 140]], dim, blockTokens: 16, cacheDType: dtype, rowDType: dtype };
+      const rows = [260, 5, 140];
+      const shape = { kvHeads: 2, group: 2, rows, keyCounts: [[400, 400], [90, 80], [140, 140]], dim, blockTokens: 16 };
+      const sizes = { ...shape, cacheDType: dtype, rowDType: dtype };
       const { run, query, cache } = problem(device, random, sizes);
       const drawn = new Map<string, readonly number[]>();
       const list = randomBlocks(random);
@@ -105,7 +117,8 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
       for (const [entry, count] of sizes.rows.entries()) {
         const first = cache.queryStart[entry] ?? NaN;
         const alone = await run((stream, args) => {
-          const lists = keyBlockLists(device, { ...sizes, rows: [count], keyCounts: [sizes.keyCounts[entry] ?? []] }, true, remember(entry));
+          const one = { ...sizes, rows: [count], keyCounts: [sizes.keyCounts[entry] ?? []] };
+          const lists = keyBlockLists(device, one, true, remember(entry));
           sparse(lists)(stream, {
             ...args,
             query: query.slice('token', first, first + count),
@@ -126,7 +139,8 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
 
   it('reads nothing of blocks that no list names', async () => {
     for (const [dtype, dim] of [['f16', 128], ['f32', 48]] as const) {
-      const sizes = { kvHeads: 1, group: 1, rows: [256], keyCounts: [[256]], dim, blockTokens: 64, cacheDType: dtype, rowDType: dtype };
+      const shape = { kvHeads: 1, group: 1, rows: [256], keyCounts: [[256]], dim, blockTokens: 64 };
+      const sizes = { ...shape, cacheDType: dtype, rowDType: dtype };
       const { run, cache, stream } = problem(device, new Random(5), sizes);
       const lists = keyBlockLists(device, sizes, true, ({ limit }) => (limit === 2 ? [1] : [0, 3]));
       const sound = await run(sparse(lists));
@@ -140,7 +154,8 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
 
   it('rejects the next wait for lists that are none, and lives', async () => {
     for (const [dtype, dim] of [['f16', 128], ['f32', 48]] as const) {
-      const sizes = { kvHeads: 1, group: 2, rows: [200, 10], keyCounts: [[260], [64]], dim, blockTokens: 16, cacheDType: dtype, rowDType: dtype };
+      const shape = { kvHeads: 1, group: 2, rows: [200, 10], keyCounts: [[260], [64]], dim, blockTokens: 16 };
+      const sizes = { ...shape, cacheDType: dtype, rowDType: dtype };
       const { query, cache, slots, queryStart } = problem(device, new Random(6), sizes);
       const args = { query, blocks: cache.blocks, slots, queryStart, scale: 1, output: device.tensor(dtype, axes, query.shape) };
       // Tiles of the entries: rows 0 to 127 see blocks 0 to 2, rows 128 to 199 blocks 0 to 4; the second entry sees block 0.
@@ -153,17 +168,21 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
         const last = lists.keyBlockCounts.slice('queryHead', 1, 2).slice('queryTile', 2, 3);
         if (counts !== undefined) stream.write(last, Int32Array.of(counts));
         const few = tiles ?? lists.keyBlockCounts.shape[1];
+        const capacity = lists.keyBlocks.shape[2];
+        const blocks = (await lists.keyBlocks.read()).subarray(0, 2 * few * capacity);
+        const lengths = (await lists.keyBlockCounts.read()).subarray(0, 2 * few);
         blockSparseAttention(stream, {
           ...args,
-          keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [2, few, lists.keyBlocks.shape[2]], (await lists.keyBlocks.read()).subarray(0, 2 * few * lists.keyBlocks.shape[2])),
-          keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [2, few], (await lists.keyBlockCounts.read()).subarray(0, 2 * few)),
+          keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [2, few, capacity], blocks),
+          keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [2, few], lengths),
         });
         await stream.synchronize();
       };
       await run({});
-      for (const wrong of [{ 5: [2, 0] }, { 5: [1, 1] }, { 5: [0, -1] }, { 5: [-1] }, { 5: [5] }, { 5: [1 << 30] }, { 3: [3] }, { 1: [1] }]) {
-        await expect(run(wrong)).rejects.toThrow(InvalidValueError);
+      for (const wrong of [[2, 0], [1, 1], [0, -1], [-1], [5], [1 << 30]]) {
+        await expect(run({ 5: wrong })).rejects.toThrow(InvalidValueError);
       }
+      for (const ahead of [{ 3: [3] }, { 1: [1] }]) await expect(run(ahead)).rejects.toThrow(InvalidValueError);
       for (const counts of [-1, 5, 1 << 30]) await expect(run({}, counts)).rejects.toThrow(InvalidValueError);
       await expect(run({}, undefined, 2)).rejects.toThrow(InvalidValueError);
       await run({});
@@ -171,8 +190,11 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
   });
 
   it('refuses other bad input as prefillAttention does', async () => {
-    const lists = (on: Device) => keyBlockLists(on, { kvHeads: 1, group: 2, rows: [2], keyCounts: [[2]] }, true, everyBlock);
-    await checkRefusals((stream, args) => { sparse(lists(stream.device))(stream, args); }, open, new Random(7));
+    const sizes = { kvHeads: 1, group: 2, rows: [2], keyCounts: [[2]] };
+    const attention: Attention = (stream, args) => {
+      sparse(keyBlockLists(stream.device, sizes, true, everyBlock))(stream, args);
+    };
+    await checkRefusals(attention, open, new Random(7));
   });
 
   it('reads nothing for an entry without rows', async () => {

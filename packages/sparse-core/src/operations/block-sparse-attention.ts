@@ -1,7 +1,13 @@
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
 import type { Stream, TensorHandle } from '../handles.js';
-import { type AttentionArguments, attentionRules, attentionSettings, expectHeads, pagedRowRules } from './attention-arguments.js';
+import {
+  type AttentionArguments,
+  attentionRules,
+  attentionSettings,
+  expectHeads,
+  pagedRowRules,
+} from './attention-arguments.js';
 
 export interface BlockSparseAttentionArguments extends AttentionArguments {
   /**
@@ -42,7 +48,8 @@ export function blockSparseAttention(stream: Stream, args: BlockSparseAttentionA
   enqueue(stream, args, (natives, [query, , , , , , keyCounts]) => {
     expectHeads('blockSparseAttention', query, keyCounts.shape[1]);
     const settings = attentionSettings('blockSparseAttention', args);
-    const [q, output, logSumExp, keys, values, table, counts, slots, queryStart, ...lists] = natives;
-    loadAddon().blockSparseAttention(stream.native, q, output, logSumExp, keys, values, table, counts, slots, queryStart, ...settings, ...lists);
+    const [rows, output, logSumExp, keys, values, table, counts, slots, starts, ...lists] = natives;
+    const attention = [rows, output, logSumExp, keys, values, table, counts, slots, starts, ...settings] as const;
+    loadAddon().blockSparseAttention(stream.native, ...attention, ...lists);
   });
 }
