@@ -394,10 +394,10 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const headOf = ({ slot, kvHead }: Growth) => this.#slots.blocks(slot)[kvHead];
     const { singles, ...sparse } = sumOfNeeds(growth.map((one) => headOf(one)?.needs(one.blocks)));
     pools.expectUnpromised({ ...sparse, singles: singles + shared.singles.length });
-    const most = shared.pairs.length;
-    let fresh = pools.allocatePairs(growth.reduce((total, { blocks }) => total + blocks, most));
-    const others = { pairs: fresh.subarray(0, most), singles: pools.allocateSingles(shared.singles.length) };
-    fresh = fresh.subarray(most);
+    const [replaced, added] = [shared.pairs.length, growth.reduce((sum, { blocks }) => sum + blocks, 0)];
+    const allocated = pools.allocatePairs(replaced + added);
+    const others = { pairs: allocated.subarray(0, replaced), singles: pools.allocateSingles(shared.singles.length) };
+    let fresh = allocated.subarray(replaced);
     try {
       replaceShared(stream, pools, this.#slots.tables, shared, others);
     } catch (error) {
