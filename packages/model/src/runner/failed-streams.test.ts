@@ -1,4 +1,4 @@
-import { densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
+import { densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
 import type { PrefillAttention } from '@kv/sparse-core';
 import { enqueuedFailure, enqueueFailure, liveBytes } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
@@ -100,6 +100,27 @@ describeOnDevices('an operation that fails its stream', (kind) => {
       await expect(runner.runLayers(batch, 0, 1)).rejects.toThrow(/batch was ended by an error \(embedding: ids\[0\] is 7/);
       expect(await step(runner, [waited])).toHaveLength(4096);
       for (const each of [logits, batch]) each.dispose();
+    }));
+
+  it('does not end a sequence whose step was refused for want of room', () =>
+    use(async (_runner, model) => {
+      const policy = kvPolicy({ store: densePagedStore({ dtype: 'f32', blockTokens: 16 }) });
+      // Five blocks a head, of which 40 tokens take three and 32 two.
+      using runner = model.createRunner({ policy, activations: 'f32', sequences: 3, contextTokens: 64, cacheTokens: 32 });
+      const sequences = [runner.openSequence(), runner.openSequence()] as const;
+      for (const [index, tokens] of [40, 32].entries()) {
+        (await prefill(runner, sequences[index === 0 ? 0 : 1], prompt(index, tokens))).dispose();
+      }
+      const [, full] = sequences;
+      for (const phase of ['decode', 'prefill'] as const) {
+        await expect(runner.step([{ sequence: full, ids: [9], phase }])).rejects.toThrow(OutOfMemoryError);
+      }
+      await runner.stream.synchronize();
+      enqueueFailure(runner.stream);
+      await expect(runner.stream.synchronize()).rejects.toThrow(enqueuedFailure);
+      expect(sequences.map(({ disposed }) => disposed)).toEqual([false, false]);
+      sequences[0].dispose();
+      expect(await step(runner, [full])).toHaveLength(4096);
     }));
 
   it('ends the answers that were being given, and the next ones are what they were', () =>

@@ -244,11 +244,11 @@ export class Runner implements Disposable {
           sequence.assertTurn(entries, starts[index] ?? 0);
         });
         const sequences = entries.map(({ sequence }) => sequence);
-        this.#work.begin(this.#stream, sequences);
-        const logits = recorded.replay(entries);
-        this.#work.enqueued(this.#stream, sequences);
-        for (const entry of entries) leave(entry);
-        return logits;
+        return this.#work.during(this.#stream, sequences, () => {
+          const logits = recorded.replay(entries);
+          for (const entry of entries) leave(entry);
+          return logits;
+        });
       });
     }
     using batch = this.createBatch(entries);
@@ -364,7 +364,13 @@ export class Runner implements Disposable {
     const layers = this.#layers.slice(first, end);
     this.#assertTurn(batch);
     const owners = [batch, ...batch.entries.map(({ sequence }) => sequence)];
-    this.#work.begin(this.#stream, owners);
+    await this.#work.during(this.#stream, owners, () => this.#runLayers(batch, layers));
+    batch.nextLayer = end;
+    if (end < this.#layers.length) return;
+    for (const entry of batch.entries) leave(entry);
+  }
+
+  async #runLayers(batch: ModelBatch, layers: readonly LayerRunner[]): Promise<void> {
     prepareLayers(this.#stream, layers, batch.rows);
     for (const { sequence } of batch.entries) sequence.enter(batch);
     const scratch = this.#scratch.forRows(batch.rows.rows);
@@ -385,10 +391,6 @@ export class Runner implements Disposable {
       }
       throw error;
     }
-    this.#work.enqueued(this.#stream, owners);
-    batch.nextLayer = end;
-    if (end < this.#layers.length) return;
-    for (const entry of batch.entries) leave(entry);
   }
 
   #assertTurn(batch: ModelBatch): void {

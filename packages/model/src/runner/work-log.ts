@@ -19,9 +19,14 @@ export class WorkLog {
   readonly #newest = new WeakMap<Owner, Work>();
   readonly #failures = new WeakMap<Stream, Error>();
 
-  /** More is being enqueued, until `enqueued`. */
-  begin(stream: Stream, owners: Iterable<Owner>): void {
+  /** While `enqueue` goes on, more is to come: nothing is known to be done. */
+  async during<Result>(stream: Stream, owners: readonly Owner[], enqueue: () => Result | Promise<Result>): Promise<Result> {
     for (const owner of owners) this.#newest.set(owner, { stream, isDone: () => false });
+    try {
+      return await enqueue();
+    } finally {
+      this.enqueued(stream, owners);
+    }
   }
 
   enqueued(stream: Stream, owners: Iterable<Owner>): void {

@@ -2,7 +2,7 @@ import type { KvStore, KvStoreFactory } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
 import type { SelectionOutcomes } from '../contracts/token-selection.js';
 import type { FloatDType } from '../dtype.js';
-import { anyFinite, anyFloat, freeAxis, legalAt, optional, rowsApart } from './legal-values.js';
+import { anyFinite, freeAxis, legalAt, type LegalValue, optional, rowsApart } from './legal-values.js';
 import type { MisusedFunction } from './misuse.js';
 import { encode } from './random.js';
 import type { Device, Stream, Tensor } from '../handles.js';
@@ -71,6 +71,8 @@ class OpenStore implements Disposable {
 }
 
 const anyBatch = legalAt('(call\\.)?batch', 'a proxy', 'it stands for the batch behind it');
+/** Tests of the operations try dtypes on each device. */
+const anyDType: LegalValue = { ...legalAt('call\\.\\w+', 'f32|f16|bf16', 'where the device takes such rows'), seldom: true };
 const anySlots = legalAt('slots', 'one entry (more|fewer)', 'any of the slots');
 
 const someSlot = (_device: Device, stream: Stream) => ({ stream, slot: 0 });
@@ -89,7 +91,7 @@ function attended(device: Device, stream: Stream) {
 
 const attention = {
   outputs: ['call.output'],
-  legal: [anyBatch, rowsApart('call\\.(query|output)'), anyFloat('call\\.(query|output)'), anyFinite('call\\.scale')],
+  legal: [anyBatch, rowsApart('call\\.(query|output)'), anyDType, anyFinite('call\\.scale')],
 };
 
 function selected(device: Device, stream: Stream) {
@@ -145,7 +147,7 @@ export function misusedStore(
       { legal: [anyBatch] },
     ),
     tried('append', appended, (store, { stream, call }) => { store.append(stream, call); }, {
-      legal: [anyBatch, rowsApart('call\\.(keys|values)')],
+      legal: [anyBatch, anyDType, rowsApart('call\\.(keys|values)')],
     }),
     tried('startDecode', attended, (store, { stream, call }) => { store.startDecode(stream, call)(); }, attention),
     tried(
