@@ -14,3 +14,4 @@ export {
   type SelectKeyBlocksOptions,
   type SlashBound,
 } from './operations/select-key-blocks.js';
+export { skeletonPrefill, type SkeletonPrefillOptions, type SkeletonPrefillSettings } from './skeleton-prefill.js';

@@ -17,6 +17,7 @@ import { expect, it } from 'vitest';
 import * as skeleton from './index.js';
 import { decomposeAttention, decompositionStateBytes } from './operations/decompose-attention.js';
 import { selectKeyBlocks } from './operations/select-key-blocks.js';
+import { skeletonPrefill } from './skeleton-prefill.js';
 
 const [slots, kvHeads, width, blockTokens, dim, tokens, rows] = [2, 2, 3, 16, 8, 40, 6];
 
@@ -102,16 +103,40 @@ const operations: readonly MisusedFunction[] = [
   }),
 ];
 
+const prefill: MisusedFunction = {
+  name: 'skeletonPrefill',
+  args: () => ({
+    options: {
+      budget: 0.25,
+      denseLastRows: 64,
+      slashBound: 'safe',
+      sinkTokens: 1,
+      diagonalTokens: 4,
+      samples: 50,
+      seed: 3,
+      ridge: 1e-3,
+      formulas: 'corrected',
+    },
+  }),
+  call: ({ options }: { options: never }) => void skeletonPrefill(options),
+  legal: [
+    optional('options\\.(?!budget)\\w+'),
+    legalAt('options\\.(budget|ridge)', '0\\.5', 'a share'),
+    legalAt('options\\.seed', '\\d+', 'any whole number up to 2^53'),
+    legalAt('options\\.denseLastRows', '2147483647', 'more than there are is all'),
+  ],
+};
+
 const untried = { decompositionStateBytes: 'arithmetic of numbers' };
 
 it('covers every export', () => {
-  expectAllTried(skeleton, operations, untried);
+  expectAllTried(skeleton, [...operations, prefill], untried);
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
-  it.each(operations)('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operations, prefill])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

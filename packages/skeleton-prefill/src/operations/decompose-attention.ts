@@ -94,22 +94,30 @@ export function decomposeAttention(stream: Stream, args: DecomposeAttentionArgum
     expectExtent('slots', slots.shape[0], 1, 'one batch entry is decomposed at a time');
     expectExtent('state', state.shape[0], decompositionStateBytes({ queryHeads, kvHeads, headDim, pairs }), 'bytes of these heads');
     const { scale, convention, attentionScale = 1, seenTokens } = args;
-    const { samples = 80 * headDim, seed = 0, ridge = 1e-6, formulas = 'corrected' } = args;
-    const { sinkTokens, diagonalTokens } = exactTokens('decomposeAttention', args);
+    const { sinkTokens, diagonalTokens, samples, seed, ridge, formulas } = decomposeOptions('decomposeAttention', args, headDim);
     expect('inverseFrequencies', pairs, pairs >= 1 && 2 * pairs <= headDim, `1 to dim / 2 (${headDim / 2}) of them`);
     expect('horizontal', rows, rows >= 1 && rows <= tokens, `of 1 to ${tokens} rows, as many as there are keys at most`);
     expect('scale', scale, isFinite32(scale), 'a finite f32');
     expect('convention', convention, ['halfSplit', 'interleaved'].includes(convention), 'halfSplit or interleaved');
     expect('attentionScale', attentionScale, isFinite32(attentionScale) && attentionScale !== 0, 'a finite f32, and not 0');
     expect('seenTokens', seenTokens, isWhole(seenTokens, 0, tokens - rows), `a whole number from 0 to ${tokens - rows}`);
-    expect('samples', samples, isWhole(samples, 1, 2 ** 20), 'a whole number from 1 to 2^20');
-    expect('seed', seed, isWhole(seed, 0, Number.MAX_SAFE_INTEGER), 'a whole number from 0 to 2^53 - 1');
-    expect('ridge', ridge, isFinite32(ridge) && ridge > 0 && ridge <= 1, 'more than 0 and at most 1');
-    expect('formulas', formulas, decompositionFormulas.includes(formulas), decompositionFormulas.join(' or '));
     const rotation = [convention === 'interleaved', attentionScale, seenTokens] as const;
     const settings = [sinkTokens, diagonalTokens, samples, seed, ridge, decompositionFormulas.indexOf(formulas)] as const;
     loadAddon().decomposeAttention(stream.native, ...natives, scale, ...rotation, ...settings);
   });
+}
+
+/**
+ * The options with their defaults for a head.
+ * @throws InvalidValueError when one is out of range
+ */
+export function decomposeOptions(subject: string, options: DecomposeAttentionOptions, headDim: number) {
+  const { samples = 80 * headDim, seed = 0, ridge = 1e-6, formulas = 'corrected' } = options;
+  expectThat(subject, 'samples', samples, isWhole(samples, 1, 2 ** 20), 'a whole number from 1 to 2^20');
+  expectThat(subject, 'seed', seed, isWhole(seed, 0, Number.MAX_SAFE_INTEGER), 'a whole number from 0 to 2^53 - 1');
+  expectThat(subject, 'ridge', ridge, isFinite32(ridge) && ridge > 0 && ridge <= 1, 'more than 0 and at most 1');
+  expectThat(subject, 'formulas', formulas, decompositionFormulas.includes(formulas), decompositionFormulas.join(' or '));
+  return { ...exactTokens(subject, options), samples, seed, ridge, formulas } as const;
 }
 
 function expect(name: string, given: unknown, holds: boolean, wanted: string): void {

@@ -74,7 +74,7 @@ export function selectKeyBlocks(stream: Stream, args: SelectKeyBlocksArguments):
     const { sinkTokens, diagonalTokens } = exactTokens('selectKeyBlocks', args);
     expect('tileRows', tileRows, tileRows === 64 || tileRows === 128, '64 or 128');
     expect('denseRows', denseRows, isWhole(denseRows, 0, 2 ** 31 - 1), 'a whole number from 0 on');
-    expect('slashBound', slashBound, slashBounds.includes(slashBound), slashBounds.join(' or '));
+    expectSlashBound('selectKeyBlocks', slashBound);
     expect('horizontal', rows, rows >= 1 && rows <= tokens, `of 1 to ${tokens} rows, as many as there are keys at most`);
     const blocks = Math.ceil(tokens / keyBlockTokens);
     expect('the queryTile axis', tiles, tiles === Math.ceil(rows / tileRows), `${Math.ceil(rows / tileRows)} tiles`);
@@ -102,6 +102,11 @@ export function expectThreshold(
   }
   expectThat(subject, 'threshold.epsilon', epsilon, isFinite32(epsilon) && epsilon >= 0, 'a number from 0 on');
   return [Math.log((epsilon * keyBlockTokens) / tokens), undefined];
+}
+
+/** @throws InvalidValueError */
+export function expectSlashBound(subject: string, given: SlashBound): void {
+  expectThat(subject, 'slashBound', given, slashBounds.includes(given), slashBounds.join(' or '));
 }
 
 function expect(name: string, given: unknown, holds: boolean, wanted: string): void {

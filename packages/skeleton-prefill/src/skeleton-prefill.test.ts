@@ -1,0 +1,251 @@
+import {
+  CapabilityError,
+  createRowBatch,
+  densePagedStore,
+  densePrefill,
+  InvalidValueError,
+  ropeDescription,
+} from '@kv/sparse-core';
+import type { Device, KvStore, PrefillAttention, PrefillCall, PrefillReport, PrefillState, RopeDescription, Stream } from '@kv/sparse-core';
+import { describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+
+import { skeletonPrefill } from './skeleton-prefill.js';
+import type { SkeletonPrefillOptions } from './skeleton-prefill.js';
+import { logAttention } from './testing/decompose-by-definition.js';
+import { decomposeSteps } from './testing/decompose-on-device.js';
+import { blockScores, listsAbove, thresholdOfBudget } from './testing/select-blocks-by-definition.js';
+import { syntheticAttention } from './testing/synthetic-attention.js';
+
+const layer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 32 };
+const rope: RopeDescription = ropeDescription({ theta: 1e4, headDim: 32, rotaryDim: 16 });
+const scale = 32 ** -0.5;
+/** Few samples, so that short prompts are worth estimating on any device. */
+const cheap = { sinkTokens: 4, diagonalTokens: 16, samples: 400, denseLastRows: 0 };
+
+interface Prompt {
+  readonly tokens: number;
+  /** `[token, head, dim]` as f32. */
+  readonly query: Float32Array;
+  readonly keys: Float32Array;
+  readonly values: Float32Array;
+}
+
+function joined(parts: readonly Float32Array[]): Float32Array {
+  const all = new Float32Array(parts.reduce((sum, { length }) => sum + length, 0));
+  let written = 0;
+  for (const part of parts) {
+    all.set(part, written);
+    written += part.length;
+  }
+  return all;
+}
+
+/** Keys with the parts that the estimate looks for; the heads of a group have the same queries but for a factor. */
+function syntheticPrompt(seed: number, tokens: number): Prompt {
+  const random = new Random(seed);
+  const heads = [0, 1].map(() => syntheticAttention(random, rope, { tokens, dim: 32, sinkTokens: 4 }));
+  const flat = (rows: (token: number) => Float64Array[]) =>
+    encode('f32', Array.from({ length: tokens }, (_, token) => rows(token).flatMap((row) => [...row])).flat());
+  return {
+    tokens,
+    query: flat((token) => heads.flatMap(({ queries: { [token]: row = new Float64Array() } }) => [row, row.map((x) => 1.5 * x)])),
+    keys: flat((token) => heads.map(({ keys }) => keys[token] ?? new Float64Array())),
+    values: Float32Array.from({ length: tokens * 2 * 32 }, () => random.normal()),
+  };
+}
+
+/** `[head][token]` of `[token, head, dim]`. */
+function rowsOfHeads(numbers: Float32Array, heads: number): Float64Array[][] {
+  return Array.from({ length: heads }, (_, head) =>
+    Array.from({ length: numbers.length / (heads * 32) }, (_, token) => {
+      return Float64Array.from(numbers.subarray((token * heads + head) * 32, (token * heads + head + 1) * 32));
+    }),
+  );
+}
+
+interface Step {
+  readonly slot: number;
+  readonly position: number;
+  readonly rows: number;
+  readonly prompt: Prompt;
+  readonly ends: boolean;
+}
+
+/** A layer that reads prompts by a method. */
+class Layer {
+  readonly store: KvStore;
+  readonly state: PrefillState | undefined;
+  readonly #device: Device;
+  readonly #stream: Stream;
+  readonly #prefill: PrefillAttention;
+
+  constructor(device: Device, stream: Stream, prefill: PrefillAttention) {
+    const capacity = { device, slots: 3, tokensPerSlot: 4096, tokens: 3 * 4096 };
+    const [store] = densePagedStore({ dtype: 'f32' }).create([layer], capacity);
+    if (store === undefined) throw new Error('a layer has a store');
+    this.store = store;
+    this.state = prefill.open?.(layer, capacity);
+    this.#device = device;
+    this.#stream = stream;
+    this.#prefill = prefill;
+  }
+
+  /** One step: the outputs of its rows, and what the method says of it. */
+  async step(steps: readonly Step[]): Promise<{ output: Float32Array; report: PrefillReport }> {
+    const [device, stream] = [this.#device, this.#stream];
+    using batch = createRowBatch(device, stream, steps.map(({ slot, position, rows }) => ({ slot, position, rows })));
+    const rowsOf = (numbers: (prompt: Prompt) => Float32Array, heads: number) =>
+      joined(
+        steps.map(({ prompt, position, rows }) => {
+          return numbers(prompt).subarray(position * heads * 32, (position + rows) * heads * 32);
+        }),
+      );
+    const tensor = <A extends string>(axis: A, heads: number, numbers: (prompt: Prompt) => Float32Array) =>
+      device.tensor('f32', ['token', axis, 'dim'], [batch.rows, heads, 32], rowsOf(numbers, heads));
+    using query = tensor('queryHead', 4, (prompt) => prompt.query);
+    using keys = tensor('kvHead', 2, (prompt) => prompt.keys);
+    using values = tensor('kvHead', 2, (prompt) => prompt.values);
+    using output = device.tensor('f32', ['token', 'queryHead', 'dim'], [batch.rows, 4, 32]);
+    const { store, state } = this;
+    store.prepare(stream, batch);
+    store.append(stream, { batch, keys, values });
+    store.advance(batch);
+    const endsPrompt = steps.map(({ ends }) => ends);
+    const { report } = this.#prefill.attend(stream, { store, state, batch, endsPrompt, query, keys, values, rope, output, scale });
+    return { output: await output.read(), report: await report };
+  }
+
+  fork(fromSlot: number, toSlot: number): void {
+    this.store.copy?.(this.#stream, fromSlot, toSlot);
+    this.state?.copy(this.#stream, fromSlot, toSlot);
+  }
+
+  keepEverySecond(slot: number, tokens: number): void {
+    const kept = tokens / 2;
+    const places = Int32Array.from({ length: 2 * kept }, (_, index) => 2 * (index % kept));
+    using indices = this.#device.tensor('i32', ['kvHead', 'kept'], [2, kept], places);
+    this.store.keep(this.#stream, slot, { indices, counts: [kept, kept] });
+  }
+
+  /** A prompt by itself, in steps that end where they say. */
+  async read(prompt: Prompt, ends: readonly number[], slot = 0) {
+    const found: Float32Array[] = [];
+    const reports: PrefillReport[] = [];
+    for (const [index, end] of ends.entries()) {
+      const position = ends[index - 1] ?? 0;
+      const ended = end === prompt.tokens;
+      const { output, report } = await this.step([{ slot, position, rows: end - position, prompt, ends: ended }]);
+      found.push(output);
+      reports.push(report);
+    }
+    return { output: joined(found), reports };
+  }
+}
+
+describeOnDevices('skeletonPrefill', ({ name, open }) => {
+  // Where the estimate costs much more than dense attention, no prompt of a test is worth it.
+  const estimates = name !== 'cuda';
+  const layerOf = (prefill: PrefillAttention) => {
+    const device = open();
+    return new Layer(device, device.createStream(), prefill);
+  };
+  const skeleton = (options: SkeletonPrefillOptions) => layerOf(skeletonPrefill({ ...cheap, ...options }));
+  const prompt = syntheticPrompt(1, 1500);
+
+  it('computes all for an epsilon that loses nothing, bit for bit as dense attention', async () => {
+    const wanted = await layerOf(densePrefill()).read(prompt, [1500]);
+    for (const epsilon of [0, 1e-30]) {
+      const given = await skeleton({ epsilon }).read(prompt, [1500]);
+      expect(given.output).toEqual(wanted.output);
+      expect(given.reports[0]?.density).toBe(1);
+      expect(given.reports[0]?.fallback === undefined).toBe(estimates && epsilon > 0);
+    }
+  });
+
+  it.runIf(estimates)('computes its budget, and loses no more than the mass of what it leaves out', async () => {
+    const { output, reports } = await skeleton({ budget: 0.4 }).read(prompt, [1500]);
+    expect(reports[0]?.fallback).toBeUndefined();
+    expect(Math.abs((reports[0]?.density ?? NaN) / 0.4 - 1)).toBeLessThan(0.02);
+    const dense = await layerOf(densePrefill()).read(prompt, [1500]);
+    const [queries, keys] = [rowsOfHeads(prompt.query, 4), rowsOfHeads(prompt.keys, 2)];
+    const device = open();
+    const steps = { ...cheap, dtype: 'f32', rope, scale, steps: [1500] } as const;
+    const parts = await decomposeSteps(device, device.createStream(), { queries, keys }, steps);
+    const largest = prompt.values.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
+    const left = queries.map((of, head) => {
+      const [slash, vertical, horizontal] = [parts.slash[head], parts.vertical[head], parts.horizontal[head]];
+      if (!slash || !vertical || !horizontal) throw new Error('parts of every head');
+      const blocks = { ...cheap, tileRows: 128, slashBound: 'safe', denseRows: 0 } as const;
+      const scores = blockScores({ slash, vertical, horizontal }, blocks);
+      const lists = listsAbove(scores, thresholdOfBudget(scores, 0.4));
+      const problem = { queries: of, keys: keys[Math.floor(head / 2)] ?? [], rope, scale };
+      return of.map((_, row) => {
+        const list = new Set(lists[Math.floor(row / 128)]);
+        return logAttention(problem, row).reduce((sum, x, key) => sum + (list.has(Math.floor(key / 64)) ? 0 : Math.exp(x)), 0);
+      });
+    });
+    expect(Math.max(...left.flat())).toBeGreaterThan(0.01);
+    output.forEach((x, index) => {
+      const mass = left[Math.floor(index / 32) % 4]?.[Math.floor(index / 128)] ?? NaN;
+      // Eq. 1 twice: what is left out, and the weights of the rest, which grow by as much. Roundings of f32 besides.
+      const most = 2 * mass * largest + 1e-4;
+      if (!(Math.abs(x - (dense.output[index] ?? NaN)) <= most)) expect.fail(`element ${index} is off by more than ${most}`);
+    });
+  });
+
+  it.runIf(estimates)('keeps the last rows of a prompt dense', async () => {
+    const dense = await layerOf(densePrefill()).read(prompt, [700, 1500]);
+    const given = await skeleton({ budget: 0.3, denseLastRows: 100 }).read(prompt, [700, 1500]);
+    expect(given.output.slice(-100 * 4 * 32)).toEqual(dense.output.slice(-100 * 4 * 32));
+    expect(given.output).not.toEqual(dense.output);
+  });
+
+  it('reads a batch as it reads each prompt alone, short ones densely', async () => {
+    const other = syntheticPrompt(2, 1200);
+    const few = syntheticPrompt(3, 40);
+    const whole = (slot: number, of: Prompt): Step => ({ slot, position: 0, rows: of.tokens, prompt: of, ends: true });
+    const { output, report } = await skeleton({ budget: 0.4 }).step([whole(0, few), whole(2, prompt), whole(1, other)]);
+    const alone = await Promise.all([few, prompt, other].map((of) => skeleton({ budget: 0.4 }).read(of, [of.tokens])));
+    expect(output).toEqual(joined(alone.map((each) => each.output)));
+    expect(alone[0]?.reports[0]?.fallback).toMatch(/longer than it saves/);
+    if (estimates) expect(report.density).toBeLessThan(0.42);
+  });
+
+  it('goes on with a forked prompt as with the prompt, and keeps nothing of one that ended', async () => {
+    const prefill = skeleton({ budget: 0.4 });
+    await prefill.read(prompt, [600, 1000], 1);
+    const { store, state } = prefill;
+    expect((state?.bytes().device ?? 0) > 0).toBe(estimates);
+    const rest = (slot: number): Step => ({ slot, position: 1000, rows: 500, prompt, ends: true });
+    prefill.fork(1, 2);
+    const forked = await prefill.step([rest(2)]);
+    const own = await prefill.step([rest(1)]);
+    expect(forked.output).toEqual(own.output);
+    const again = await skeleton({ budget: 0.4 }).read(prompt, [600, 1000, 1500]);
+    expect(own.output).toEqual(again.output.slice(1000 * 4 * 32));
+    expect(state?.bytes()).toEqual({ device: 0, host: 0 });
+    expect(store.lengths(2)).toEqual([1500, 1500]);
+  });
+
+  it('computes densely what had tokens dropped, and refuses a store without dense blocks', async () => {
+    const prefill = skeleton({ budget: 0.4 });
+    await prefill.read(prompt, [1000]);
+    prefill.keepEverySecond(0, 1000);
+    const { report } = await prefill.step([{ slot: 0, position: 1000, rows: 500, prompt, ends: true }]);
+    expect(report).toEqual({ density: 1, fallback: 'tokens of the sequence were dropped' });
+    const stream = open().createStream();
+    const batch = createRowBatch(stream.device, stream, [{ slot: 0, position: 0, rows: 1 }]);
+    const blind = { name: 'blind', layer, denseBlocks: () => undefined } as unknown as KvStore;
+    const call = { store: blind, batch } as unknown as PrefillCall;
+    expect(() => skeletonPrefill({ budget: 0.4 }).attend(stream, call)).toThrow(CapabilityError);
+  });
+
+  it('refuses options out of range', () => {
+    const wrong = [{}, { budget: 0 }, { budget: 2 }, { epsilon: -1 }, { epsilon: 1, budget: 1 }];
+    for (const options of wrong) expect(() => skeletonPrefill(options as SkeletonPrefillOptions)).toThrow(InvalidValueError);
+    for (const settings of [{ denseLastRows: -1 }, { samples: 0 }, { ridge: 0 }, { sinkTokens: 5000 }, { slashBound: 'mean' }]) {
+      expect(() => skeletonPrefill({ budget: 0.1, ...(settings as object) })).toThrow(InvalidValueError);
+    }
+  });
+});
