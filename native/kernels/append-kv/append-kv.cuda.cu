@@ -47,6 +47,33 @@ __device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache
   return true;
 }
 
+// A warp copies a row of keys and one of values. It reads several elements before it writes any, so that it waits for
+// memory once.
+template <class From, class To>
+__device__ void copy_row(const AppendKvArguments& a, int64_t from, int64_t to) {
+  constexpr int kAtOnce = 4;
+  const From* keys = static_cast<const From*>(a.keys) + from;
+  const From* values = static_cast<const From*>(a.values) + from;
+  for (int first = static_cast<int>(threadIdx.x) % kWarp; first < a.head_dim; first += kAtOnce * kWarp) {
+    From key[kAtOnce];
+    From value[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int dim = first + i * kWarp;
+      if (dim >= a.head_dim) continue;
+      key[i] = keys[dim];
+      value[i] = values[dim];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int dim = first + i * kWarp;
+      if (dim >= a.head_dim) continue;
+      static_cast<To*>(a.key_pool)[to + dim] = from_float<To>(to_float(key[i]));
+      static_cast<To*>(a.value_pool)[to + dim] = from_float<To>(to_float(value[i]));
+    }
+  }
+}
+
 // One thread block appends some rows of one batch entry and kv head. Each thread block checks whether the whole entry
 // has room. The last one that arrives counts the entry's rows. `arrivals`, [batch, kv_head], is 0 before and after.
 template <class From, class To>
@@ -62,23 +89,25 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
   if (!__syncthreads_and(looks_sound(a, entry, cache_head, faults))) return;
   const int32_t count = a.key_counts[cache_head];
-  const int32_t end = min(begin + kBlockRows, rows);
-  for (int32_t row = begin + static_cast<int>(threadIdx.x) / kWarp; row < end; row += kWarps) {
-    const int32_t place = count + row;
-    const int64_t block = a.block_table[cache_head * a.table_width + place / a.block_tokens];
-    const int64_t from = (first + row) * a.row_token_stride + head * a.row_head_stride;
-    const int64_t to = block * a.block_stride + place % a.block_tokens * a.token_stride;
-    for (int dim = static_cast<int>(threadIdx.x) % kWarp; dim < a.head_dim; dim += kWarp) {
-      static_cast<To*>(a.key_pool)[to + dim] = from_float<To>(to_float(static_cast<const From*>(a.keys)[from + dim]));
-      static_cast<To*>(a.value_pool)[to + dim] =
-          from_float<To>(to_float(static_cast<const From*>(a.values)[from + dim]));
+  const auto blocks = static_cast<int32_t>(gridDim.x);
+  for (int32_t some = begin; some < rows; some += blocks * kBlockRows) {
+    const int32_t end = min(some + kBlockRows, rows);
+    for (int32_t row = some + static_cast<int>(threadIdx.x) / kWarp; row < end; row += kWarps) {
+      const int32_t place = count + row;
+      const int64_t block = a.block_table[cache_head * a.table_width + place / a.block_tokens];
+      const int64_t from = (first + row) * a.row_token_stride + head * a.row_head_stride;
+      const int64_t to = block * a.block_stride + place % a.block_tokens * a.token_stride;
+      copy_row<From, To>(a, from, to);
     }
   }
   __syncthreads();  // after this, all threads have read the count
   if (threadIdx.x != 0) return;
-  unsigned& arrived = arrivals[entry * a.kv_heads + head];
-  if (atomicAdd(&arrived, 1u) + 1 < static_cast<unsigned>((rows + kBlockRows - 1) / kBlockRows)) return;
-  arrived = 0;
+  const int32_t appending = min((rows + kBlockRows - 1) / kBlockRows, blocks);
+  if (appending > 1) {
+    unsigned& arrived = arrivals[entry * a.kv_heads + head];
+    if (atomicAdd(&arrived, 1u) + 1 < static_cast<unsigned>(appending)) return;
+    arrived = 0;
+  }
   a.key_counts[cache_head] = count + rows;
 }
 
@@ -90,7 +119,9 @@ Status append_kv_cuda(const AppendKvArguments& a, ExecutionContext& context) {
   auto* arrivals = static_cast<unsigned*>(context.queue->zeroed_workspace(entries * sizeof(unsigned)));
   if (arrivals == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its counters");
   // Only the device knows how many rows each entry has, so every entry gets as many thread blocks as all rows need.
-  const dim3 blocks(static_cast<unsigned>((a.query_tokens + kBlockRows - 1) / kBlockRows),
+  // With no more rows than entries, entries of many rows are rare, and one thread block appends all of them.
+  const int32_t most_rows = a.query_tokens <= a.batch ? 1 : a.query_tokens;
+  const dim3 blocks(static_cast<unsigned>((most_rows + kBlockRows - 1) / kBlockRows),
                     static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.batch));
   Status status;
   with_cuda_float_type(a.row_dtype, [&](auto row) {

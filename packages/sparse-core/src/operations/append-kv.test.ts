@@ -99,6 +99,37 @@ describeOnDevices('appendKv', ({ open }) => {
     for (const tensor of Object.values(blocks)) tensor.dispose();
   });
 
+  it('appends many rows of one entry among many entries without rows', async () => {
+    const [entries, kvHeads, blockTokens, width] = [40, 2, 4, 12];
+    const rows: number[] = Array.from({ length: entries }, (_, entry) => (entry === 3 ? 33 : entry === 7 ? 5 : 0));
+    const tokens = rows.reduce((sum, count) => sum + count, 0);
+    const shape = [entries * kvHeads * width, blockTokens, 1] as const;
+    const numbers = Int32Array.from({ length: shape[0] }, (_, block) => block);
+    const zeros = new Float32Array(shape[0] * blockTokens);
+    using pool = device.tensor('f32', ['block', 'blockToken', 'dim'], shape, zeros);
+    using otherPool = device.tensor('f32', ['block', 'blockToken', 'dim'], shape, zeros);
+    using blockTable = device.tensor('i32', ['slot', 'kvHead', 'block'], [entries, kvHeads, width], numbers);
+    using keyCounts = device.tensor('i32', ['slot', 'kvHead'], [entries, kvHeads], new Int32Array(entries * kvHeads));
+    const data = Float32Array.from({ length: tokens * kvHeads }, (_, i) => i + 1);
+    using keys = device.tensor('f32', ['token', 'kvHead', 'dim'], [tokens, kvHeads, 1], data);
+    using slots = device.tensor('i32', ['batch'], [entries], Int32Array.from(rows.keys()));
+    const ends = rows.map((_, entry) => rows.slice(0, entry + 1).reduce((sum, count) => sum + count, 0));
+    using queryStart = device.tensor('i32', ['boundary'], [entries + 1], Int32Array.of(0, ...ends));
+    const blocks = { keys: pool, values: otherPool, blockTable, keyCounts };
+    appendKv(stream, { keys, values: keys, blocks, slots, queryStart });
+    const wanted = zeros.slice();
+    for (let token = 0; token < tokens; token++) {
+      const entry = token < 33 ? 3 : 7;
+      for (let head = 0; head < kvHeads; head++) {
+        const place = (entry * kvHeads + head) * width * blockTokens + (token % 33);
+        wanted[place] = token * kvHeads + head + 1;
+      }
+    }
+    expect(await pool.read()).toEqual(wanted);
+    expect(await otherPool.read()).toEqual(wanted);
+    expect(Array.from(await keyCounts.read())).toEqual(rows.flatMap((count) => [count, count]));
+  });
+
   it('refuses a slot that two entries with rows name, before it writes', async () => {
     const [kvHeads, dim] = [2, 8];
     const { blocks, capacity, row } = emptyCache(new Random(4), 'f32', 3, kvHeads, dim);
