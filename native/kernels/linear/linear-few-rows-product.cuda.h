@@ -12,6 +12,7 @@
 namespace kv {
 
 constexpr int kTileOuts = 16;
+constexpr int kOperandRows = 8;
 constexpr int kLaneFeatures = 8;
 constexpr int kLineFeatures = 32;
 

@@ -28,9 +28,14 @@ constexpr int kTileChunks = kTileOuts * kSliceChunks;
 
 using GroupWeights = uint4[kGroupTiles][kTileChunks];
 
+// What a warp's sums are left in for the block: those of `kRows` rows.
+template <int kRows>
+using GroupSums = float[kWarps][kRows][kGroupOuts];
+
+template <int kRows>
 struct SharedStorage {
   GroupWeights weights[kWarps];
-  float sums[2][kWarps][kFewRows][kGroupOuts];
+  GroupSums<kRows> sums[2];
 };
 
 __device__ inline int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
@@ -186,19 +191,23 @@ struct TileWeights {
 };
 
 // Adds the warps' sums of a group, always in the same order, and writes the outputs.
-template <class T>
-__device__ void finish(const Group& group, int64_t first_row, const float (&products)[kGroupTiles][4],
-                       float (&sums)[kWarps][kFewRows][kGroupOuts]) {
+template <class T, int kRows>
+__device__ void finish(const Group& group, int64_t first_row,
+                       const float (&products)[kRows / kOperandRows][kGroupTiles][4], GroupSums<kRows>& sums) {
 #pragma unroll
-  for (int tile = 0; tile < kGroupTiles; ++tile) {
+  for (int rows = 0; rows < kRows / kOperandRows; ++rows) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sums[warp()][lane() % 4 * 2 + i % 2][tile * kTileOuts + i / 2 * 8 + lane() / 4] = products[tile][i];
+    for (int tile = 0; tile < kGroupTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums[warp()][rows * kOperandRows + lane() % 4 * 2 + i % 2][tile * kTileOuts + i / 2 * 8 + lane() / 4] =
+            products[rows][tile][i];
+      }
     }
   }
   __syncthreads();
   const LinearArguments& layer = group.layer();
-  const int rows = static_cast<int>(min(int64_t{kFewRows}, layer.tokens - first_row));
+  const int rows = static_cast<int>(min(int64_t{kRows}, layer.tokens - first_row));
   for (int i = static_cast<int>(threadIdx.x); i < rows * kGroupOuts; i += kThreads) {
     const int row = i / kGroupOuts;
     const int out = i % kGroupOuts;
@@ -221,11 +230,11 @@ __device__ void prefetch(const Group& group) {
                 static_cast<uint32_t>(features * sizeof(W)));
 }
 
-template <class T, class W>
+template <class T, class W, int kRows>
 __global__ void __launch_bounds__(kThreads)
     multiply_few_rows(const __grid_constant__ LinearLayers layers, int64_t first_row) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
-  auto& shared = *reinterpret_cast<SharedStorage*>(shared_memory);
+  auto& shared = *reinterpret_cast<SharedStorage<kRows>*>(shared_memory);
   GroupWeights& weights = shared.weights[warp()];
   Group group(layers);
   ptx::let_next_kernel_start();
@@ -236,22 +245,31 @@ __global__ void __launch_bounds__(kThreads)
   const int features = static_cast<int>(a.in_features);
   WeightStream<W> stream(group, features, weights);
   for (int tile = 0; tile < kGroupTiles; ++tile) stream.request(tile);
-  const int64_t row = first_row + lane() / 4;
-  const int first_feature = lane() % 4 * kLaneFeatures;
-  const T* input = static_cast<const T*>(a.input) + row * a.input_stride + first_feature;
-  const int input_features = row < a.tokens ? features - first_feature : 0;
   const int first_slice = warp() * kSliceFeatures;
-  SliceInput<T> upcoming;
-  upcoming.read(input + first_slice, input_features - first_slice);
-  for (int buffer = 0; group.outs() > 0; group.advance(), buffer ^= 1) {
-    float products[kGroupTiles][4] = {};
-    for (int slice = first_slice; slice < features;) {
-      Operand<T, W> operands[kSliceLines];
+  constexpr int kOperands = kRows / kOperandRows;
+  const int first_feature = lane() % 4 * kLaneFeatures;
+  const int64_t row = first_row + lane() / 4;
+  const T* input = static_cast<const T*>(a.input) + row * a.input_stride + first_feature;
+  SliceInput<T> upcoming[kOperands];
+  const auto read = [&](int slice) {
 #pragma unroll
-      for (int line = 0; line < kSliceLines; ++line) operands[line].set(upcoming.lines[line]);
+    for (int rows = 0; rows < kOperands; ++rows) {
+      const int input_features = row + rows * kOperandRows < a.tokens ? features - first_feature : 0;
+      upcoming[rows].read(input + rows * kOperandRows * a.input_stride + slice, input_features - slice);
+    }
+  };
+  read(first_slice);
+  for (int buffer = 0; group.outs() > 0; group.advance(), buffer ^= 1) {
+    float products[kOperands][kGroupTiles][4] = {};
+    for (int slice = first_slice; slice < features;) {
+      Operand<T, W> operands[kOperands][kSliceLines];
+#pragma unroll
+      for (int rows = 0; rows < kOperands; ++rows) {
+#pragma unroll
+        for (int line = 0; line < kSliceLines; ++line) operands[rows][line].set(upcoming[rows].lines[line]);
+      }
       slice += kBlockFeatures;
-      const int next_slice = slice < features ? slice : first_slice;
-      upcoming.read(input + next_slice, input_features - next_slice);
+      read(slice < features ? slice : first_slice);
       stream.advance();
 #pragma unroll
       for (int tile = 0; tile < kGroupTiles; ++tile) {
@@ -263,11 +281,14 @@ __global__ void __launch_bounds__(kThreads)
         stream.request(tile);
 #pragma unroll
         for (int line = 0; line < kSliceLines; ++line) {
-          operands[line].multiply(tile_weights.lines[line], products[tile]);
+#pragma unroll
+          for (int rows = 0; rows < kOperands; ++rows) {
+            operands[rows][line].multiply(tile_weights.lines[line], products[rows][tile]);
+          }
         }
       }
     }
-    finish<T>(group, first_row, products, shared.sums[buffer]);
+    finish<T, kRows>(group, first_row, products, shared.sums[buffer]);
   }
 }
 
@@ -286,12 +307,12 @@ Status find_multiprocessors(Multiprocessors& found) {
   return cuda_status(error);
 }
 
-template <class T, class W>
+template <class T, class W, int kRows>
 Status launch(const LinearLayers& layers, int64_t first_row, unsigned blocks, const Multiprocessors& multiprocessors,
               cudaStream_t stream) {
-  const auto kernel = multiply_few_rows<T, W>;
+  const auto kernel = multiply_few_rows<T, W, kRows>;
   // With half of a multiprocessor's shared memory, no two blocks of a launch that overlaps another share one.
-  const int shared_bytes = std::max(static_cast<int>(sizeof(SharedStorage)), multiprocessors.shared_bytes / 2);
+  const int shared_bytes = std::max(static_cast<int>(sizeof(SharedStorage<kRows>)), multiprocessors.shared_bytes / 2);
   const Status allowed =
       cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
   if (!allowed.ok()) return allowed;
@@ -309,6 +330,14 @@ bool fits_few_rows(const LinearArguments& a) {
          aligned(a.input, a.input_stride, a.dtype);
 }
 
+int64_t count_few_rows(const LinearArguments& a) {
+  int major = 0;
+  // Measured on an H200. On older devices cuBLASLt computes more than eight.
+  const bool takes_16 =
+      a.dtype == a.weight_dtype && fits_few_rows(a) && find_compute_capability(major).ok() && major == 9;
+  return takes_16 ? 2 * kOperandRows : kOperandRows;
+}
+
 Status linear_few_rows(const LinearLayers& layers, cudaStream_t stream) {
   Multiprocessors multiprocessors;
   Status status = find_multiprocessors(multiprocessors);
@@ -318,9 +347,14 @@ Status linear_few_rows(const LinearLayers& layers, cudaStream_t stream) {
   const LinearArguments& a = layers.layers[0];
   with_cuda_float_type(a.dtype, [&](auto element) {
     with_cuda_float_type(a.weight_dtype, [&](auto weight) {
-      if constexpr (!std::is_same_v<decltype(weight), float>) {
-        for (int64_t row = 0; row < a.tokens && status.ok(); row += kFewRows) {
-          status = launch<decltype(element), decltype(weight)>(layers, row, blocks, multiprocessors, stream);
+      using T = decltype(element);
+      using W = decltype(weight);
+      if constexpr (!std::is_same_v<W, float>) {
+        constexpr int kPassRows = std::is_same_v<T, W> ? 2 * kOperandRows : kOperandRows;
+        for (int64_t row = 0; row < a.tokens && status.ok(); row += kPassRows) {
+          status = a.tokens - row > kOperandRows
+                       ? launch<T, W, kPassRows>(layers, row, blocks, multiprocessors, stream)
+                       : launch<T, W, kOperandRows>(layers, row, blocks, multiprocessors, stream);
         }
       }
     });

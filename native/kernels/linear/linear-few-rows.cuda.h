@@ -7,9 +7,6 @@
 
 namespace kv {
 
-// Rows that one pass over the weights serves.
-constexpr int kFewRows = 8;
-
 // Whether linear_few_rows takes these dtypes and layouts: weights of 16 bits, and rows of input and weights that
 // start at multiples of 16 bytes and hold a multiple of eight features.
 bool fits_few_rows(const LinearArguments& arguments);
@@ -21,7 +18,10 @@ struct LinearLayers {
   int count = 0;
 };
 
-// Any number of rows, eight in a pass.
+// Up to so many rows of this layer, there is nothing faster.
+int64_t count_few_rows(const LinearArguments& arguments);
+
+// Any number of rows, 16 in a pass where they have the weights' dtype, else eight.
 Status linear_few_rows(const LinearLayers& layers, cudaStream_t stream);
 
 }  // namespace kv

@@ -1,6 +1,8 @@
 #include "kernels/linear/linear-cublas-lt.cuda.h"
 #include "kernels/linear/linear-few-rows.cuda.h"
 #include "kernels/linear/linear-output.cuda.h"
+#include "kernels/linear/linear-skinny.cuda.h"
+#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 
 namespace kv {
@@ -79,24 +81,40 @@ Status linear_of_any(const LinearArguments& a, ExecutionContext& context) {
   return launch_status();
 }
 
+Status linear_skinny(const LinearLayers& layers, ExecutionContext& context) {
+  const size_t bytes = sm90a::linear_skinny_workspace(layers);
+  void* workspace = bytes == 0 ? nullptr : context.queue->workspace(bytes);
+  if (bytes > 0 && workspace == nullptr) {
+    return Status::failure(StatusCode::out_of_memory, "no room for the parts of a linear layer's rows");
+  }
+  return sm90a::linear_skinny(layers, workspace, stream_of(context));
+}
+
+// Layers that all fit the same of the two kernels.
+Status linear_together(const LinearLayers& layers, ExecutionContext& context) {
+  return fits_skinny(layers.layers[0]) ? linear_skinny(layers, context) : linear_few_rows(layers, stream_of(context));
+}
+
 }  // namespace
 
 Status linear_cuda(const std::vector<LinearArguments>& layers, ExecutionContext& context) {
   Status status;
   LinearLayers together;
   const auto launch_together = [&] {
-    if (together.count > 0 && status.ok()) status = linear_few_rows(together, stream_of(context));
+    if (together.count > 0 && status.ok()) status = linear_together(together, context);
     together.count = 0;
   };
   for (const LinearArguments& a : layers) {
     if (!status.ok()) break;
     if (a.tokens == 0 || a.out_features == 0) continue;
-    if (a.tokens > kFewRows && cublas_lt_multiplies(a)) {
+    const bool skinny = fits_skinny(a);
+    if (!skinny && a.tokens > count_few_rows(a) && cublas_lt_multiplies(a)) {
       status = linear_cublas_lt(a, context);
-    } else if (!fits_few_rows(a)) {
+    } else if (!skinny && !fits_few_rows(a)) {
       status = linear_of_any(a, context);
     } else {
-      const bool differs = together.count > 0 && together.layers[0].weight_dtype != a.weight_dtype;
+      const bool differs = together.count > 0 && (together.layers[0].weight_dtype != a.weight_dtype ||
+                                                  fits_skinny(together.layers[0]) != skinny);
       if (differs || together.count == LinearLayers::kMost) launch_together();
       together.layers[together.count++] = a;
     }

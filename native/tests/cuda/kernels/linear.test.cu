@@ -1,4 +1,5 @@
-// The few-row linear kernel against float64: what lies beside the inputs is NaN, and every output is poisoned first.
+// The linear kernels of few rows and of some tens against float64: what lies beside the inputs is NaN, and every output
+// is poisoned first.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "kernels/linear/linear-few-rows.cuda.h"
+#include "kernels/linear/linear-skinny.cuda.h"
 #include "tests/cuda/kernels/case-loop.h"
 #include "tests/cuda/kernels/device.cuda.h"
 #include "tests/cuda/kernels/for-python.cuda.h"
@@ -47,8 +49,19 @@ class Matrix {
   DeviceBuffer<uint8_t> device_;
 };
 
+enum class Kernel { few_rows, skinny };
+
+void run(Kernel kernel, const LinearArguments& arguments) {
+  const LinearLayers layers{{arguments}, 1};
+  if (kernel == Kernel::few_rows) return succeeds(linear_few_rows(layers, nullptr));
+  const DeviceBuffer<uint8_t> workspace(sm90a::linear_skinny_workspace(layers), 0xff);
+  succeeds(sm90a::linear_skinny(layers, workspace.get(), nullptr));
+  succeeds(cudaDeviceSynchronize());
+}
+
 struct Case {
   std::string name;
+  Kernel kernel;
   DType dtype;
   DType weight_dtype;
   int64_t tokens;
@@ -100,13 +113,13 @@ Outcome multiply(const Case& test, Random& random) {
   arguments.accumulate = test.accumulate;
   Outcome outcome;
   outcome.expect(fits_few_rows(arguments), "does not fit the kernel");
-  succeeds(linear_few_rows({{arguments}, 1}, nullptr));
+  run(test.kernel, arguments);
   // Row by row: the others of a batch must not change a bit.
   arguments.tokens = 1;
   for (int64_t row = 0; row < test.tokens; ++row) {
     arguments.input = input.row(row);
     arguments.output = alone.get() + row * output.stride() * output.width();
-    succeeds(linear_few_rows({{arguments}, 1}, nullptr));
+    run(test.kernel, arguments);
   }
   succeeds(cudaDeviceSynchronize());
   output.download();
@@ -143,27 +156,46 @@ Outcome multiply(const Case& test, Random& random) {
 
 const char* name_of(DType dtype) { return dtype == DType::f16 ? "f16" : dtype == DType::bf16 ? "bf16" : "f32"; }
 
-std::vector<Case> cases() {
+struct Sizes {
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> in;
+  std::vector<int64_t> out;
+};
+
+// Few of them, and short, when only small cases are asked for.
+template <class Fits>
+std::vector<Case> cases(Kernel kernel, const Sizes& sizes, Fits fits) {
   std::vector<Case> list;
   Random random(seed());
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
     for (const DType weight_dtype : {DType::f16, DType::bf16}) {
-      for (const int64_t tokens : {1, 3, 8, 13, 16, 40}) {
-        for (const int64_t in : {8, 344, 2048, 4104}) {
-          for (const int64_t out : {1, 100, 2000, 4500}) {
+      for (const int64_t tokens : sizes.tokens) {
+        for (const int64_t in : sizes.in) {
+          for (const int64_t out : sizes.out) {
             if (only_small_cases() && (in * out > 40000 || (tokens != 8 && tokens != 13))) continue;
             if (in * out > 1000000 && tokens != 8) continue;
-            Case test{"", dtype, weight_dtype, tokens, in, out, random() % 2 == 0, random() % 2 == 0};
+            Case test{"", kernel, dtype, weight_dtype, tokens, in, out, random() % 2 == 0, random() % 2 == 0};
             test.name = std::string(name_of(dtype)) + " x " + name_of(weight_dtype) + ", " + std::to_string(tokens) +
                         " rows, " + std::to_string(in) + " -> " + std::to_string(out) +
                         (test.has_bias ? ", bias" : "") + (test.accumulate ? ", accumulate" : "");
-            list.push_back(test);
+            if (fits(test)) list.push_back(test);
           }
         }
       }
     }
   }
   return list;
+}
+
+std::vector<Case> few_rows_cases() {
+  const Sizes sizes{{1, 3, 8, 13, 16, 40}, {8, 344, 2048, 4104}, {1, 100, 2000, 4500}};
+  return cases(Kernel::few_rows, sizes, [](const Case&) { return true; });
+}
+
+std::vector<Case> skinny_cases() {
+  const Sizes sizes{{9, 13, 33, 64, 100}, {64, 320, 2048}, {1, 100, 2000, 20000}};
+  return cases(Kernel::skinny, sizes,
+               [](const Case& test) { return test.dtype == test.weight_dtype || test.dtype == DType::f32; });
 }
 
 __global__ void read_all(const uint4* data, int64_t count, unsigned* sink) {
@@ -183,7 +215,9 @@ __global__ void read_all(const uint4* data, int64_t count, unsigned* sink) {
 
 }  // namespace
 
-TEST("few-row linear layers agree with float64") { run_cases(cases(), multiply); }
+TEST("few-row linear layers agree with float64") { run_cases(few_rows_cases(), multiply); }
+
+TEST("linear layers of some tens of rows agree with float64") { run_cases(skinny_cases(), multiply); }
 
 }  // namespace kv::tests
 

@@ -128,6 +128,23 @@ describeOnDevices('linear', ({ open }) => {
     }
   });
 
+  it('gives rows the same bits whether or not more follow them', async () => {
+    const random = new Random(8);
+    const [tokens, fewer, inputs, outputs] = [16, 9, 320, 100];
+    for (const dtype of floats) {
+      for (const weightDType of floats) {
+        const weight = random.elements(weightDType, outputs * inputs);
+        using input = device.tensor(dtype, ['token', 'in'], [tokens, inputs], random.elements(dtype, tokens * inputs));
+        using weightTensor = device.tensor(weightDType, ['out', 'in'], [outputs, inputs], weight);
+        using all = device.tensor(dtype, ['token', 'out'], [tokens, outputs]);
+        using first = device.tensor(dtype, ['token', 'out'], [fewer, outputs]);
+        linear(stream, { input, weight: weightTensor, output: all });
+        linear(stream, { input: input.slice('token', 0, fewer), weight: weightTensor, output: first });
+        expect((await all.read()).subarray(0, fewer * outputs)).toEqual(await first.read());
+      }
+    }
+  });
+
   it('gives the rows that are wanted what they have without the others', async () => {
     const random = new Random(7);
     const [tokens, inputs, outputs] = [20, 1024, 70];

@@ -1,0 +1,437 @@
+// The linear layer of some tens of rows for Hopper, bound by the bandwidth of reading each weight once.
+//
+// Rows of input are the left operand of wgmma, rows of weights its right one. A tile is some neighbouring outputs of
+// one layer, of all rows and over all features. A thread block computes tiles alone, so that a row's bits depend on
+// nothing but the row and the weights.
+#include <algorithm>
+
+#include "kernels/linear/linear-few-rows.cuda.h"
+#include "kernels/linear/linear-output.cuda.h"
+#include "kernels/linear/linear-skinny-parts.cuda.h"
+#include "kernels/linear/linear-skinny.cuda.h"
+#include "ptx/async-copy.cuda.h"
+#include "ptx/tensor-copy.cuda.h"
+#include "ptx/wgmma.cuda.h"
+#include "runtime/tensor-map.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
+#include "shared/cuda/stage-ring.cuda.h"
+
+namespace kv::sm90a {
+namespace {
+
+constexpr int kPanelFeatures = 64;  // a swizzled row of 128 bytes
+constexpr int kPanelBytes = 128;    // of one row
+constexpr int kMostRows = 64;       // of a pass, what wgmma multiplies
+constexpr int kRowsMultiple = 8;    // of the rows of input in shared memory, and of the outputs of a tile
+constexpr int kWarpgroupThreads = 128;
+constexpr int kWarpgroupOuts = 64;
+constexpr int kMostWarpgroups = 2;
+constexpr int kMostOuts = kMostWarpgroups * kWarpgroupOuts;  // of a tile
+constexpr int kSums = kWarpgroupOuts / 2;                    // of a thread
+// Products of 16 features are added in turn to these many sums, so that one need not wait for the one before it.
+constexpr int kChains = 2;
+constexpr int kMostStages = 16;
+// A multiprocessor has one block, even while the launch before this one ends: two would leave another without work.
+constexpr int kSharedMemory = 227 * 1024;
+
+// Tiles of `kCount` warpgroups' outputs; rows of `kPartsOfRow` parts each, in the 16-bit type of the weights.
+template <class ElementType, class OutputType, int kPartsOfRow, int kCount>
+struct Shape {
+  using Element = ElementType;
+  using Output = OutputType;
+  static constexpr int kRowParts = kPartsOfRow;
+  static constexpr int kConsumers = kCount * kWarpgroupThreads;
+  static constexpr int kThreads = kConsumers + kWarp;  // and the producer's warp
+  static constexpr int kOuts = kCount * kWarpgroupOuts;
+  static constexpr int kPanels = (kRowParts == 1 ? 4 : 2) / kCount;  // of a step, which fill a stage
+};
+
+struct Layer {
+  CUtensorMap weight;  // [panel, out, feature]
+  LinearArguments arguments;
+  int first_tile;
+};
+
+struct Parameters {
+  Layer layers[LinearLayers::kMost];
+  int count;
+  int tiles;            // of all layers
+  int tile_outs;        // of each tile
+  int rows;             // of each part of the input; those that are not there are zeros
+  int stages;
+  CUtensorMap input;    // [panel, part and row, feature]
+  const float* scales;  // [row], or null
+
+  __host__ __device__ int steps(int step_panels) const {
+    const int panels = static_cast<int>(layers[0].arguments.in_features / kPanelFeatures);
+    return (panels + step_panels - 1) / step_panels;
+  }
+  // Bytes of a panel.
+  __host__ __device__ int input_bytes(int parts) const { return parts * rows * kPanelBytes; }
+  __host__ __device__ int weight_bytes() const { return tile_outs * kPanelBytes; }
+};
+
+template <class Shape>
+__host__ __device__ int stage_bytes(const Parameters& parameters) {
+  return Shape::kPanels * (parameters.input_bytes(Shape::kRowParts) + parameters.weight_bytes());
+}
+
+using Ring = StageRing<kMostStages>;
+
+// In shared memory, ahead of the stages.
+struct alignas(1024) Header {
+  Ring ring;
+};
+
+struct Tile {
+  const Layer* layer;
+  int first_out;
+
+  __device__ Tile(const Parameters& parameters, int index) {
+    int at = 0;
+    while (at + 1 < parameters.count && index >= parameters.layers[at + 1].first_tile) ++at;
+    layer = &parameters.layers[at];
+    first_out = (index - layer->first_tile) * parameters.tile_outs;
+  }
+};
+
+// Where a block's copies or products have come to in the ring, of which it uses the first stages.
+template <class Shape>
+class Stages {
+ public:
+  __device__ Stages(const Parameters& parameters, unsigned char* shared)
+      : ring_(reinterpret_cast<Header*>(shared)->ring),
+        memory_(shared + sizeof(Header)),
+        bytes_(stage_bytes<Shape>(parameters)),
+        input_bytes_(Shape::kPanels * parameters.input_bytes(Shape::kRowParts)),
+        count_(parameters.stages) {}
+
+  __device__ Ring& ring() const { return ring_; }
+  __device__ RingPosition<kMostStages> at() const { return at_; }
+  __device__ unsigned char* input() const { return memory_ + at_.stage * bytes_; }
+  __device__ unsigned char* weights() const { return input() + input_bytes_; }
+
+  __device__ void advance() {
+    if (++at_.stage < count_) return;
+    at_ = {0, at_.parity ^ 1};
+  }
+
+ private:
+  Ring& ring_;
+  unsigned char* const memory_;
+  const int bytes_;
+  const int input_bytes_;
+  const int count_;
+  RingPosition<kMostStages> at_;
+};
+
+// ---- Producer: one thread brings the weights and the input of each step by TMA. ----
+
+template <class Shape>
+__device__ void produce(const Parameters& parameters, Stages<Shape> stages) {
+  const uint64_t once = ptx::evict_first_policy();
+  const int steps = parameters.steps(Shape::kPanels);
+  for (int index = static_cast<int>(blockIdx.x); index < parameters.tiles; index += static_cast<int>(gridDim.x)) {
+    const Tile tile(parameters, index);
+    for (int step = 0; step < steps; ++step) {
+      stages.ring().wait_empty(stages.at());
+      uint64_t* full = &stages.ring().full[stages.at().stage];
+      ptx::mbarrier_arrive_expect_bytes(full, stage_bytes<Shape>(parameters));
+      const int panel = step * Shape::kPanels;
+      ptx::tensor_copy(stages.weights(), &tile.layer->weight, 0, tile.first_out, panel, full, once);
+      ptx::tensor_copy(stages.input(), &parameters.input, 0, 0, panel, full);
+      stages.advance();
+    }
+  }
+}
+
+// ---- Consumers: each warpgroup has 64 of a tile's outputs. ----
+
+template <class Shape>
+class Consumer {
+ public:
+  __device__ Consumer(const Parameters& parameters, const Stages<Shape>& stages)
+      : parameters_(parameters),
+        stages_(stages),
+        thread_(static_cast<int>(threadIdx.x) % kWarpgroupThreads),
+        first_out_(static_cast<int>(threadIdx.x) / kWarpgroupThreads * kWarpgroupOuts) {}
+
+  __device__ void run() {
+    for (int index = static_cast<int>(blockIdx.x); index < parameters_.tiles; index += static_cast<int>(gridDim.x)) {
+      float sums[kSums];
+      multiply(sums);
+      write(Tile(parameters_, index), sums);
+    }
+  }
+
+ private:
+  using Element = typename Shape::Element;
+  using Output = typename Shape::Output;
+
+  __device__ void multiply(float (&sums)[kSums]) {
+    const int steps = parameters_.steps(Shape::kPanels);
+    float chains[kChains][kSums];
+    RingPosition<kMostStages> before;
+    for (int step = 0; step < steps; ++step) {
+      stages_.ring().wait_full(stages_.at());
+#pragma unroll
+      for (auto& chain : chains) ptx::pin_registers(chain);
+      ptx::wgmma_fence();
+      issue(step == 0, chains);
+      ptx::wgmma_commit();
+      // One step's products run while the next are issued.
+      if (step > 0) {
+        ptx::wgmma_wait<1>();
+        stages_.ring().release_by_thread(before);
+      }
+      before = stages_.at();
+      stages_.advance();
+    }
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (auto& chain : chains) ptx::pin_registers(chain);
+    stages_.ring().release_by_thread(before);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = chains[0][i] + chains[1][i];
+  }
+
+  // The products of a stage. What lies behind the rows and outputs that are there may be anything, as may its products.
+  __device__ void issue(bool first_step, float (&chains)[kChains][kSums]) const {
+    const uint64_t inputs = ptx::wgmma_operand(stages_.input());
+    const uint64_t weights = ptx::wgmma_operand(stages_.weights() + first_out_ * kPanelBytes);
+#pragma unroll
+    for (int panel = 0; panel < Shape::kPanels; ++panel) {
+#pragma unroll
+      for (int part = Shape::kRowParts - 1; part >= 0; --part) {
+        const int input_at = panel * parameters_.input_bytes(Shape::kRowParts) + part * parameters_.input_bytes(1);
+#pragma unroll
+        for (int k = 0; k < kPanelFeatures / 16; ++k) {
+          const bool is_first = first_step && panel == 0 && part == Shape::kRowParts - 1 && k < kChains;
+          ptx::WgmmaShared<Element, kWarpgroupOuts>::issue(
+              chains[k % kChains], ptx::wgmma_advance(inputs, input_at + 32 * k),
+              ptx::wgmma_advance(weights, panel * parameters_.weight_bytes() + 32 * k), !is_first);
+        }
+      }
+    }
+  }
+
+  // A thread's sums 4 * i .. 4 * i + 3 are of two neighbouring outputs, first of its row, then of the eighth behind it.
+  __device__ void write(const Tile& tile, float (&sums)[kSums]) const {
+    const LinearArguments& a = tile.layer->arguments;
+    // From the thread's first output on.
+    const int64_t first = tile.first_out + first_out_ + thread_ % 4 * 2;
+    const int64_t outs = min(tile.first_out + int64_t{parameters_.tile_outs}, a.out_features) - first;
+    Output* output = static_cast<Output*>(a.output) + first;
+    const bool pairs = a.output_stride % 2 == 0 && reinterpret_cast<uintptr_t>(output) % sizeof(Pair) == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = thread_ / kWarp * 16 + thread_ % kWarp / 4 + 8 * half;
+      if (row >= a.tokens) continue;
+      Output* output_row = output + row * a.output_stride;
+      const float scale = parameters_.scales == nullptr ? 1.0f : parameters_.scales[row];
+      // All that is read is read before the first is written, so that one wait serves them.
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+#pragma unroll
+        for (int next = 0; next < 2; ++next) {
+          float& sum = sums[4 * i + 2 * half + next];
+          const int out = 8 * i + next;
+          if (out >= outs) continue;
+          sum *= scale;
+          if (a.bias != nullptr) sum += bias_of(a, first + out);
+          if (a.accumulate) sum += to_float(output_row[out]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kSums / 4; ++i) {
+        const float* sum = &sums[4 * i + 2 * half];
+        const Pair pair = {from_float<Output>(sum[0]), from_float<Output>(sum[1])};
+        const int out = 8 * i;
+        if (pairs && out + 1 < outs) {
+          *reinterpret_cast<Pair*>(output_row + out) = pair;
+        } else {
+          if (out < outs) output_row[out] = pair.element[0];
+          if (out + 1 < outs) output_row[out + 1] = pair.element[1];
+        }
+      }
+    }
+  }
+
+  struct alignas(2 * sizeof(Output)) Pair {
+    Output element[2];
+  };
+
+  const Parameters& parameters_;
+  Stages<Shape> stages_;
+  const int thread_;     // of the warpgroup
+  const int first_out_;  // of the warpgroup, in a tile
+};
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1) multiply_skinny(const __grid_constant__ Parameters parameters) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  ptx::let_next_kernel_start();
+  if (threadIdx.x == 0) {
+    reinterpret_cast<Header*>(shared)->ring.init(Shape::kConsumers);
+    ptx::fence_mbarrier_init();
+  }
+  if (threadIdx.x == Shape::kConsumers) {
+    ptx::prefetch_tensor_map(&Tile(parameters, static_cast<int>(blockIdx.x)).layer->weight);
+    ptx::prefetch_tensor_map(&parameters.input);
+  }
+  __syncthreads();
+  ptx::wait_for_previous_kernel();
+  const Stages<Shape> stages(parameters, shared);
+  if (threadIdx.x == Shape::kConsumers) {
+    produce(parameters, stages);
+  } else if (threadIdx.x < Shape::kConsumers) {
+    Consumer<Shape>(parameters, stages).run();
+  }
+}
+
+// ---- Host ----
+
+// A matrix [row, column] of 16-bit elements, as [panel, row, feature].
+Status encode(DType dtype, const void* data, int64_t columns, int64_t rows, int64_t stride, int box_rows,
+              int box_panels, CUtensorMap* map) {
+  return encode_tensor_map({dtype,
+                            data,
+                            {kPanelFeatures, rows, columns / kPanelFeatures},
+                            {stride, kPanelFeatures},
+                            {kPanelFeatures, box_rows, box_panels}},
+                           map);
+}
+
+Status find_multiprocessors(int& count) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return cuda_status(error);
+}
+
+int64_t count_tiles(const LinearLayers& layers, int64_t tile_outs) {
+  int64_t tiles = 0;
+  for (int i = 0; i < layers.count; ++i) tiles += (layers.layers[i].out_features + tile_outs - 1) / tile_outs;
+  return tiles;
+}
+
+// The fewest outputs of a tile with which the blocks finish in as few rounds as they can.
+int choose_tile_outs(const LinearLayers& layers, int blocks) {
+  const int64_t rounds = (count_tiles(layers, kMostOuts) + blocks - 1) / blocks;
+  int outs = kRowsMultiple;
+  while (count_tiles(layers, outs) > rounds * blocks) outs += kRowsMultiple;
+  return outs;
+}
+
+// The workspace: scales of the rows, then their parts.
+constexpr size_t kScaleBytes = kMostRows * sizeof(float);
+
+// The input's rows first_row .. first_row + rows - 1, as a tensor for TMA.
+template <class Shape>
+Status prepare_input(const LinearArguments& a, int64_t first_row, int64_t rows, void* workspace, cudaStream_t stream,
+                     Parameters& parameters) {
+  using Element = typename Shape::Element;
+  const char* input =
+      static_cast<const char*>(a.input) + first_row * a.input_stride * static_cast<int64_t>(byte_size(a.dtype));
+  const int box_rows = Shape::kRowParts * parameters.rows;
+  if constexpr (Shape::kRowParts == 1) {
+    return encode(a.dtype, input, a.in_features, rows, a.input_stride, box_rows, Shape::kPanels, &parameters.input);
+  } else {
+    auto* scales = static_cast<float*>(workspace);
+    const RowParts<Element> parts{reinterpret_cast<Element*>(static_cast<char*>(workspace) + kScaleBytes), scales,
+                                  parameters.rows};
+    const Status status = launch_overlapped(split_rows<Element>, parameters.rows, kSplitThreads, 0, stream,
+                                            reinterpret_cast<const float*>(input), a.input_stride, rows, a.in_features,
+                                            parts);
+    if (!status.ok()) return status;
+    parameters.scales = scales;
+    return encode(a.weight_dtype, parts.parts, a.in_features, box_rows, a.in_features, box_rows, Shape::kPanels,
+                  &parameters.input);
+  }
+}
+
+// The rows first_row .. first_row + rows - 1 of all layers.
+template <class Shape>
+Status launch(const LinearLayers& layers, int tile_outs, int blocks, int64_t first_row, int64_t rows, void* workspace,
+              cudaStream_t stream) {
+  Parameters parameters{};
+  parameters.count = layers.count;
+  parameters.tile_outs = tile_outs;
+  parameters.rows = static_cast<int>((rows + kRowsMultiple - 1) / kRowsMultiple * kRowsMultiple);
+  for (int i = 0; i < layers.count; ++i) {
+    const LinearArguments& a = layers.layers[i];
+    Layer& layer = parameters.layers[i];
+    layer.arguments = a;
+    layer.arguments.tokens = rows;
+    layer.arguments.output =
+        static_cast<char*>(a.output) + first_row * a.output_stride * static_cast<int64_t>(byte_size(a.dtype));
+    layer.first_tile = parameters.tiles;
+    parameters.tiles += static_cast<int>((a.out_features + tile_outs - 1) / tile_outs);
+    const Status status = encode(a.weight_dtype, a.weight, a.in_features, a.out_features, a.weight_stride, tile_outs,
+                                 Shape::kPanels, &layer.weight);
+    if (!status.ok()) return status;
+  }
+  Status status = prepare_input<Shape>(layers.layers[0], first_row, rows, workspace, stream, parameters);
+  if (!status.ok()) return status;
+  // wgmma reads past the rows and outputs of the last stage; there must be memory.
+  const int past = std::max({0, (kMostRows - parameters.rows) * kPanelBytes - parameters.weight_bytes(),
+                             (Shape::kOuts - tile_outs) * kPanelBytes});
+  parameters.stages = std::min(
+      kMostStages, (kSharedMemory - static_cast<int>(sizeof(Header)) - past) / stage_bytes<Shape>(parameters));
+  const auto kernel = multiply_skinny<Shape>;
+  status = cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemory));
+  if (!status.ok()) return status;
+  return launch_overlapped(kernel, std::min(parameters.tiles, blocks), Shape::kThreads, kSharedMemory, stream,
+                           parameters);
+}
+
+template <class Element, class Output, int kPartsOfRow>
+Status run(const LinearLayers& layers, void* workspace, cudaStream_t stream) {
+  int blocks = 0;
+  Status status = find_multiprocessors(blocks);
+  if (!status.ok()) return status;
+  const int tile_outs = choose_tile_outs(layers, blocks);
+  const auto launch_pass = tile_outs <= kWarpgroupOuts ? launch<Shape<Element, Output, kPartsOfRow, 1>>
+                                                       : launch<Shape<Element, Output, kPartsOfRow, kMostWarpgroups>>;
+  const int64_t tokens = layers.layers[0].tokens;
+  for (int64_t row = 0; row < tokens && status.ok(); row += kMostRows) {
+    const int64_t rows = std::min<int64_t>(kMostRows, tokens - row);
+    status = launch_pass(layers, tile_outs, blocks, row, rows, workspace, stream);
+  }
+  return status;
+}
+
+}  // namespace
+
+size_t linear_skinny_workspace(const LinearLayers& layers) {
+  const LinearArguments& a = layers.layers[0];
+  return a.dtype == DType::f32 ? kScaleBytes + size_t{kMostParts} * kMostRows * a.in_features * sizeof(__half) : 0;
+}
+
+Status linear_skinny(const LinearLayers& layers, void* workspace, cudaStream_t stream) {
+  const LinearArguments& a = layers.layers[0];
+  const bool parts = a.dtype == DType::f32;
+  if (a.weight_dtype == DType::f16) {
+    return parts ? run<__half, float, kParts<__half>>(layers, workspace, stream)
+                 : run<__half, __half, 1>(layers, workspace, stream);
+  }
+  return parts ? run<__nv_bfloat16, float, kParts<__nv_bfloat16>>(layers, workspace, stream)
+               : run<__nv_bfloat16, __nv_bfloat16, 1>(layers, workspace, stream);
+}
+
+}  // namespace kv::sm90a
+
+namespace kv {
+
+bool fits_skinny(const LinearArguments& a) {
+  // Measured on an H200: cuBLASLt is as fast with larger layers. Small ones gain by one launch for several.
+  constexpr int64_t kMostWeights = int64_t{1} << 24;
+  int major = 0;
+  if (a.tokens <= count_few_rows(a) || !find_compute_capability(major).ok() || major != 9) return false;
+  if (a.in_features % sm90a::kPanelFeatures != 0 || !fits_few_rows(a) || a.out_features > INT32_MAX / 2) return false;
+  if (a.dtype == DType::f32) return true;
+  return a.dtype == a.weight_dtype && a.tokens <= sm90a::kMostRows && a.in_features * a.out_features <= kMostWeights;
+}
+
+}  // namespace kv
