@@ -13,8 +13,8 @@ import { ElementMask } from './element-mask.js';
 import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './blocks-24.js';
 import { expectHeadDim } from './operations/block-arguments.js';
 import { promptSparsity } from './sparse-prompts.js';
-import { MixedBlockStore } from './store/mixed-block-store.js';
-import { MixedBlockPools } from './store/mixed-block-pools.js';
+import { BlockStore24 } from './store/block-store-24.js';
+import { BlockPools24 } from './store/block-pools-24.js';
 import { poolSizes } from './store/pool-sizes.js';
 
 export interface HieraSparseOptions extends BlockSparsity {
@@ -83,7 +83,7 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
         return { kvHeads, prompt, after };
       });
       const sinkBlocks = Math.ceil(sinkTokens / blockTokens);
-      const pools = new MixedBlockPools({
+      const pools = new BlockPools24({
         device,
         dtype: dtype ?? (rowDType === 'bf16' ? 'bf16' : 'f16'),
         headDim: first.headDim,
@@ -110,7 +110,7 @@ export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFacto
             expectBlockLoss(given, layer, capacity);
             return { [operand]: given };
           };
-          const store = new MixedBlockStore({
+          const store = new BlockStore24({
             name,
             layer,
             capacity,

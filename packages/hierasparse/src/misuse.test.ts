@@ -23,7 +23,7 @@ import { copyIndexMap } from './operations/copy-index-map.js';
 import { decompress24 } from './operations/decompress-24.js';
 import { decodeAttention24 } from './operations/decode-attention-24.js';
 import { prefillAttention24 } from './operations/prefill-attention-24.js';
-import { testPools } from './testing/block-pools.js';
+import { testPools } from './testing/test-pools-24.js';
 
 const [slots, kvHeads, width, headDim] = [2, 1, 3, 64];
 const denseBlocks = slots * kvHeads * width;

@@ -4,7 +4,7 @@ import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testi
 import { expect, it } from 'vitest';
 import { ElementMask } from '../element-mask.js';
 import { type KvOperand, type SparseDType } from '../blocks-24.js';
-import { type PoolSizes, readPools, testPools } from '../testing/block-pools.js';
+import { type PoolSizes, readPools, testPools } from '../testing/test-pools-24.js';
 import { expanded, groupsOfFour, pruned } from '../testing/sparse-oracle.js';
 import { compress24 } from './compress-24.js';
 

@@ -5,13 +5,13 @@ import { blockTokens } from '../blocks-24.js';
 import {
   attend,
   checkEveryGroup,
-  checkMixedAgainstOracle,
-  checkMixedRefusals,
+  checkAgainstOracle24,
+  checkRefusals24,
   checkPlaces,
-  mixedCache,
+  randomCache24,
   type Sizes24,
   mixtures,
-  randomMixedSizes,
+  randomSizes24,
   type Share,
 } from '../testing/attention-24-checks.js';
 import { checkLargeScores, checkNaNShows } from '../testing/attention-24-extremes.js';
@@ -44,8 +44,8 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
     const device = open();
     const random = new Random(1);
     for (let round = 0; round < 8; round++) {
-      const sizes = randomMixedSizes(random, [0, 1, 1, 1, 3], [-1, 0, 1, 127, 254, 256, 600]);
-      await checkMixedAgainstOracle(decodeAttention24, device, random, sizes);
+      const sizes = randomSizes24(random, [0, 1, 1, 1, 3], [-1, 0, 1, 127, 254, 256, 600]);
+      await checkAgainstOracle24(decodeAttention24, device, random, sizes);
     }
   });
 
@@ -58,10 +58,10 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
       for (const headDim of [64, 128]) {
         const sizes = sizesOf(sparse, headDim);
         if (device.kind === 'cuda' || sparse.keys !== 'none') {
-          await checkMixedAgainstOracle(decodeAttention24, device, new Random(2), sizes);
+          await checkAgainstOracle24(decodeAttention24, device, new Random(2), sizes);
           continue;
         }
-        const cache = await mixedCache(device, new Random(2), sizes);
+        const cache = await randomCache24(device, new Random(2), sizes);
         const { slots, queryStart } = cache.mixed;
         const mixed = await attend(decodeAttention24, device, new Random(3), sizes, cache.mixed);
         const dense = await attend(decodeAttention, device, new Random(3), sizes, {
@@ -83,7 +83,7 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
     const device = open();
     // Of 64 dims the scale is 1/8, exact too.
     const sizes = sizesOf({ keys: 'some', values: 'some' }, 64);
-    const cache = await mixedCache(device, new WholeNumbers(8), sizes);
+    const cache = await randomCache24(device, new WholeNumbers(8), sizes);
     const { slots, queryStart } = cache.mixed;
     const mixed = await attend(decodeAttention24, device, new WholeNumbers(9), sizes, cache.mixed);
     const written = { blocks: cache.dense, slots, queryStart };
@@ -106,7 +106,7 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
     const axes = ['token', 'queryHead', 'dim'] as const;
     for (let seed = 0; seed < 5; seed++) {
       const random = new Random(seed);
-      const { mixed } = await mixedCache(device, random, sizes);
+      const { mixed } = await randomCache24(device, random, sizes);
       const query = device.tensor('f16', axes, shape, random.elements('f16', 3 * 10 * 128));
       const stream = device.createStream();
       const attendOnce = () => {
@@ -137,6 +137,6 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
   });
 
   it('refuses bad input with a typed error', async () => {
-    await checkMixedRefusals(decodeAttention24, open(), new Random(7));
+    await checkRefusals24(decodeAttention24, open(), new Random(7));
   });
 });

@@ -1,7 +1,7 @@
 import { CapabilityError, DTypeError, InvalidValueError, ShapeError } from '@kv/sparse-core';
 import { describeOnDevices, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
-import { type PoolSizes, testPools } from '../testing/block-pools.js';
+import { type PoolSizes, testPools } from '../testing/test-pools-24.js';
 import { pruned } from '../testing/sparse-oracle.js';
 import { compress24 } from './compress-24.js';
 import { decompress24 } from './decompress-24.js';

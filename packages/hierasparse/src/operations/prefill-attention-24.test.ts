@@ -4,13 +4,13 @@ import { expect, it } from 'vitest';
 import {
   attend,
   checkEveryGroup,
-  checkMixedAgainstOracle,
-  checkMixedRefusals,
+  checkAgainstOracle24,
+  checkRefusals24,
   checkPlaces,
-  mixedCache,
+  randomCache24,
   type Sizes24,
   mixtures,
-  randomMixedSizes,
+  randomSizes24,
   type Share,
 } from '../testing/attention-24-checks.js';
 import { checkLargeScores, checkNaNShows } from '../testing/attention-24-extremes.js';
@@ -36,8 +36,8 @@ describeOnDevices('prefillAttention24', ({ open }) => {
     const device = open();
     const random = new Random(1);
     for (let round = 0; round < 6; round++) {
-      const sizes = randomMixedSizes(random, [0, 1, 3, 17, 70, 140], [-1, 0, 1, 63, 64, 130, 200]);
-      await checkMixedAgainstOracle(prefillAttention24, device, random, sizes);
+      const sizes = randomSizes24(random, [0, 1, 3, 17, 70, 140], [-1, 0, 1, 63, 64, 130, 200]);
+      await checkAgainstOracle24(prefillAttention24, device, random, sizes);
     }
   });
 
@@ -49,10 +49,10 @@ describeOnDevices('prefillAttention24', ({ open }) => {
       for (const headDim of [64, 128]) {
         const sizes = sizesOf(sparse, headDim);
         if (device.kind === 'cuda') {
-          await checkMixedAgainstOracle(prefillAttention24, device, new Random(2), sizes);
+          await checkAgainstOracle24(prefillAttention24, device, new Random(2), sizes);
           continue;
         }
-        const cache = await mixedCache(device, new Random(2), sizes);
+        const cache = await randomCache24(device, new Random(2), sizes);
         const { slots, queryStart } = cache.mixed;
         const mixed = await attend(prefillAttention24, device, new Random(3), sizes, cache.mixed);
         const dense = await attend(prefillAttention, device, new Random(3), sizes, {
@@ -82,6 +82,6 @@ describeOnDevices('prefillAttention24', ({ open }) => {
   });
 
   it('refuses bad input with a typed error', async () => {
-    await checkMixedRefusals(prefillAttention24, open(), new Random(7));
+    await checkRefusals24(prefillAttention24, open(), new Random(7));
   });
 });

@@ -2,7 +2,7 @@ import { copyBlocks, type Stream } from '@kv/sparse-core';
 import { blockNumber, isDense } from '@kv/sparse-core/native';
 import type { KvOperand } from '../blocks-24.js';
 import { decompress24 } from '../operations/decompress-24.js';
-import type { MixedBlockPools } from './mixed-block-pools.js';
+import type { BlockPools24 } from './block-pools-24.js';
 
 /**
  * Enqueues the writing of blocks, dense or sparse, into dense blocks of the pools.
@@ -11,7 +11,7 @@ import type { MixedBlockPools } from './mixed-block-pools.js';
  */
 export function enqueueDense(
   stream: Stream,
-  pools: MixedBlockPools,
+  pools: BlockPools24,
   operand: KvOperand,
   entries: Int32Array,
   places: Int32Array,

@@ -1,7 +1,7 @@
 import { anySparse, type Shares } from '../block-sparsity.js';
 import { blockTokens, type KvOperand, operands } from '../blocks-24.js';
 import { joined } from './joined.js';
-import type { BlockNeeds, MixedBlockPools } from './mixed-block-pools.js';
+import type { BlockNeeds, BlockPools24 } from './block-pools-24.js';
 
 /** What becomes sparse of one head, as `compress24` takes it. */
 export interface HeadPruning {
@@ -13,7 +13,7 @@ export interface HeadPruning {
 
 /** What holds for all heads of a layer. */
 export interface HeadRules {
-  readonly pools: MixedBlockPools;
+  readonly pools: BlockPools24;
   readonly sinkBlocks: number;
   /** What is sparse of a prompt while it is read, and what is when it is complete. */
   readonly prompt: Shares;

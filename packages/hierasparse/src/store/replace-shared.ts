@@ -2,7 +2,7 @@ import { copyBlocks, type Stream } from '@kv/sparse-core';
 import { type KvOperand, type Blocks24, operands } from '../blocks-24.js';
 import { copyIndexMap } from '../operations/copy-index-map.js';
 import type { HeadBlocks, HeldBlocks } from './head-blocks.js';
-import type { MixedBlockPools } from './mixed-block-pools.js';
+import type { BlockPools24 } from './block-pools-24.js';
 
 /** Dense blocks that a head of a slot is about to write to. */
 export interface WrittenBlocks extends HeldBlocks {
@@ -16,7 +16,7 @@ export interface SharedBlocks {
   readonly singles: readonly WrittenBlocks[];
 }
 
-export function sharedOf(pools: MixedBlockPools, written: readonly WrittenBlocks[]): SharedBlocks {
+export function sharedOf(pools: BlockPools24, written: readonly WrittenBlocks[]): SharedBlocks {
   return {
     pairs: pools.pairIds.toReplace(written.filter(({ kind }) => kind === 'pair')),
     singles: pools.singleIds.toReplace(written.filter(({ kind }) => kind === 'single')),
@@ -29,7 +29,7 @@ export function sharedOf(pools: MixedBlockPools, written: readonly WrittenBlocks
  */
 export function replaceShared(
   stream: Stream,
-  pools: MixedBlockPools,
+  pools: BlockPools24,
   tables: Readonly<Record<KvOperand, Blocks24['table']>>,
   shared: SharedBlocks,
   { pairs, singles }: { readonly pairs: Int32Array; readonly singles: Int32Array },

@@ -12,7 +12,7 @@ import { expect } from 'vitest';
 import { blockTokens, type KvOperand, type SparseDType } from '../blocks-24.js';
 import { compress24, type Pruning } from '../operations/compress-24.js';
 import type { Attention24Arguments } from '../operations/attention-24-arguments.js';
-import { readPools, type TestPools, testPools } from './block-pools.js';
+import { readPools, type TestPools, testPools } from './test-pools-24.js';
 import { expanded } from './sparse-oracle.js';
 
 export type Attention24 = (stream: Stream, args: Attention24Arguments) => void;
@@ -37,7 +37,7 @@ export interface Sizes24 {
   readonly sparse: { readonly keys: Share; readonly values: Share };
 }
 
-export function randomMixedSizes(
+export function randomSizes24(
   random: Random,
   rowCounts: readonly number[],
   earlier: readonly number[],
@@ -56,7 +56,7 @@ export function randomMixedSizes(
   };
 }
 
-/** A mixed cache, and the same one written out. */
+/** A cache with 2:4 blocks, and the same one written out. */
 export interface Cache24 {
   readonly mixed: Pick<Attention24Arguments, 'keys' | 'values' | 'keyCounts' | 'slots' | 'queryStart'>;
   readonly dense: PagedBlocks;
@@ -66,7 +66,7 @@ export interface Cache24 {
 }
 
 /** What the cache holds depends on `random`, where in the pools it lies on `places`. */
-export async function mixedCache(
+export async function randomCache24(
   device: Device,
   random: Random,
   sizes: Sizes24,
@@ -172,7 +172,7 @@ async function written(
 /** Holds groups of 1 to 16 query heads to the oracle, `rows` rows each. */
 export async function checkEveryGroup(attention: Attention24, device: Device, rows: number): Promise<void> {
   for (let group = 1; group <= 16; group++) {
-    await checkMixedAgainstOracle(attention, device, new Random(group), {
+    await checkAgainstOracle24(attention, device, new Random(group), {
       rows: [rows],
       keyCounts: [[130, 73]],
       kvHeads: 2,
@@ -184,15 +184,15 @@ export async function checkEveryGroup(attention: Attention24, device: Device, ro
   }
 }
 
-/** Runs `attention` on a random mixed cache of these sizes, and holds every output element to the float64 oracle. */
-export async function checkMixedAgainstOracle(
+/** Runs `attention` on a random cache with 2:4 blocks of these sizes, and holds every output element to the float64 oracle. */
+export async function checkAgainstOracle24(
   attention: Attention24,
   device: Device,
   random: Random,
   sizes: Sizes24,
 ): Promise<void> {
   const { rows, keyCounts, kvHeads, group, headDim, dtype, sparse } = sizes;
-  const cache = await mixedCache(device, random, sizes);
+  const cache = await randomCache24(device, random, sizes);
   const stream = device.createStream();
   const rowDType = device.kind === 'cuda' ? dtype : random.pick(['f32', 'f16', 'bf16'] as const);
   const weightRoundoff = device.kind === 'cuda' ? unitRoundoff[dtype] : 0;
@@ -269,14 +269,14 @@ export async function attend<Cache>(
 export async function checkPlaces(attention: Attention24, device: Device, sizes: Sizes24): Promise<void> {
   const results = [];
   for (const places of [4, 5]) {
-    const { mixed } = await mixedCache(device, new Random(3), sizes, new Random(places));
+    const { mixed } = await randomCache24(device, new Random(3), sizes, new Random(places));
     results.push(await attend(attention, device, new Random(6), sizes, mixed));
   }
   expect(results[1]).toEqual(results[0]);
 }
 
 /** That `attention` refuses what it cannot compute, at once or, what only the device knows, at the next wait. */
-export async function checkMixedRefusals(
+export async function checkRefusals24(
   attention: Attention24,
   device: Device,
   random: Random,
@@ -290,7 +290,7 @@ export async function checkMixedRefusals(
     dtype: 'f16',
     sparse: { keys: 'all', values: 'none' },
   };
-  const cache = await mixedCache(device, random, sizes);
+  const cache = await randomCache24(device, random, sizes);
   const { keys, values, keyCounts } = cache.mixed;
   const axes = ['token', 'queryHead', 'dim'] as const;
   const query = device.tensor('f16', axes, [2, 2, 64], random.elements('f16', 256));

@@ -2,7 +2,7 @@ import type { Device, ElementArray, FloatDType } from '@kv/sparse-core';
 import { decode, encode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect } from 'vitest';
 import { blockTokens, sparseDTypes } from '../blocks-24.js';
-import { type Attention24, type Cache24, mixedCache, type Sizes24 } from './attention-24-checks.js';
+import { type Attention24, type Cache24, randomCache24, type Sizes24 } from './attention-24-checks.js';
 
 const [kvHeads, group, headDim] = [2, 3, 128];
 const keyCounts = [200, 130] as const;
@@ -65,7 +65,7 @@ export async function checkLargeScores(attention: Attention24, device: Device, r
     const sizes = sizesOf(dtype, rows);
     for (const best of [20, 70, 85]) {
       const cacheOf = (number: number, rest: number) =>
-        mixedCache(device, new OneOtherKey(best, best, number, rest), sizes);
+        randomCache24(device, new OneOtherKey(best, best, number, rest), sizes);
       const expectBest = async (cache: Cache24, number: number, scale?: number) => {
         const { output } = await attendWith(attention, device, cache, sizes, number, scale);
         const excess = output.map((got, index) => {
@@ -91,7 +91,7 @@ export async function checkLargeScores(attention: Attention24, device: Device, r
 export async function checkNaNShows(attention: Attention24, device: Device, rows: number): Promise<void> {
   for (const dtype of sparseDTypes) {
     const sizes = sizesOf(dtype, rows);
-    const cache = await mixedCache(device, new Random(9), sizes);
+    const cache = await randomCache24(device, new Random(9), sizes);
     const sound = await attendWith(attention, device, cache, sizes, 1);
     // The last key of the first kv head, of a dense block: of the rows only the last one sees it.
     const { dense, table } = cache.mixed.keys;

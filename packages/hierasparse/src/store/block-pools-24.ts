@@ -33,7 +33,7 @@ export function sumOfNeeds(needs: readonly (BlockNeeds | undefined)[]): BlockNee
  * same place of their parts of the pool, so that one table names both; a pair is given out again when both are back.
  * Behind the pairs are single blocks of either, for those that leave their pair and stay dense.
  */
-export class MixedBlockPools {
+export class BlockPools24 {
   /** `[block, blockToken, dim]`: pair n has its keys at n and its values at `pairs + n`; singles follow. */
   readonly dense: DensePool;
   /** `[pair, blockToken, dim]`: the parts of the pairs. An index map is the block table of both wherever it names pairs. */

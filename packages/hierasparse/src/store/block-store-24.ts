@@ -31,7 +31,7 @@ import { enqueueDense } from './enqueue-dense.js';
 import { type SparsePrompts, sparsePrompts } from '../sparse-prompts.js';
 import { HeadBlocks } from './head-blocks.js';
 import { joined } from './joined.js';
-import { type MixedBlockPools, sumOfNeeds } from './mixed-block-pools.js';
+import { type BlockPools24, sumOfNeeds } from './block-pools-24.js';
 import { replaceShared, sharedOf, type WrittenBlocks } from './replace-shared.js';
 
 /** Blocks that a kv head of a slot needs more. */
@@ -59,7 +59,7 @@ export interface StoreParts {
   readonly name: string;
   readonly layer: KvLayer;
   readonly capacity: KvCapacity;
-  readonly pools: MixedBlockPools;
+  readonly pools: BlockPools24;
   /** The layer's part of the pools. */
   readonly poolBytes: number;
   /** What of the layer is sparse while a prompt is read, and after it. */
@@ -76,7 +76,7 @@ export interface StoreParts {
 }
 
 /** Keys and values of one layer in dense and 2:4 sparse blocks. */
-export class MixedBlockStore implements KvStore, SparsePrompts {
+export class BlockStore24 implements KvStore, SparsePrompts {
   readonly name: string;
   readonly layer: KvLayer;
   readonly #parts: StoreParts;
@@ -144,7 +144,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const all = batch.entries.map(({ slot }) => slot);
     this.#prune(stream, all, sparsity);
     const blocks = this.denseBlocks(all);
-    if (blocks === undefined) prefillAttention24(stream, { ...rows, ...this.#mixedCache() });
+    if (blocks === undefined) prefillAttention24(stream, { ...rows, ...this.#randomCache24() });
     else prefillAttention(stream, { ...rows, blocks });
   }
 
@@ -157,7 +157,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale };
     if (this.#alwaysDense) decodeAttention(stream, { ...rows, blocks: this.#asDense() });
-    else decodeAttention24(stream, { ...rows, ...this.#mixedCache() });
+    else decodeAttention24(stream, { ...rows, ...this.#randomCache24() });
     return () => undefined;
   }
 
@@ -296,16 +296,16 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
     return { keys, values, blockTable: this.#slots.tables.keys, keyCounts: this.#slots.keyCounts };
   }
 
-  #mixed(operand: KvOperand): Blocks24 {
+  #blocks24(operand: KvOperand): Blocks24 {
     const { dense, sparse } = this.#parts.pools;
     return { dense, sparse: sparse[operand], table: this.#slots.tables[operand] };
   }
 
-  #mixedCache() {
+  #randomCache24() {
     const { after } = this.#parts;
     return {
-      keys: this.#mixed('keys'),
-      values: this.#mixed('values'),
+      keys: this.#blocks24('keys'),
+      values: this.#blocks24('values'),
       keyCounts: this.#slots.keyCounts,
       sparseKeys: after.keys > 0,
       sparseValues: after.values > 0,
@@ -356,7 +356,7 @@ export class MixedBlockStore implements KvStore, SparsePrompts {
       });
       if (prunings.length === 0) continue;
       const [elementMask, blockLoss] = [masks[operand], losses[operand]];
-      compress24(stream, { operand, blocks: this.#mixed(operand), prunings, elementMask, blockLoss });
+      compress24(stream, { operand, blocks: this.#blocks24(operand), prunings, elementMask, blockLoss });
     }
   }
 
