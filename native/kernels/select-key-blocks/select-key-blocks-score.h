@@ -38,6 +38,20 @@ struct TileBlocks {
   // The number of blocks of which the tile's last row sees a key.
   constexpr int32_t seen(int32_t tile) const { return up(position() + tile_end(tile)); }
 
+  // How many blocks the tiles of one head see.
+  constexpr int64_t seen_by_all() const {
+    int64_t all = 0;
+    for (int32_t tile = 0; tile < a.tiles(); ++tile) all += seen(tile);
+    return all;
+  }
+  // How many blocks of all heads are within the budget: the share rounded up, at least one.
+  constexpr int64_t budgeted() const {
+    const double share = a.budget * static_cast<double>(seen_by_all() * a.query_heads);
+    const int64_t whole = static_cast<int64_t>(share);
+    const int64_t wanted = static_cast<double>(whole) < share ? whole + 1 : whole;
+    return wanted > 1 ? wanted : 1;
+  }
+
   constexpr float score(const BlockMaxima& maxima, int32_t tile, int32_t block) const {
     const int32_t first_row = tile * a.tile_rows;
     const int32_t first_key = block * kSelectedBlockTokens;

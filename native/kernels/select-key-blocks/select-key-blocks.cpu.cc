@@ -26,24 +26,45 @@ void find_maxima(const TileBlocks& tiles, int64_t head, const BlockMaxima& maxim
   for (int32_t i = 0; i < tiles.row_runs(); ++i) maxima.rows[i] = largest(horizontal, i * kRun, (i + 1) * kRun, a.rows);
 }
 
-// The score of rank `rank`, where rank 1 is the largest. It counts scores by their leading bits, then by the next
-// bits.
-float ranked(const float* scores, int64_t count, int64_t rank, uint32_t* bins) {
+// Calls body(tile, block, score) for every block that a tile of one head sees.
+template <class Body>
+void for_each_score(const TileBlocks& tiles, const BlockMaxima& maxima, Body&& body) {
+  for (int32_t tile = 0; tile < tiles.a.tiles(); ++tile) {
+    for (int32_t block = 0; block < tiles.seen(tile); ++block) body(tile, block, tiles.score(maxima, tile, block));
+  }
+}
+
+// The score of rank `rank` among those of all heads, where rank 1 is the largest. It counts scores by their leading
+// bits, then by the next bits. `bins` has kOrderBins for each head; `maxima_of` finds those of a head.
+template <class MaximaOf>
+float ranked(const TileBlocks& tiles, MaximaOf&& maxima_of, int64_t rank, uint32_t* bins, Workers& workers) {
+  const int64_t heads = tiles.a.query_heads;
   uint32_t order = 0;
   for (int shift = 32; shift > 0;) {
     const int bits = shift < kOrderBits ? shift : kOrderBits;
     const int above = shift;
     shift -= bits;
-    std::memset(bins, 0, kOrderBins * sizeof(uint32_t));
-    for (int64_t i = 0; i < count; ++i) {
-      uint32_t word;
-      std::memcpy(&word, scores + i, sizeof word);
-      const uint32_t other = order_of(word);
-      const bool counts = above == 32 || other >> above == order >> above;
-      if (counts) ++bins[other >> shift & ((1u << bits) - 1)];
-    }
+    workers.for_each(static_cast<size_t>(heads), [&](size_t head, int) {
+      uint32_t* of_head = bins + head * kOrderBins;
+      std::memset(of_head, 0, kOrderBins * sizeof(uint32_t));
+      for_each_score(tiles, maxima_of(static_cast<int64_t>(head)), [&](int32_t, int32_t, float score) {
+        uint32_t word;
+        std::memcpy(&word, &score, sizeof word);
+        const uint32_t other = order_of(word);
+        const bool counts = above == 32 || other >> above == order >> above;
+        if (counts) ++of_head[other >> shift & ((1u << bits) - 1)];
+      });
+    });
+    const auto counted = [&](uint32_t bin) {
+      int64_t count = 0;
+      for (int64_t head = 0; head < heads; ++head) count += bins[head * kOrderBins + bin];
+      return count;
+    };
     uint32_t bin = (1u << bits) - 1;
-    for (; bin > 0 && bins[bin] < rank; --bin) rank -= bins[bin];
+    for (int64_t count = counted(bin); bin > 0 && count < rank; count = counted(bin)) {
+      rank -= count;
+      --bin;
+    }
     order |= bin << shift;
   }
   const uint32_t word = bits_of_order(order);
@@ -56,36 +77,25 @@ float ranked(const float* scores, int64_t count, int64_t rank, uint32_t* bins) {
 
 void select_key_blocks(const SelectKeyBlocksArguments& a, Workers& workers) {
   const TileBlocks tiles{a};
-  int64_t all = 0;
-  for (int32_t tile = 0; tile < a.tiles(); ++tile) all += tiles.seen(tile);
-  const int64_t maxima = int64_t{tiles.lag_runs()} + tiles.blocks() + tiles.row_runs();
-  const size_t bytes = static_cast<size_t>(maxima + all + kOrderBins) * sizeof(float);
-  workers.for_each(static_cast<size_t>(a.query_heads), [&](size_t index, int worker) {
-    const int64_t head = static_cast<int64_t>(index);
-    float* memory = static_cast<float*>(workers.scratch(worker, bytes));
-    const BlockMaxima of_head = {memory, memory + tiles.lag_runs(), memory + tiles.lag_runs() + tiles.blocks()};
-    float* scores = memory + maxima;
-    find_maxima(tiles, head, of_head);
-    int64_t scored = 0;
-    for (int32_t tile = 0; tile < a.tiles(); ++tile) {
-      for (int32_t block = 0; block < tiles.seen(tile); ++block) scores[scored++] = tiles.score(of_head, tile, block);
-    }
-    float threshold = a.threshold;
-    if (a.by_budget) {
-      const double share = a.budget * static_cast<double>(all);
-      const int64_t whole = static_cast<int64_t>(share);
-      const int64_t wanted = static_cast<double>(whole) < share ? whole + 1 : whole;
-      threshold = ranked(scores, all, wanted > 1 ? wanted : 1, reinterpret_cast<uint32_t*>(scores + all));
-    }
-    const float* score = scores;
-    for (int32_t tile = 0; tile < a.tiles(); ++tile) {
-      const int64_t list = head * a.tiles() + tile;
-      int32_t taken = 0;
-      for (int32_t block = 0; block < tiles.seen(tile); ++block) {
-        if (!(*score++ < threshold)) a.key_blocks[list * a.capacity + taken++] = block;
-      }
-      a.counts[list] = taken;
-    }
+  const int64_t of_head = int64_t{tiles.lag_runs()} + tiles.blocks() + tiles.row_runs();
+  const size_t heads = static_cast<size_t>(a.query_heads);
+  float* memory = static_cast<float*>(workers.shared_scratch(heads * (static_cast<size_t>(of_head) + kOrderBins) * sizeof(float)));
+  const auto maxima_of = [&](int64_t head) {
+    float* first = memory + head * of_head;
+    return BlockMaxima{first, first + tiles.lag_runs(), first + tiles.lag_runs() + tiles.blocks()};
+  };
+  workers.for_each(heads, [&](size_t head, int) {
+    find_maxima(tiles, static_cast<int64_t>(head), maxima_of(static_cast<int64_t>(head)));
+  });
+  auto* bins = reinterpret_cast<uint32_t*>(memory + a.query_heads * of_head);
+  const float threshold = a.by_budget ? ranked(tiles, maxima_of, tiles.budgeted(), bins, workers) : a.threshold;
+  workers.for_each(heads, [&](size_t head, int) {
+    const int64_t first_list = static_cast<int64_t>(head) * a.tiles();
+    for (int32_t tile = 0; tile < a.tiles(); ++tile) a.counts[first_list + tile] = 0;
+    for_each_score(tiles, maxima_of(static_cast<int64_t>(head)), [&](int32_t tile, int32_t block, float score) {
+      const int64_t list = first_list + tile;
+      if (!(score < threshold)) a.key_blocks[list * a.capacity + a.counts[list]++] = block;
+    });
   });
 }
 

@@ -19,10 +19,10 @@ constexpr int kScoresOfBlock = 64 * kThreads;  // scores that a thread block cou
 struct Memory {
   float* maxima;   // [query_head, maxima of lags, blocks and rows]
   int64_t of_head;
-  uint32_t* bins;  // [query_head, kOrderBins]
-  uint32_t* order;  // [query_head]: the leading bits of the threshold that are known so far
-  int64_t* rank;    // [query_head]: the threshold's rank among the scores that share these bits, largest first
-  float* threshold;  // [query_head]
+  uint32_t* bins;    // [kOrderBins]: scores of all heads, by some of their bits
+  uint32_t* order;   // the leading bits of the threshold that are known so far
+  int64_t* rank;     // the threshold's rank among the scores that share these bits, largest first
+  float* threshold;
 
   __host__ __device__ BlockMaxima of(const TileBlocks& tiles, int64_t head) const {
     float* first = maxima + head * of_head;
@@ -59,12 +59,11 @@ __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ 
   if (threadIdx.x % kWarp == 0) launch.memory.maxima[head * launch.memory.of_head + run] = most;
 }
 
-__global__ void __launch_bounds__(kThreads) start_ranks(const __grid_constant__ Launch launch, int64_t rank) {
-  const int head = static_cast<int>(blockIdx.x);
-  for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) launch.memory.bins[head * kOrderBins + bin] = 0;
+__global__ void __launch_bounds__(kThreads) start_rank(const __grid_constant__ Launch launch, int64_t rank) {
+  for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) launch.memory.bins[bin] = 0;
   if (threadIdx.x != 0) return;
-  launch.memory.order[head] = 0;
-  launch.memory.rank[head] = rank;
+  *launch.memory.order = 0;
+  *launch.memory.rank = rank;
 }
 
 // Counts scores by `bits` bits from `shift` on. Only scores whose higher bits are the threshold's count. A thread
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
   const BlockMaxima maxima = launch.memory.of(tiles, head);
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
-  const uint32_t known = launch.memory.order[head];
+  const uint32_t known = *launch.memory.order;
   const int above = shift + bits;
   for (int tile = static_cast<int>(blockIdx.x); tile < launch.a.tiles(); tile += static_cast<int>(gridDim.x)) {
     for (int block = static_cast<int>(threadIdx.x); block < tiles.seen(tile); block += kThreads) {
@@ -86,15 +85,14 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
   }
   __syncthreads();
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) {
-    if (bins[bin] != 0) atomicAdd(&launch.memory.bins[head * kOrderBins + bin], bins[bin]);
+    if (bins[bin] != 0) atomicAdd(&launch.memory.bins[bin], bins[bin]);
   }
 }
 
-// Finds the bin of the wanted score, from the highest bin down. One warp for each head.
+// Finds the bin of the wanted score, from the highest bin down.
 __global__ void __launch_bounds__(kWarp) find_bin(const __grid_constant__ Launch launch, int shift, int bits) {
-  const int64_t head = blockIdx.x;
-  uint32_t* bins = launch.memory.bins + head * kOrderBins;
-  int64_t rank = launch.memory.rank[head];
+  uint32_t* bins = launch.memory.bins;
+  int64_t rank = *launch.memory.rank;
   const int lane = static_cast<int>(threadIdx.x);
   for (int top = (1 << bits) - 1; top >= 0; top -= kWarp) {
     const uint32_t own = top - lane >= 0 ? bins[top - lane] : 0;
@@ -107,10 +105,10 @@ __global__ void __launch_bounds__(kWarp) find_bin(const __grid_constant__ Launch
     if (reached != 0) {
       const int found = __ffs(static_cast<int>(reached)) - 1;
       if (lane == found) {
-        const uint32_t order = launch.memory.order[head] | static_cast<uint32_t>(top - lane) << shift;
-        launch.memory.order[head] = order;
-        launch.memory.rank[head] = rank - (counted - own);
-        launch.memory.threshold[head] = __uint_as_float(cuda::bits_of_order(order));
+        const uint32_t order = *launch.memory.order | static_cast<uint32_t>(top - lane) << shift;
+        *launch.memory.order = order;
+        *launch.memory.rank = rank - (counted - own);
+        *launch.memory.threshold = __uint_as_float(cuda::bits_of_order(order));
       }
       break;
     }
@@ -129,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (tile >= a.tiles()) return;
   const BlockMaxima maxima = launch.memory.of(tiles, head);
-  const float threshold = a.by_budget ? launch.memory.threshold[head] : a.threshold;
+  const float threshold = a.by_budget ? *launch.memory.threshold : a.threshold;
   const int64_t list = head * a.tiles() + tile;
   int32_t* to = a.key_blocks + list * a.capacity;
   int taken = 0;
@@ -154,31 +152,26 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   memory.of_head = int64_t{tiles.lag_runs()} + tiles.blocks() + tiles.row_runs();
   const size_t heads = static_cast<size_t>(a.query_heads);
   const size_t maxima_bytes = rounded_up(heads * static_cast<size_t>(memory.of_head) * sizeof(float));
-  const size_t bins_bytes = heads * kOrderBins * sizeof(uint32_t);
-  auto* bytes = static_cast<char*>(context.queue->workspace(maxima_bytes + bins_bytes + heads * (sizeof(int64_t) + 2 * sizeof(float))));
+  const size_t bins_bytes = kOrderBins * sizeof(uint32_t);
+  auto* bytes = static_cast<char*>(context.queue->workspace(maxima_bytes + bins_bytes + sizeof(int64_t) + 2 * sizeof(float)));
   if (bytes == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the maxima of blocks");
   memory.maxima = reinterpret_cast<float*>(bytes);
   memory.bins = reinterpret_cast<uint32_t*>(bytes + maxima_bytes);
   memory.rank = reinterpret_cast<int64_t*>(bytes + maxima_bytes + bins_bytes);
-  memory.order = reinterpret_cast<uint32_t*>(memory.rank + heads);
-  memory.threshold = reinterpret_cast<float*>(memory.order + heads);
+  memory.order = reinterpret_cast<uint32_t*>(memory.rank + 1);
+  memory.threshold = reinterpret_cast<float*>(memory.order + 1);
 
   cudaStream_t stream = stream_of(context);
   const unsigned query_heads = static_cast<unsigned>(a.query_heads);
   find_maxima<<<dim3(static_cast<unsigned>((memory.of_head + kWarps - 1) / kWarps), query_heads), kThreads, 0, stream>>>(launch);
   if (a.by_budget) {
-    int64_t all = 0;
-    for (int32_t tile = 0; tile < a.tiles(); ++tile) all += tiles.seen(tile);
-    const double share = a.budget * static_cast<double>(all);
-    const int64_t whole = static_cast<int64_t>(share);
-    const int64_t wanted = static_cast<double>(whole) < share ? whole + 1 : whole;
-    start_ranks<<<query_heads, kThreads, 0, stream>>>(launch, wanted > 1 ? wanted : 1);
-    const dim3 counting(static_cast<unsigned>((all + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
+    start_rank<<<1, kThreads, 0, stream>>>(launch, tiles.budgeted());
+    const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
     for (int shift = 32; shift > 0;) {
       const int bits = shift < kOrderBits ? shift : kOrderBits;
       shift -= bits;
       count_scores<<<counting, kThreads, 0, stream>>>(launch, shift, bits);
-      find_bin<<<query_heads, kWarp, 0, stream>>>(launch, shift, bits);
+      find_bin<<<1, kWarp, 0, stream>>>(launch, shift, bits);
     }
   }
   const unsigned lists = static_cast<unsigned>((a.tiles() + kWarps - 1) / kWarps);

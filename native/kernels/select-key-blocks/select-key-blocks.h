@@ -34,8 +34,8 @@ struct SelectKeyBlocksArguments {
   int32_t dense_rows = 0;       // a tile with any of these last rows takes all blocks
   SlashBound bound = SlashBound::safe;
 
-  // Natural logarithm. With a budget each head has its own threshold: the largest that takes at least this share of
-  // the blocks that its tiles see.
+  // Natural logarithm. With a budget it is the largest threshold that takes at least this share of the blocks that the
+  // tiles of all heads see: heads that need more blocks take more.
   float threshold = 0;
   bool by_budget = false;
   double budget = 0;

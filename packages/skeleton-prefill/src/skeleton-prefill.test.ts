@@ -173,12 +173,15 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
     const steps = { ...cheap, dtype: 'f32', rope, scale, steps: [1500] } as const;
     const parts = await decomposeSteps(device, device.createStream(), { queries, keys }, steps);
     const largest = prompt.values.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
-    const left = queries.map((of, head) => {
+    const scores = queries.map((_, head) => {
       const [slash, vertical, horizontal] = [parts.slash[head], parts.vertical[head], parts.horizontal[head]];
       if (!slash || !vertical || !horizontal) throw new Error('parts of every head');
       const blocks = { ...cheap, tileRows: 128, slashBound: 'safe', denseRows: 0 } as const;
-      const scores = blockScores({ slash, vertical, horizontal }, blocks);
-      const lists = listsAbove(scores, thresholdOfBudget(scores, 0.4));
+      return blockScores({ slash, vertical, horizontal }, blocks);
+    });
+    const threshold = thresholdOfBudget(scores.flat(), 0.4);
+    const left = queries.map((of, head) => {
+      const lists = listsAbove(scores[head] ?? [], threshold);
       const problem = { queries: of, keys: keys[Math.floor(head / 2)] ?? [], rope, scale };
       return of.map((_, row) => {
         const list = new Set(lists[Math.floor(row / 128)]);

@@ -17,7 +17,7 @@ export type SlashBound = (typeof slashBounds)[number];
 
 /**
  * Which blocks are taken: those that may hold an element of more than `epsilon * 64 / tokens` of its row's softmax, with
- * an epsilon from 0 on; or the best ones, as large a share of the blocks of each head as `budget`, above 0 up to 1.
+ * an epsilon from 0 on; or the best ones of all heads together, as large a share of their blocks as `budget`, above 0 up to 1.
  */
 export type BlockThreshold =
   | { readonly epsilon: number; readonly budget?: undefined }
