@@ -81,7 +81,7 @@ export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttenti
     using vertical = device.tensor('f32', ['queryHead', 'key'], [queryHeads, tokens]);
     using horizontal = device.tensor('f32', ['queryHead', 'row'], [queryHeads, rows]);
     const tiles = Math.ceil(rows / tileRows);
-    const keyBlockCounts = device.tensor('i32', ['queryHead', 'queryTile'], [queryHeads, tiles]);
+    using keyBlockCounts = device.tensor('i32', ['queryHead', 'queryTile'], [queryHeads, tiles]);
     const lists = [queryHeads, tiles, Math.ceil(tokens / keyBlockTokens)] as const;
     using keyBlocks = device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], lists);
     const [slots, queryStart] = [batch.slots.slice('batch', index, index + 1), batch.queryStart.slice('boundary', index, index + 2)];
@@ -94,9 +94,7 @@ export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttenti
     selectKeyBlocks(stream, { ...options, ...parts, threshold, slashBound, denseRows, tileRows, keyBlocks, keyBlockCounts });
     blockSparseAttention(stream, { ...attended, output, keyBlocks, keyBlockCounts });
     if (endsPrompt || own !== call.state) own.release(stream, slot);
-    const counts = keyBlockCounts.read();
-    keyBlockCounts.dispose();
-    return counts;
+    return keyBlockCounts.read();
   };
 
   return {
