@@ -186,12 +186,12 @@ it.skipIf(process.platform !== 'linux')('an idle tokenizer neither keeps the pro
 });
 
 it.skipIf(process.platform !== 'linux')('a tokenizer that does not end outlives a killed parent by no more than its time', async () => {
-  // Starts what is given on standard input, sets it to work, and says which process it is.
+  // Starts what is given on standard input, sets it to work, and says which process it is once that is at work.
   const parent = `
     const { program, requests } = JSON.parse(require('node:fs').readFileSync(0, 'utf8'));
     const child = require('node:child_process').spawn(process.execPath, ['--eval', program], { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], detached: true });
     for (const request of requests) child.send(request);
-    child.once('message', () => console.log(child.pid));`;
+    child.once('message', () => setTimeout(() => console.log(child.pid), 200));`;
   const directory = await mkdtemp(join(tmpdir(), 'kv-orphan-'));
   const definitionFile = join(directory, 'tokenizer.json');
   writeFileSync(definitionFile, JSON.stringify({ ...definition, pre_tokenizer: endless }));
@@ -199,7 +199,7 @@ it.skipIf(process.platform !== 'linux')('a tokenizer that does not end outlives 
   const libraries = { tokenizers: resolve('@huggingface/tokenizers'), jinja: resolve('@huggingface/jinja') };
   const requests = [
     { operation: 'open', argument: { definitionFile, settings: '{}', template: null, ...libraries }, milliseconds: 60_000 },
-    { operation: 'encode', argument: { text: letters, addSpecialTokens: true }, milliseconds: 700 },
+    { operation: 'encode', argument: { text: letters, addSpecialTokens: true }, milliseconds: 3000 },
   ];
   const starting = spawn(process.execPath, ['--eval', parent], { stdio: ['pipe', 'pipe', 'inherit'] });
   starting.stdin.end(JSON.stringify({ program: tokenizerProgram, requests }));
