@@ -191,7 +191,7 @@ it.skipIf(process.platform !== 'linux')('a tokenizer that does not end outlives 
     const { program, requests } = JSON.parse(require('node:fs').readFileSync(0, 'utf8'));
     const child = require('node:child_process').spawn(process.execPath, ['--eval', program], { stdio: ['ignore', 'ignore', 'ignore', 'ipc'], detached: true });
     for (const request of requests) child.send(request);
-    child.once('message', () => setTimeout(() => console.log(child.pid), 200));`;
+    child.once('message', () => setTimeout(() => console.log(String(child.pid)), 200));`;
   const directory = await mkdtemp(join(tmpdir(), 'kv-orphan-'));
   const definitionFile = join(directory, 'tokenizer.json');
   writeFileSync(definitionFile, JSON.stringify({ ...definition, pre_tokenizer: endless }));
