@@ -97,7 +97,7 @@ for (const [name, all] of Object.entries(reads)) {
   const share = summarise(all.map(({ density }) => density * 100));
   const reference = name === 'dense' ? undefined : { name: 'dense', ...dense };
   rows.push(row(`prompt of ${tokens} tokens, ${threads} threads`, name, { unit: 'ms', result: timed, reference }));
-  rows.push(row(`its attention: computed scores`, name, { unit: '%', result: share, chart: false }));
+  rows.push(row(`scores computed of a prompt of ${tokens} tokens`, name, { unit: '%', result: share, chart: false }));
 }
 
 const losses = await inTurns(await Promise.all(texts.slice(0, textCount).map((text) => tokenizer.encode(text))), 8256, textLoss);
