@@ -1,4 +1,4 @@
-import type { Device, KvLayer } from '@kv/sparse-core';
+import type { Device, KvLayer, RopeDescription } from '@kv/sparse-core';
 
 /** A step of a prompt in one layer. */
 export interface PromptStep {
@@ -6,9 +6,7 @@ export interface PromptStep {
   readonly rows: number;
   /** The step's own included. */
   readonly tokens: number;
-  /** Frequencies of the rotation. */
-  readonly pairs: number;
-  readonly samples: number;
+  readonly rope: RopeDescription;
   /** Tokens that no row goes without, sinks and diagonal. */
   readonly exactTokens: number;
   /** The share of blocks that will be computed. */
@@ -22,16 +20,22 @@ const weightOfDoubles = 4;
 /** Rows of a tile and keys of a block, of which a tile has some in vain. */
 const tileTokens = 128 + 64;
 
-/** Whether the estimate and what it leaves to compute take fewer multiplications than dense attention, each weighed. */
-export function isWorthEstimating(kind: Device['kind'], step: PromptStep): boolean {
-  const { layer, rows, tokens, pairs, samples, exactTokens, share } = step;
-  const { queryHeads, kvHeads, headDim } = layer;
-  const coefficients = 2 * pairs + headDim;
-  const ofKey = 2 * headDim * queryHeads;
+/** Whether the estimate and what it leaves to compute take fewer multiplications than dense attention. */
+export function isWorthEstimating({ layer, rows, tokens, exactTokens, share }: PromptStep, estimate: number): boolean {
+  const ofKey = 2 * layer.headDim * layer.queryHeads;
   const dense = rows * (tokens - rows / 2) * ofKey;
   const sparse = share * dense + rows * (exactTokens + tileTokens) * ofKey;
+  return sparse + estimate < dense;
+}
+
+/** The multiplications of `decomposeAttention`, each weighed. */
+export function decompositionCost(kind: Device['kind'], step: PromptStep, samples: number): number {
+  const { layer, rows, tokens, rope, exactTokens } = step;
+  const { queryHeads, kvHeads, headDim } = layer;
+  const coefficients = 2 * rope.inverseFrequencies.length + headDim;
+  const ofKey = 2 * headDim * queryHeads;
   const ofRows = rows * (queryHeads + kvHeads) * headDim ** 2 + (rows * exactTokens * ofKey) / 2;
   const ofTokens = tokens * queryHeads * (coefficients + headDim);
   const ofSamples = kvHeads * coefficients ** 2 * (samples / 2 + coefficients / 6);
-  return sparse + weightOf[kind] * (ofRows + ofTokens + weightOfDoubles * ofSamples) < dense;
+  return weightOf[kind] * (ofRows + ofTokens + weightOfDoubles * ofSamples);
 }

@@ -33,14 +33,18 @@ export interface SelectKeyBlocksOptions extends ExactTokens {
   readonly slashBound?: SlashBound | undefined;
 }
 
-/** The parts of the last rows of a sequence, as `decomposeAttention` writes them, and where the lists go. */
-export interface SelectKeyBlocksArguments extends SelectKeyBlocksOptions {
+/** The parts of the last rows of a sequence, as `decomposeAttention` writes them. */
+export interface BlockEstimate {
   /** f32 `[queryHead, lag]`, contiguous, as many lags as keys. */
   readonly slash: TensorHandle<'f32', readonly ['queryHead', 'lag']>;
   /** f32 `[queryHead, key]`, contiguous. */
   readonly vertical: TensorHandle<'f32', readonly ['queryHead', 'key']>;
   /** f32 `[queryHead, row]`, contiguous. */
   readonly horizontal: TensorHandle<'f32', readonly ['queryHead', 'row']>;
+}
+
+/** An estimate, and where the lists go. */
+export interface SelectKeyBlocksArguments extends BlockEstimate, SelectKeyBlocksOptions {
   /**
    * i32 `[queryHead, queryTile, listedBlock]`, contiguous, with room for every block of the sequence: which blocks each tile
    * of consecutive rows takes, ascending, counted in 64 tokens from the sequence's start. What is behind a list is left.

@@ -7,7 +7,7 @@ export interface PromptState {
 }
 
 /** Of one layer: a state for each slot whose prompt is between two steps. */
-export class SkeletonState implements PrefillState {
+export class PromptStates implements PrefillState {
   readonly #device: Device;
   readonly #prompts = new Map<number, PromptState>();
 

@@ -1,0 +1,173 @@
+import { blockSparseAttention, CapabilityError, prefillAttention } from '@kv/sparse-core';
+import type {
+  AttentionArguments,
+  Device,
+  KvLayer,
+  PrefillAttention,
+  PrefillCall,
+  PrefillReport,
+  RopeDescription,
+  RowBatchEntry,
+  Stream,
+} from '@kv/sparse-core';
+import { expectThat } from '@kv/sparse-core/native';
+
+import { isWorthEstimating } from './estimated-cost.js';
+import type { PromptStep } from './estimated-cost.js';
+import { isWhole } from './exact-tokens.js';
+import type { BlockEstimate, BlockThreshold, SelectKeyBlocksOptions } from './operations/select-key-blocks.js';
+import { keyBlockTokens, selectKeyBlocks } from './operations/select-key-blocks.js';
+import { type PromptState, PromptStates } from './prompt-states.js';
+
+/** Rows of a query tile. */
+export const tileRows = 128;
+/** Of thresholds that say nothing of the share: what the cost is taken for. */
+const usualShare = 0.25;
+
+/** The rows of one sequence in a step, and its keys, the step's own included: the arguments of attention. */
+export interface EstimatedRows extends Omit<AttentionArguments, 'output' | 'logSumExp' | 'causal'> {
+  readonly layer: KvLayer;
+  readonly rows: number;
+  readonly tokens: number;
+  readonly rope: RopeDescription;
+  /** What earlier steps of the prompt left, so many bytes; empty at its first step. Gone after its last. */
+  promptState(bytes: number): PromptState;
+}
+
+/** What one preset has of its own: how it estimates which blocks of keys count. */
+export interface BlockSparseMethod {
+  readonly name: string;
+  /** How blocks are chosen by the estimate. */
+  readonly select: Omit<SelectKeyBlocksOptions, 'tileRows' | 'denseRows'>;
+  /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. */
+  readonly denseLastRows: number;
+  /** How many multiplications of dense attention take as long as the estimate of a step. */
+  cost(kind: Device['kind'], step: PromptStep): number;
+  /**
+   * Enqueues the estimate, then calls `choose` once, with the tensors that `selectKeyBlocks` reads. They may be disposed
+   * when it returns.
+   */
+  estimate(stream: Stream, rows: EstimatedRows, choose: (estimate: BlockEstimate) => void): void;
+}
+
+/** A part of a batch, and why it is computed densely, if it is. */
+interface Part {
+  readonly index: number;
+  readonly entry: RowBatchEntry;
+  readonly fallback: string | undefined;
+}
+
+/**
+ * Attention of prompts over the blocks of keys that a method chooses: what all presets share. Works over any store that
+ * keeps dense blocks of every token. Steps for which dense attention is faster, and sequences that had tokens dropped,
+ * are computed densely, and the report says why.
+ *
+ * Its `attend` throws a CapabilityError for a store without dense blocks.
+ */
+export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention {
+  const { name, select, denseLastRows } = method;
+  const share = shareOf(select.threshold);
+
+  /** Why an entry is computed densely. */
+  const fallbackOf = (stream: Stream, { store, rope }: PrefillCall, { slot, position, rows }: RowBatchEntry) => {
+    const { layer } = store;
+    const tokens = position + rows;
+    if (store.lengths(slot).some((length) => length !== tokens)) return 'tokens of the sequence were dropped';
+    const { sinkTokens = 0, diagonalTokens = 0 } = select;
+    const step = { layer, rows, tokens, rope, exactTokens: sinkTokens + diagonalTokens, share };
+    const worthwhile = isWorthEstimating(step, method.cost(stream.device.kind, step));
+    return worthwhile ? undefined : 'the estimate would take longer than it saves';
+  };
+
+  /** Enqueues one entry over its blocks, and returns how many each tile has. */
+  const attendSparsely = (stream: Stream, call: PrefillCall, attended: AttentionArguments, part: Part): Promise<Int32Array> => {
+    const { device } = stream;
+    const { store: { layer }, rope } = call;
+    const { index, entry } = part;
+    const { slot, position, rows } = entry;
+    const tokens = position + rows;
+    const endsPrompt = call.endsPrompt[index] === true;
+    const states = call.state instanceof PromptStates ? call.state : new PromptStates(device);
+    const promptState = (bytes: number) => states.of(slot, position, bytes);
+    const tiles = Math.ceil(rows / tileRows);
+    using keyBlockCounts = device.tensor('i32', ['queryHead', 'queryTile'], [layer.queryHeads, tiles]);
+    const lists = [layer.queryHeads, tiles, Math.ceil(tokens / keyBlockTokens)] as const;
+    using keyBlocks = device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], lists);
+    method.estimate(stream, { ...attended, layer, rows, tokens, rope, promptState }, (estimate) => {
+      const denseRows = endsPrompt ? denseLastRows : 0;
+      selectKeyBlocks(stream, { ...select, ...estimate, denseRows, tileRows, keyBlocks, keyBlockCounts });
+    });
+    blockSparseAttention(stream, { ...attended, keyBlocks, keyBlockCounts });
+    if (endsPrompt || states !== call.state) states.release(stream, slot);
+    return keyBlockCounts.read();
+  };
+
+  return {
+    name,
+    open: (_layer, { device }) => new PromptStates(device),
+    attend(stream, call) {
+      const { store, batch, query, output, scale } = call;
+      const blocks = store.denseBlocks(batch.entries.map(({ slot }) => slot));
+      if (blocks === undefined) {
+        throw new CapabilityError(
+          `The prefill '${name}' reads dense blocks, which the store '${store.name}' does not keep. ` +
+            'Use a store that keeps a prompt dense until it is complete, such as densePagedStore().',
+          { subject: 'prefill', given: store.name, wanted: 'dense blocks' },
+        );
+      }
+      const parts = batch.entries.map((entry, index) => ({ index, entry, fallback: fallbackOf(stream, call, entry) }));
+      const attended = (index: number, end: number): AttentionArguments => {
+        const [slots, queryStart] = [batch.slots.slice('batch', index, end), batch.queryStart.slice('boundary', index, end + 1)];
+        return { query, output, blocks, slots, queryStart, scale };
+      };
+      const reads: Promise<Int32Array | undefined>[] = [];
+      for (const part of parts) {
+        const { index, fallback } = part;
+        if (fallback === undefined) {
+          reads.push(attendSparsely(stream, call, attended(index, index + 1), part));
+          continue;
+        }
+        reads.push(Promise.resolve(undefined));
+        // Those that follow each other are one call.
+        if (index > 0 && parts[index - 1]?.fallback !== undefined) continue;
+        const sparse = parts.findIndex((other) => other.index > index && other.fallback === undefined);
+        prefillAttention(stream, attended(index, sparse === -1 ? parts.length : sparse));
+      }
+      return { report: reportOf(parts, reads, store.layer.queryHeads) };
+    },
+  };
+}
+
+/** @throws InvalidValueError when it is no number of rows */
+export function expectDenseLastRows(subject: string, denseLastRows: number): void {
+  expectThat(subject, 'denseLastRows', denseLastRows, isWhole(denseLastRows, 0, 2 ** 31 - 1), 'a whole number from 0 on');
+}
+
+function shareOf({ budget, epsilon }: BlockThreshold): number {
+  return budget ?? (epsilon === 0 ? 1 : usualShare);
+}
+
+/** How many blocks the tiles of an entry see, of all heads. */
+function blocksSeen({ position, rows }: RowBatchEntry, queryHeads: number): number {
+  let seen = 0;
+  for (let end = 0; end < rows; ) {
+    end = Math.min(rows, end + tileRows);
+    seen += Math.ceil((position + end) / keyBlockTokens);
+  }
+  return seen * queryHeads;
+}
+
+/** Of blocks: how many were computed. */
+function reportOf(
+  parts: readonly Part[],
+  reads: readonly Promise<Int32Array | undefined>[],
+  queryHeads: number,
+): PrefillReport | Promise<PrefillReport> {
+  if (parts.every(({ fallback }) => fallback !== undefined)) return { density: 1, fallback: parts[0]?.fallback };
+  const seen = parts.map(({ entry }) => blocksSeen(entry, queryHeads));
+  return Promise.all(reads).then((counts) => {
+    const computed = counts.map((of, index) => of?.reduce((sum, count) => sum + count, 0) ?? seen[index] ?? NaN);
+    const sum = (numbers: readonly number[]) => numbers.reduce((all, number) => all + number, 0);
+    return { density: sum(computed) / sum(seen) };
+  });
+}
