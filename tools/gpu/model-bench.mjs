@@ -80,7 +80,7 @@ async function answer(each, ids = each.ids) {
     milliseconds.push(token.milliseconds);
     if (milliseconds.length === 2 || token.finishReason !== null) host.push(threadTimes());
     onProgress();
-    kvBytes = runner.kvBytes.device;
+    if (token.finishReason !== null) kvBytes = runner.kvBytes.device;
   }
   each.mostBytes = Math.max(each.mostBytes, each.bytes + most - before);
   each.bytes += heldBytes() - before;

@@ -41,7 +41,8 @@ export async function measureAnswer(
     answerTokens += 1;
     text += token.text;
     onText?.(token.text);
-    // The cache is returned when the answer ends.
+    // The cache is returned when the answer ends. Its blocks are counted once, not behind every token.
+    if (token.finishReason === null) continue;
     const { device, host } = options.sequence ? runner.kvBytesOf(options.sequence) : runner.kvBytes;
     kvBytes = device + host;
   }

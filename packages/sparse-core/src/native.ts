@@ -15,6 +15,7 @@ export { attentionRules, attentionSettings, batchRules, expectHeads, pagedRowRul
 export { isDevice } from './own-objects.js';
 export { show } from './show.js';
 export { BlockIds } from './stores/block-ids.js';
+export { countDistinct } from './stores/count-distinct.js';
 export { expectCapacity } from './stores/expect-capacity.js';
 export { expectHeld } from './stores/expect-held.js';
 export { expectPrepared } from './stores/expect-prepared.js';

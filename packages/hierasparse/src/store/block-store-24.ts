@@ -19,7 +19,16 @@ import {
   type Stream,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { checkedCall, entriesOf, expectHeld, expectPrepared, nativeOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
+import {
+  checkedCall,
+  countDistinct,
+  entriesOf,
+  expectHeld,
+  expectPrepared,
+  nativeOf,
+  shorterBy,
+  SlotTable,
+} from '@kv/sparse-core/native';
 import { allDense, anySparse, type Shares } from '../block-sparsity.js';
 import type { ElementMask } from '../element-mask.js';
 import { type BlockLoss, blockTokens, type KvOperand, type Blocks24, operands } from '../blocks-24.js';
@@ -488,10 +497,4 @@ export class BlockStore24 implements KvStore, SparsePrompts {
       { subject: action, given: 'sparse blocks', wanted: 'dense blocks' },
     );
   }
-}
-
-function countDistinct(lists: readonly Int32Array[]): number {
-  const distinct = new Set<number>();
-  for (const list of lists) for (const id of list) distinct.add(id);
-  return distinct.size;
 }

@@ -20,6 +20,7 @@ import type { PagedBlocks } from '../paged-blocks.js';
 import { show } from '../show.js';
 import { floats } from '../tensor-rules.js';
 import { expectObject, expectThat } from '../validate.js';
+import { countDistinct } from './count-distinct.js';
 import { expectCapacity } from './expect-capacity.js';
 import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
@@ -232,9 +233,8 @@ class DensePagedStore implements KvStore {
   }
 
   bytes(slots?: readonly number[]): KvBytes {
-    const blocks = new Set<number>();
-    for (const { heads } of this.#slots.allBlocks(slots)) for (const ids of heads) for (const id of ids) blocks.add(id);
-    return { device: blocks.size * this.#pool.blockBytes, host: 0 };
+    const blocks = countDistinct(this.#slots.allBlocks(slots).flatMap(({ heads }) => heads));
+    return { device: blocks * this.#pool.blockBytes, host: 0 };
   }
 
   reserved(): KvBytes {

@@ -71,8 +71,9 @@ class OpenStore implements Disposable {
 }
 
 const anyBatch = legalAt('(call\\.)?batch', 'a proxy', 'it stands for the batch behind it');
-/** Tests of the operations try dtypes on each device. */
-const anyDType: LegalValue = { ...legalAt('call\\.\\w+', 'f32|f16|bf16', 'where the device takes such rows'), seldom: true };
+/** Tests of the operations try dtypes and strides on each device. */
+const whereTaken = (rule: LegalValue): LegalValue => ({ ...rule, seldom: true });
+const anyDType = whereTaken(legalAt('call\\.\\w+', 'f32|f16|bf16', 'where the device takes such rows'));
 const anySlots = legalAt('slots', 'one entry (more|fewer)', 'any of the slots');
 
 const someSlot = (_device: Device, stream: Stream) => ({ stream, slot: 0 });
@@ -91,7 +92,7 @@ function attended(device: Device, stream: Stream) {
 
 const attention = {
   outputs: ['call.output'],
-  legal: [anyBatch, rowsApart('call\\.(query|output)'), anyDType, anyFinite('call\\.scale')],
+  legal: [anyBatch, whereTaken(rowsApart('call\\.(query|output)')), anyDType, anyFinite('call\\.scale')],
 };
 
 function selected(device: Device, stream: Stream) {
