@@ -19,6 +19,9 @@ const HEADLINES = [
   ['hierasparse-model-h200', 'first token, 32768 tokens of prompt, f16, hierasparse-k1-v1', 'H200: its 32K prompt, keys and values 2:4'],
   ['hierasparse-model-h200', 'first token, 163840 tokens of prompt, f16, hierasparse-v1', 'H200: its 160K prompt, values 2:4'],
   ['attention-h200', 'decode 1x131072', 'H200: decode attention, one of 128K'],
+  ['batched-steps-h200', 'decode step of 1 sequence of 4096 tokens', 'H200: a step of an 8B model, 1 sequence of 4K'],
+  ['batched-steps-h200', 'decode step of 8 sequences of 4096 tokens', 'H200: 8 sequences in one step'],
+  ['batched-steps-h200', 'decode step of 64 sequences of 4096 tokens', 'H200: 64 sequences in one step'],
   ['linear-h200', 'layers of a block, rows: 1', 'H200: linear layers of a Llama 8B block, one row'],
   ['selection-h200', 'HBW-KV, 131072 tokens before the window, capacity 1024', 'H200: choosing 1,024 of 128K tokens, one layer'],
 ];
