@@ -29,6 +29,7 @@
   OPERATION(decodeAttention24, decode_attention_24)   \
   OPERATION(prefillAttention24, prefill_attention_24) \
   OPERATION(observationScores, observation_scores)          \
+  OPERATION(pooledBlockScores, pooled_block_scores)         \
   OPERATION(prefillAttention, prefill_attention)            \
   OPERATION(read, read)                                     \
   OPERATION(rmsNorm, rms_norm)                              \

@@ -1,3 +1,4 @@
+export { type BlockScoresArguments } from './block-scores.js';
 export { type ExactTokens } from './exact-tokens.js';
 export {
   decomposeAttention,
@@ -6,6 +7,7 @@ export {
   type DecompositionFormulas,
   decompositionStateBytes,
 } from './operations/decompose-attention.js';
+export { pooledBlockScores } from './operations/pooled-block-scores.js';
 export {
   type BlockThreshold,
   keyBlockTokens,

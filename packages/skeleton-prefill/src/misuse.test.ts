@@ -16,6 +16,7 @@ import {
 import { expect, it } from 'vitest';
 import * as skeleton from './index.js';
 import { decomposeAttention, decompositionStateBytes } from './operations/decompose-attention.js';
+import { pooledBlockScores } from './operations/pooled-block-scores.js';
 import { selectKeyBlocks } from './operations/select-key-blocks.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
 
@@ -23,13 +24,13 @@ const [slots, kvHeads, width, blockTokens, dim, tokens, rows] = [2, 2, 3, 16, 8,
 
 const rising = (length: number) => Float32Array.from({ length }, (_, index) => Math.sin(index));
 
-function decomposed(device: Device) {
+/** Rows of one sequence, and its keys. */
+function attending(device: Device) {
   const pool = () => {
     const shape = [slots * kvHeads * width, blockTokens, dim] as const;
     return device.tensor('f32', ['block', 'blockToken', 'dim'], shape, rising(shape[0] * blockTokens * dim));
   };
   const order = Int32Array.from({ length: slots * kvHeads * width }, (_, block) => block);
-  const bytes = decompositionStateBytes({ queryHeads: 4, kvHeads, headDim: dim, pairs: 3 });
   return {
     query: device.tensor('f32', ['token', 'queryHead', 'dim'], [rows, 4, dim], rising(rows * 4 * dim)),
     blocks: {
@@ -40,10 +41,22 @@ function decomposed(device: Device) {
     },
     slots: device.tensor('i32', ['batch'], [1], Int32Array.of(1)),
     queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows)),
+    scale: 0.5,
+  };
+}
+
+function scored(device: Device) {
+  const scores = device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [4, 1, 1], new Float32Array(4));
+  return { ...attending(device), scores };
+}
+
+function decomposed(device: Device) {
+  const bytes = decompositionStateBytes({ queryHeads: 4, kvHeads, headDim: dim, pairs: 3 });
+  return {
+    ...attending(device),
     inverseFrequencies: device.tensor('f32', ['pair'], [3], Float32Array.of(1, 0.1, 0.01)),
     convention: 'halfSplit',
     attentionScale: 1,
-    scale: 0.5,
     state: device.tensor('u8', ['byte'], [bytes], new Uint8Array(bytes)),
     seenTokens: 0,
     slash: device.tensor('f32', ['queryHead', 'lag'], [4, tokens], new Float32Array(4 * tokens)),
@@ -74,18 +87,25 @@ function selected(device: Device) {
   };
 }
 
+const legalRows = [
+  anyFloat('query'),
+  freeAxis('query', 'token'),
+  rowsApart('query'),
+  freeAxis('blocks.blockTable', 'block'),
+  legalAt('slots', 'gaps within rows', 'it has one element'),
+];
+
+const legalScores = [...legalRows, anyFinite('scale'), legalAt('scores', 'over args\\.slots, shifted', 'behind its one element')];
+
 const operations: readonly MisusedFunction[] = [
+  misusedOperation(pooledBlockScores, scored, { outputs: ['scores'], legal: legalScores }),
   misusedOperation(decomposeAttention, decomposed, {
     outputs: ['state', 'slash', 'vertical', 'horizontal'],
     legal: [
-      anyFloat('query'),
-      freeAxis('query', 'token'),
-      rowsApart('query'),
-      freeAxis('blocks.blockTable', 'block'),
+      ...legalRows,
       anyFinite('scale|attentionScale'),
       legalAt('seed', '\\d+', 'any whole number up to 2^53'),
       legalAt('ridge', '0\\.5', 'a share'),
-      legalAt('slots', 'gaps within rows', 'it has one element'),
       legalAt('slash|vertical|horizontal', 'over args\\.slots, shifted', 'behind its one element'),
       optional('attentionScale|sinkTokens|diagonalTokens|samples|seed|ridge|formulas'),
     ],

@@ -104,6 +104,14 @@ export type NativeAttentionArguments = readonly [
   causal: boolean,
 ];
 
+/** As `native/bindings/block-scores.h` reads them, behind the stream. */
+export type NativeBlockScoresArguments = readonly [
+  query: NativeTensor,
+  scores: NativeTensor,
+  ...NativePagedRows,
+  scale: number,
+];
+
 type NativeAttention = (stream: NativeStream, ...rest: NativeAttentionArguments) => void;
 
 /** As `native/bindings/blocks-24.h` reads them; the block table of the paged rows is the map of the keys. */
@@ -241,6 +249,7 @@ export interface Addon {
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   decodeAttention24: NativeAttention24;
+  pooledBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   prefillAttention24: NativeAttention24;
   observationScores(
     stream: NativeStream,

@@ -1,0 +1,31 @@
+// Reads what every estimate of block scores takes.
+#pragma once
+
+#include "bindings/paged-batch.h"
+#include "shared/block-scores/block-scores.h"
+
+namespace kv {
+
+// (stream, query [token, queryHead, dim], scores [queryHead, queryTile, keyBlock], the six arguments of
+// PagedBatchTensors, scale)
+template <class Arguments>
+Arguments block_scores_arguments(OperationCall& call) {
+  const TensorArgument query = call.tensor(1);
+  const OutputArgument scores = call.output(2);
+  const PagedBatchTensors tensors(call, 3);
+  Arguments arguments;
+  tensors.describe(arguments, query.extent(0));
+  arguments.query = query.data;
+  arguments.query_token_stride = query.stride(0);
+  arguments.query_head_stride = query.stride(1);
+  arguments.query_dtype = query.dtype();
+  arguments.query_heads = static_cast<int32_t>(query.extent(1));
+  arguments.keys = tensors.keys.data;
+  arguments.scores = scores.as<float>();
+  arguments.tiles = static_cast<int32_t>(scores.extent(1));
+  arguments.blocks = static_cast<int32_t>(scores.extent(2));
+  arguments.scale = static_cast<float>(call.number(9));
+  return arguments;
+}
+
+}  // namespace kv

@@ -1,0 +1,49 @@
+#include "shared/block-scores/block-scores.h"
+
+namespace kv {
+namespace {
+
+Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, message); }
+
+std::string miscounts(int64_t head, int64_t count, int64_t wanted) {
+  if (head < 0) {
+    return "the entry has " + std::to_string(count) + " rows, but there are scores of " + std::to_string(wanted) +
+           " tiles of 128";
+  }
+  return "kv head " + std::to_string(head) + " holds " + std::to_string(count) + " keys, but there are scores of " +
+         std::to_string(wanted) + " blocks of 64";
+}
+
+bool fills(int64_t count, int32_t parts, int32_t of_part) { return (count + of_part - 1) / of_part == parts; }
+
+}  // namespace
+
+std::string describe_block_scores_fault(const Fault& fault) {
+  const bool counts = fault.code == static_cast<int32_t>(BlockScoresFault::other_count);
+  return counts ? miscounts(fault.row, fault.value, fault.limit) : describe_paged_fault(fault);
+}
+
+Status validate_sizes(const BlockScoresArguments& a) {
+  const Status status = validate_sizes(static_cast<const PagedBatch&>(a));
+  if (!status.ok()) return status;
+  if (!is_float(a.query_dtype)) return Status::failure(StatusCode::capability, "queries must be f32, f16 or bf16");
+  if (a.batch != 1) return invalid("there are " + std::to_string(a.batch) + " batch entries; give one");
+  if (a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
+    return invalid("the query heads (" + std::to_string(a.query_heads) + ") must be a multiple of the kv heads (" +
+                   std::to_string(a.kv_heads) + ")");
+  }
+  if (a.tiles <= 0 || a.blocks <= 0) return invalid("there must be scores of a tile and a block or more");
+  return Status::success();
+}
+
+Status validate_counts(const BlockScoresArguments& a) {
+  const int32_t rows = a.query_start[1] - a.query_start[0];
+  if (!fills(rows, a.tiles, kScoredTileRows)) return invalid(miscounts(-1, rows, a.tiles));
+  for (int32_t head = 0; head < a.kv_heads; ++head) {
+    const int32_t count = a.key_counts[int64_t{a.slots[0]} * a.kv_heads + head];
+    if (!fills(count, a.blocks, kScoredBlockKeys) || count < rows) return invalid(miscounts(head, count, a.blocks));
+  }
+  return Status::success();
+}
+
+}  // namespace kv

@@ -1,0 +1,70 @@
+import { dot, logSumExp } from './vectors.js';
+
+/** The last rows of a sequence, of one query head, over the keys of its kv head. */
+export interface ScoredHead {
+  /** `[row][dim]`: of the last tokens. */
+  readonly queries: readonly Float64Array[];
+  /** `[token][dim]` */
+  readonly keys: readonly Float64Array[];
+  readonly scale: number;
+}
+
+/** `[tile][block]`, of all blocks. */
+export type BlockScores = number[][];
+
+export const tileRows = 128;
+export const blockKeys = 64;
+
+const numbersTo = (count: number) => Array.from({ length: count }, (_, index) => index);
+const positionOf = ({ queries, keys }: ScoredHead, row: number) => keys.length - queries.length + row;
+
+/** Calls `score` for every tile and block; the tile as the numbers of its rows, the block as those of its keys. */
+function forEachBlock(head: ScoredHead, score: (rows: readonly number[], keys: readonly number[]) => number): BlockScores {
+  const [rows, tokens] = [head.queries.length, head.keys.length];
+  const part = (first: number, size: number, end: number) => numbersTo(Math.min(size, end - first)).map((index) => first + index);
+  return numbersTo(Math.ceil(rows / tileRows)).map((tile) => {
+    return numbersTo(Math.ceil(tokens / blockKeys)).map((block) => {
+      return score(part(tile * tileRows, tileRows, rows), part(block * blockKeys, blockKeys, tokens));
+    });
+  });
+}
+
+/** Less the logarithm of each tile's sum. */
+function normalised(scores: BlockScores): BlockScores {
+  return scores.map((tile) => {
+    const total = logSumExp(tile);
+    return tile.map((score) => score - total);
+  });
+}
+
+/** The true logarithm of the share of each tile's attention that falls on each block. */
+export function exactBlockScores(head: ScoredHead): BlockScores {
+  const { queries, keys, scale } = head;
+  const weights = queries.map((query, row) => {
+    const logits = keys.slice(0, positionOf(head, row) + 1).map((key) => scale * dot(query, key));
+    const denominator = logSumExp(logits);
+    return logits.map((logit) => logit - denominator);
+  });
+  return forEachBlock(head, (rows, of) => {
+    return logSumExp(rows.flatMap((row) => of.map((key) => weights[row]?.[key] ?? -Infinity))) - Math.log(rows.length);
+  });
+}
+
+/** The `count` blocks of each tile with the most attention, ascending: what no estimate can better. */
+export function topBlocks(scores: BlockScores, count: number): number[][] {
+  return scores.map((tile) => {
+    const descending = numbersTo(tile.length).sort((a, b) => (tile[b] ?? NaN) - (tile[a] ?? NaN) || a - b);
+    return descending.slice(0, count).sort((a, b) => a - b);
+  });
+}
+
+/** FlashPrefill: every query of the tile over the mean key of each block that begins no later. */
+export function pooledByDefinition(head: ScoredHead): BlockScores {
+  const { queries, keys, scale } = head;
+  const logarithms = forEachBlock(head, (rows, of) => {
+    const mean = Float64Array.from(keys[0] ?? [], (_, d) => of.reduce((sum, key) => sum + (keys[key]?.[d] ?? NaN), 0) / of.length);
+    const seeing = rows.filter((row) => positionOf(head, row) >= (of[0] ?? NaN));
+    return logSumExp(seeing.map((row) => scale * dot(queries[row] ?? [], mean)));
+  });
+  return normalised(logarithms);
+}

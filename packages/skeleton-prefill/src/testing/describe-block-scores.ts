@@ -1,0 +1,72 @@
+import { InvalidValueError, ShapeError } from '@kv/sparse-core';
+import { describeOnDevices } from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+
+import type { BlockScoresArguments } from '../block-scores.js';
+import type { BlockScores, ScoredHead } from './block-scores-by-definition.js';
+import { type BlockScoresOperation, expectScores, randomHeads, scoredHeads, scoredSizes, scoreOnDevice } from './block-scores-on-device.js';
+import type { HeadRows } from './decompose-on-device.js';
+
+/** What holds for every estimate of block scores; `termsOf` a head's size says how many additions a logit is. */
+export function describeBlockScores(
+  operationName: string,
+  estimate: BlockScoresOperation,
+  byDefinition: (head: ScoredHead) => BlockScores,
+  { termsOf }: { readonly termsOf: (dim: number) => number },
+): void {
+  describeOnDevices(operationName, ({ name, open }) => {
+    const isCuda = name === 'cuda';
+    const [small] = [{ rows: 200, tokens: 500, kvHeads: 2, group: 2, dim: 32, blockTokens: 64, dtype: 'f32' }] as const;
+
+    it.each(scoredSizes)('is its definition for $rows rows of $tokens tokens in $dtype, heads of $dim', async (sizes) => {
+      const rows = randomHeads(sizes);
+      const heads = scoredHeads(rows);
+      const given = await scoreOnDevice(estimate, open(), rows, sizes);
+      expectScores(given, heads.map(byDefinition), heads, { terms: termsOf(sizes.dim), isCuda });
+    });
+
+    it('does not depend on the number of threads', async () => {
+      const rows = randomHeads(small);
+      expect(await scoreOnDevice(estimate, open(1), rows, small)).toEqual(await scoreOnDevice(estimate, open(3), rows, small));
+    });
+
+    it('gives logits beyond the range of exponentials, and equal ones', async () => {
+      const rows = randomHeads(small);
+      const large = { ...rows, queries: rows.queries.map((of) => of.map((row) => row.map((x) => 64 * x))) };
+      const flat = { ...rows, queries: rows.queries.map((of) => of.map((row) => row.map(() => 0))) };
+      for (const each of [large, flat]) {
+        const heads = scoredHeads(each);
+        expectScores(await scoreOnDevice(estimate, open(), each, small), heads.map(byDefinition), heads, { terms: termsOf(32), isCuda });
+      }
+    });
+
+    it('knows nothing of tiles with a NaN, and all of the others', async () => {
+      const rows = randomHeads(small);
+      const withNan = (heads: HeadRows['keys'], head: number, row: number) =>
+        heads.map((of, h) => of.map((numbers, r) => (h === head && r === row ? numbers.map(() => NaN) : numbers)));
+      const plain = await scoreOnDevice(estimate, open(), rows, small);
+      const query = await scoreOnDevice(estimate, open(), { ...rows, queries: withNan(rows.queries, 1, 190) }, small);
+      const key = await scoreOnDevice(estimate, open(), { ...rows, keys: withNan(rows.keys, 1, 30) }, small);
+      const known = (scores: readonly BlockScores[]) => scores.map((tiles) => tiles.map((blocks) => !blocks.some(Number.isNaN)));
+      expect(known(plain).flat()).not.toContain(false);
+      expect(query[0]).toEqual(plain[0]);
+      expect(known(query)[1]?.[1]).toBe(false);
+      expect(known(key)).toEqual([[true, true], [true, true], [false, false], [false, false]]);
+    });
+
+    it('refuses other batches, and counts that are not those of the scores', async () => {
+      const device = open();
+      const call = (changes: (args: BlockScoresArguments) => Partial<BlockScoresArguments>) =>
+        scoreOnDevice((stream, args) => { estimate(stream, { ...args, ...changes(args) }); }, device, randomHeads(small), small);
+      const tensor = (tiles: number, blocks: number) => {
+        return device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [4, tiles, blocks]);
+      };
+      const two = { slots: device.tensor('i32', ['batch'], [2]), queryStart: device.tensor('i32', ['boundary'], [3]) };
+      await expect(call(() => two)).rejects.toThrow(ShapeError);
+      for (const scale of [NaN, Infinity]) await expect(call(() => ({ scale }))).rejects.toThrow(InvalidValueError);
+      for (const [tiles, blocks] of [[1, 8], [3, 8], [2, 7], [2, 9]] as const) {
+        await expect(call(() => ({ scores: tensor(tiles, blocks) })), `${tiles} × ${blocks}`).rejects.toThrow(InvalidValueError);
+      }
+    });
+  });
+}
