@@ -4,10 +4,10 @@ import { expectBoolean, expectCallback, expectObject, expectSignal } from '@kv/s
 import { expectRunner } from '../expect-runner.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { Logits } from '../runner/head.js';
-import type { BatchEntry, ModelBatch } from '../runner/model-batch.js';
+import { type BatchEntry, countTokens } from '../runner/model-batch.js';
 import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
-import { meanReport } from './mean-report.js';
+import { type ChunkReport, meanReport } from './mean-report.js';
 
 /** How far the reading of a prompt is. */
 export interface PrefillProgress {
@@ -63,13 +63,15 @@ export async function prefill(
   expectWholeNumber('chunkTokens', chunkTokens, 1, runner.maxBatchRows);
   const ids = runner.checkTokens(sequence, prompt);
   const total = ids.length;
-  const reports: ModelBatch['reports'] = [];
+  const reports: ChunkReport[] = [];
   let earlier: Promise<void> | undefined;
   const step = async (entry: BatchEntry, isLast: boolean): Promise<Logits | undefined> => {
     using batch = runner.createBatch([entry]);
     runner.embed(batch);
     await runner.runLayers(batch, 0, runner.model.config.layers);
-    reports.push(...batch.reports);
+    const rows = countTokens(entry);
+    const scores = rows * (sequence.length - (rows - 1) / 2);
+    reports.push(...batch.reports.map((report) => ({ report, scores })));
     return isLast ? runner.head(batch) : undefined;
   };
   for (let start = 0; ; start += chunkTokens) {
@@ -91,10 +93,11 @@ export async function prefill(
       if (sequence.failure) throw sequence.failure;
       onProgress?.({ tokens: total, total });
       if (onReport) {
-        const mean = Promise.all(reports.map((report) => Promise.resolve(report))).then(meanReport);
-        mean.then(onReport, () => undefined).catch((error: unknown) => {
-          sequence.fail(error);
-        });
+        meanReport(reports)
+          .then(onReport, () => undefined)
+          .catch((error: unknown) => {
+            sequence.fail(error);
+          });
       }
       return logits;
     } catch (error) {

@@ -70,6 +70,18 @@ describe('reports of a prefill attention', () => {
     });
   });
 
+  it('count by the scores of their chunk', async () => {
+    const reports: PrefillReport[] = [];
+    await withReports((call) => ({ density: call < 2 ? 1 : 0.5 }), async (runner) => {
+      expect(runner.model.config.layers).toBe(2);
+      const onReport = (mean: PrefillReport): void => void reports.push(mean);
+      (await prefill(runner, runner.openSequence(), prompt, { chunkTokens, onReport })).dispose();
+      await setImmediate();
+      const [ofAll, ofFirstChunk] = [(20 * 21) / 2, (8 * 9) / 2];
+      expect(reports[0]?.density).toBeCloseTo(0.5 + 0.5 * (ofFirstChunk / ofAll), 12);
+    });
+  });
+
   it('are kept by the batch whose layers ran', async () => {
     const pending = new Promise<PrefillReport>(() => undefined);
     await withReports((call) => (call === 0 ? { density: 0.5 } : pending), async (runner) => {
