@@ -9,12 +9,20 @@ namespace KV_ISA {
 // The larger of two numbers. NaN means that nothing is known, so it counts as infinity.
 constexpr float larger(float most, float value) { return value <= most ? most : value == value ? value : __builtin_inff(); }
 
-// The largest values of one query head: of each 64 lags, of each block, and of each 64 rows.
-struct BlockMaxima {
+// What is known of one query head: its scores, or the largest values of each 64 lags, each block, and each 64 rows.
+struct HeadEstimate {
+  const float* scores;
   float* lags;
   float* blocks;
   float* rows;
 };
+
+// A score from which blocks are taken, and how many blocks with just this score are.
+struct Cut {
+  float score;
+  int64_t ties;
+};
+constexpr int64_t kAllTies = INT64_MAX;
 
 // The functions are constexpr, so that a CUDA device may evaluate them too.
 struct TileBlocks {
@@ -52,19 +60,37 @@ struct TileBlocks {
     return wanted > 1 ? wanted : 1;
   }
 
-  constexpr float score(const BlockMaxima& maxima, int32_t tile, int32_t block) const {
+  // How many maxima a head has.
+  constexpr int64_t maxima() const { return a.scores != nullptr ? 0 : int64_t{lag_runs()} + blocks() + row_runs(); }
+  constexpr HeadEstimate estimate_of(int64_t head, float* all_maxima) const {
+    if (a.scores != nullptr) return {a.scores + head * a.tiles() * blocks(), nullptr, nullptr, nullptr};
+    float* lags = all_maxima + head * maxima();
+    return {nullptr, lags, lags + lag_runs(), lags + lag_runs() + blocks()};
+  }
+
+  constexpr bool always_takes(int32_t tile, int32_t block) const {
     const int32_t first_row = tile * a.tile_rows;
     const int32_t first_key = block * kSelectedBlockTokens;
     const bool sink = first_key < a.sink_tokens;
     const bool diagonal = int64_t{first_key} + kSelectedBlockTokens > int64_t{position()} + first_row - a.diagonal_tokens + 1;
-    if (sink || diagonal || tile_end(tile) > a.rows - a.dense_rows) return __builtin_inff();
+    return sink || diagonal || tile_end(tile) > a.rows - a.dense_rows;
+  }
+
+  // Infinite where the block is taken whatever the threshold.
+  constexpr float score(const HeadEstimate& of, int32_t tile, int32_t block) const {
+    if (always_takes(tile, block)) return __builtin_inff();
+    const float score = of.scores != nullptr ? larger(-__builtin_inff(), of.scores[int64_t{tile} * blocks() + block])
+                                             : score_of_parts(of, tile, block);
+    return score + 0.0f;  // A zero without a sign: the order of integers tells the two zeros apart.
+  }
+  constexpr float score_of_parts(const HeadEstimate& of, int32_t tile, int32_t block) const {
     float score = -__builtin_inff();
-    for (int32_t run = first_row / kSelectedBlockTokens; run * kSelectedBlockTokens < tile_end(tile); ++run) {
-      const float far = maxima.lags[run - block + lag_offset()];
-      const float near = maxima.lags[run - block + lag_offset() - 1];
+    for (int32_t run = tile * (a.tile_rows / kSelectedBlockTokens); run * kSelectedBlockTokens < tile_end(tile); ++run) {
+      const float far = of.lags[run - block + lag_offset()];
+      const float near = of.lags[run - block + lag_offset() - 1];
       const bool mean = a.bound == SlashBound::paper && near != -__builtin_inff();
       const float of_lags = mean ? (near + far) / 2 : larger(near, far);
-      score = larger(score, of_lags + maxima.blocks[block] + maxima.rows[run]);
+      score = larger(score, of_lags + of.blocks[block] + of.rows[run]);
     }
     return score;
   }

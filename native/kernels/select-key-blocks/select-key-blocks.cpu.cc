@@ -13,7 +13,7 @@ float largest(const float* values, int64_t first, int64_t end, int64_t length) {
   return most;
 }
 
-void find_maxima(const TileBlocks& tiles, int64_t head, const BlockMaxima& maxima) {
+void find_maxima(const TileBlocks& tiles, int64_t head, const HeadEstimate& maxima) {
   const SelectKeyBlocksArguments& a = tiles.a;
   constexpr int64_t kRun = kSelectedBlockTokens;
   const float* vertical = a.vertical + head * a.tokens;
@@ -28,18 +28,19 @@ void find_maxima(const TileBlocks& tiles, int64_t head, const BlockMaxima& maxim
 
 // Calls body(tile, block, score) for every block that a tile of one head sees.
 template <class Body>
-void for_each_score(const TileBlocks& tiles, const BlockMaxima& maxima, Body&& body) {
+void for_each_score(const TileBlocks& tiles, const HeadEstimate& estimate, Body&& body) {
   for (int32_t tile = 0; tile < tiles.a.tiles(); ++tile) {
-    for (int32_t block = 0; block < tiles.seen(tile); ++block) body(tile, block, tiles.score(maxima, tile, block));
+    for (int32_t block = 0; block < tiles.seen(tile); ++block) body(tile, block, tiles.score(estimate, tile, block));
   }
 }
 
-// The score of rank `rank` among those of all heads, where rank 1 is the largest. It counts scores by their leading
-// bits, then by the next bits. `bins` has kOrderBins for each head; `maxima_of` finds those of a head.
-template <class MaximaOf>
-float ranked(const TileBlocks& tiles, MaximaOf&& maxima_of, int64_t rank, uint32_t* bins, Workers& workers) {
+// Of each head, from where on its blocks are within the budget. Scores of all heads are counted by their leading bits,
+// then by the next bits. `bins` has kOrderBins for each head.
+void find_cuts(const TileBlocks& tiles, float* maxima, uint32_t* bins, Cut* cuts, Workers& workers) {
   const int64_t heads = tiles.a.query_heads;
+  int64_t rank = tiles.budgeted();
   uint32_t order = 0;
+  uint32_t bin = 0;
   for (int shift = 32; shift > 0;) {
     const int bits = shift < kOrderBits ? shift : kOrderBits;
     const int above = shift;
@@ -47,7 +48,7 @@ float ranked(const TileBlocks& tiles, MaximaOf&& maxima_of, int64_t rank, uint32
     workers.for_each(static_cast<size_t>(heads), [&](size_t head, int) {
       uint32_t* of_head = bins + head * kOrderBins;
       std::memset(of_head, 0, kOrderBins * sizeof(uint32_t));
-      for_each_score(tiles, maxima_of(static_cast<int64_t>(head)), [&](int32_t, int32_t, float score) {
+      for_each_score(tiles, tiles.estimate_of(static_cast<int64_t>(head), maxima), [&](int32_t, int32_t, float score) {
         uint32_t word;
         std::memcpy(&word, &score, sizeof word);
         const uint32_t other = order_of(word);
@@ -55,12 +56,12 @@ float ranked(const TileBlocks& tiles, MaximaOf&& maxima_of, int64_t rank, uint32
         if (counts) ++of_head[other >> shift & ((1u << bits) - 1)];
       });
     });
-    const auto counted = [&](uint32_t bin) {
+    const auto counted = [&](uint32_t of_bin) {
       int64_t count = 0;
-      for (int64_t head = 0; head < heads; ++head) count += bins[head * kOrderBins + bin];
+      for (int64_t head = 0; head < heads; ++head) count += bins[head * kOrderBins + of_bin];
       return count;
     };
-    uint32_t bin = (1u << bits) - 1;
+    bin = (1u << bits) - 1;
     for (int64_t count = counted(bin); bin > 0 && count < rank; count = counted(bin)) {
       rank -= count;
       --bin;
@@ -70,31 +71,36 @@ float ranked(const TileBlocks& tiles, MaximaOf&& maxima_of, int64_t rank, uint32
   const uint32_t word = bits_of_order(order);
   float score;
   std::memcpy(&score, &word, sizeof score);
-  return score;
+  for (int64_t head = 0; head < heads; ++head) {
+    cuts[head] = {score, score == __builtin_inff() ? kAllTies : rank > 0 ? rank : 0};
+    rank -= bins[head * kOrderBins + bin];
+  }
 }
 
 }  // namespace
 
 void select_key_blocks(const SelectKeyBlocksArguments& a, Workers& workers) {
   const TileBlocks tiles{a};
-  const int64_t of_head = int64_t{tiles.lag_runs()} + tiles.blocks() + tiles.row_runs();
   const size_t heads = static_cast<size_t>(a.query_heads);
-  float* memory = static_cast<float*>(workers.shared_scratch(heads * (static_cast<size_t>(of_head) + kOrderBins) * sizeof(float)));
-  const auto maxima_of = [&](int64_t head) {
-    float* first = memory + head * of_head;
-    return BlockMaxima{first, first + tiles.lag_runs(), first + tiles.lag_runs() + tiles.blocks()};
-  };
-  workers.for_each(heads, [&](size_t head, int) {
-    find_maxima(tiles, static_cast<int64_t>(head), maxima_of(static_cast<int64_t>(head)));
-  });
-  auto* bins = reinterpret_cast<uint32_t*>(memory + a.query_heads * of_head);
-  const float threshold = a.by_budget ? ranked(tiles, maxima_of, tiles.budgeted(), bins, workers) : a.threshold;
+  const size_t of_head = sizeof(Cut) + kOrderBins * sizeof(uint32_t) + static_cast<size_t>(tiles.maxima()) * sizeof(float);
+  auto* cuts = static_cast<Cut*>(workers.shared_scratch(heads * of_head));
+  auto* bins = reinterpret_cast<uint32_t*>(cuts + heads);
+  auto* maxima = reinterpret_cast<float*>(bins + heads * kOrderBins);
+  if (a.scores == nullptr) {
+    workers.for_each(heads, [&](size_t head, int) {
+      find_maxima(tiles, static_cast<int64_t>(head), tiles.estimate_of(static_cast<int64_t>(head), maxima));
+    });
+  }
+  if (a.by_budget) find_cuts(tiles, maxima, bins, cuts, workers);
   workers.for_each(heads, [&](size_t head, int) {
     const int64_t first_list = static_cast<int64_t>(head) * a.tiles();
+    Cut cut = a.by_budget ? cuts[head] : Cut{a.threshold, kAllTies};
     for (int32_t tile = 0; tile < a.tiles(); ++tile) a.counts[first_list + tile] = 0;
-    for_each_score(tiles, maxima_of(static_cast<int64_t>(head)), [&](int32_t tile, int32_t block, float score) {
+    for_each_score(tiles, tiles.estimate_of(static_cast<int64_t>(head), maxima), [&](int32_t tile, int32_t block, float score) {
       const int64_t list = first_list + tile;
-      if (!(score < threshold)) a.key_blocks[list * a.capacity + a.counts[list]++] = block;
+      const bool tie = score == cut.score && cut.ties > 0;
+      if (tie) --cut.ties;
+      if (tie || score > cut.score) a.key_blocks[list * a.capacity + a.counts[list]++] = block;
     });
   });
 }

@@ -1,4 +1,4 @@
-// Lists of key blocks on a CUDA device, in three steps: maxima of runs, thresholds of budgets, lists.
+// Lists of key blocks on a CUDA device, in three steps: maxima of runs, the threshold of a budget, lists.
 #define KV_ISA cuda
 #include "kernels/select-key-blocks/select-key-blocks-score.h"
 #include "runtime/device.h"
@@ -7,7 +7,7 @@
 namespace kv {
 namespace {
 
-using cuda::BlockMaxima;
+using cuda::HeadEstimate;
 using cuda::kOrderBins;
 using cuda::kOrderBits;
 using cuda::TileBlocks;
@@ -16,18 +16,21 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kScoresOfBlock = 64 * kThreads;  // scores that a thread block counts; few enough to keep the device busy
 
-struct Memory {
-  float* maxima;   // [query_head, maxima of lags, blocks and rows]
-  int64_t of_head;
-  uint32_t* bins;    // [kOrderBins]: scores of all heads, by some of their bits
-  uint32_t* order;   // the leading bits of the threshold that are known so far
-  int64_t* rank;     // the threshold's rank among the scores that share these bits, largest first
-  float* threshold;
+// What is found of the threshold of a budget.
+struct Found {
+  uint32_t order;   // its leading bits
+  float threshold;
+  int64_t wanted;   // its rank among the scores that share these bits, largest first
+  int64_t equal;    // how many scores share them
 
-  __host__ __device__ BlockMaxima of(const TileBlocks& tiles, int64_t head) const {
-    float* first = maxima + head * of_head;
-    return {first, first + tiles.lag_runs(), first + tiles.lag_runs() + tiles.blocks()};
-  }
+  __device__ bool takes_all_ties() const { return wanted == equal || threshold == INFINITY; }
+};
+
+struct Memory {
+  float* maxima;  // of each query head: those of lags, blocks and rows
+  uint32_t* bins;  // [kOrderBins]: scores of all heads, by some of their bits
+  Found* found;
+  int32_t* ties;  // [query_head, tile]: how many scores of a list equal the threshold, then how many of those are taken
 };
 
 struct Launch {
@@ -41,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ 
   const TileBlocks tiles{a};
   const int64_t head = blockIdx.y;
   const int64_t run = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  if (run >= launch.memory.of_head) return;
+  if (run >= tiles.maxima()) return;
   const int64_t block = run - tiles.lag_runs();
   const int64_t row_run = block - tiles.blocks();
   const bool lags = block < 0;
@@ -56,14 +59,13 @@ __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ 
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
     most = cuda::larger(most, __shfl_xor_sync(0xffffffffu, most, distance));
   }
-  if (threadIdx.x % kWarp == 0) launch.memory.maxima[head * launch.memory.of_head + run] = most;
+  if (threadIdx.x % kWarp == 0) launch.memory.maxima[head * tiles.maxima() + run] = most;
 }
 
 __global__ void __launch_bounds__(kThreads) start_rank(const __grid_constant__ Launch launch, int64_t rank) {
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) launch.memory.bins[bin] = 0;
   if (threadIdx.x != 0) return;
-  *launch.memory.order = 0;
-  *launch.memory.rank = rank;
+  *launch.memory.found = {0, 0, rank, 0};
 }
 
 // Counts scores by `bits` bits from `shift` on. Only scores whose higher bits are the threshold's count. A thread
@@ -72,14 +74,14 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
   __shared__ uint32_t bins[kOrderBins];
   const TileBlocks tiles{launch.a};
   const int64_t head = blockIdx.y;
-  const BlockMaxima maxima = launch.memory.of(tiles, head);
+  const HeadEstimate estimate = tiles.estimate_of(head, launch.memory.maxima);
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
-  const uint32_t known = *launch.memory.order;
+  const uint32_t known = launch.memory.found->order;
   const int above = shift + bits;
   for (int tile = static_cast<int>(blockIdx.x); tile < launch.a.tiles(); tile += static_cast<int>(gridDim.x)) {
     for (int block = static_cast<int>(threadIdx.x); block < tiles.seen(tile); block += kThreads) {
-      const uint32_t order = cuda::order_of(__float_as_uint(tiles.score(maxima, tile, block)));
+      const uint32_t order = cuda::order_of(__float_as_uint(tiles.score(estimate, tile, block)));
       if (above == 32 || order >> above == known >> above) atomicAdd(&bins[order >> shift & ((1u << bits) - 1)], 1);
     }
   }
@@ -92,7 +94,8 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
 // Finds the bin of the wanted score, from the highest bin down.
 __global__ void __launch_bounds__(kWarp) find_bin(const __grid_constant__ Launch launch, int shift, int bits) {
   uint32_t* bins = launch.memory.bins;
-  int64_t rank = *launch.memory.rank;
+  const Found found = *launch.memory.found;
+  int64_t wanted = found.wanted;
   const int lane = static_cast<int>(threadIdx.x);
   for (int top = (1 << bits) - 1; top >= 0; top -= kWarp) {
     const uint32_t own = top - lane >= 0 ? bins[top - lane] : 0;
@@ -101,21 +104,65 @@ __global__ void __launch_bounds__(kWarp) find_bin(const __grid_constant__ Launch
       const int64_t earlier = __shfl_up_sync(0xffffffffu, counted, distance);
       if (lane >= distance) counted += earlier;
     }
-    const unsigned reached = __ballot_sync(0xffffffffu, counted >= rank);
+    const unsigned reached = __ballot_sync(0xffffffffu, counted >= wanted);
     if (reached != 0) {
-      const int found = __ffs(static_cast<int>(reached)) - 1;
-      if (lane == found) {
-        const uint32_t order = *launch.memory.order | static_cast<uint32_t>(top - lane) << shift;
-        *launch.memory.order = order;
-        *launch.memory.rank = rank - (counted - own);
-        *launch.memory.threshold = __uint_as_float(cuda::bits_of_order(order));
+      if (lane == __ffs(static_cast<int>(reached)) - 1) {
+        const uint32_t order = found.order | static_cast<uint32_t>(top - lane) << shift;
+        *launch.memory.found = {order, __uint_as_float(cuda::bits_of_order(order)), wanted - (counted - own), own};
       }
       break;
     }
-    rank -= __shfl_sync(0xffffffffu, counted, kWarp - 1);
+    wanted -= __shfl_sync(0xffffffffu, counted, kWarp - 1);
   }
   __syncwarp();
   for (int bin = lane; bin < kOrderBins; bin += kWarp) bins[bin] = 0;
+}
+
+// One warp counts how many scores of a list equal the threshold, if some of these are left out.
+__global__ void __launch_bounds__(kThreads) count_ties(const __grid_constant__ Launch launch) {
+  const Found& found = *launch.memory.found;
+  if (found.takes_all_ties()) return;
+  const TileBlocks tiles{launch.a};
+  const int64_t head = blockIdx.y;
+  const int tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (tile >= launch.a.tiles()) return;
+  const HeadEstimate estimate = tiles.estimate_of(head, launch.memory.maxima);
+  int ties = 0;
+  for (int block = lane; block < tiles.seen(tile); block += kWarp) {
+    ties += tiles.score(estimate, tile, block) == found.threshold ? 1 : 0;
+  }
+  ties = __reduce_add_sync(0xffffffffu, ties);
+  if (lane == 0) launch.memory.ties[head * launch.a.tiles() + tile] = ties;
+}
+
+// One thread block gives the ties that are taken to the first lists.
+__global__ void __launch_bounds__(kThreads) share_ties(const __grid_constant__ Launch launch) {
+  const Found& found = *launch.memory.found;
+  if (found.takes_all_ties()) return;
+  __shared__ int64_t of_warp[kWarps];
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  int64_t left = found.wanted;
+  for (int64_t first = 0; first < launch.a.lists(); first += kThreads) {
+    const int64_t list = first + threadIdx.x;
+    const int32_t own = list < launch.a.lists() ? launch.memory.ties[list] : 0;
+    int64_t counted = own;
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int64_t earlier = __shfl_up_sync(0xffffffffu, counted, distance);
+      if (static_cast<int>(threadIdx.x) % kWarp >= distance) counted += earlier;
+    }
+    if (threadIdx.x % kWarp == kWarp - 1) of_warp[warp] = counted;
+    __syncthreads();
+    int64_t all = 0;
+    for (int other = 0; other < kWarps; ++other) {
+      if (other < warp) counted += of_warp[other];
+      all += of_warp[other];
+    }
+    __syncthreads();
+    const int64_t rest = left - (counted - own);
+    if (list < launch.a.lists()) launch.memory.ties[list] = rest <= 0 ? 0 : rest < own ? static_cast<int32_t>(rest) : own;
+    left -= all;
+  }
 }
 
 // One warp writes each list.
@@ -126,17 +173,25 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   const int tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (tile >= a.tiles()) return;
-  const BlockMaxima maxima = launch.memory.of(tiles, head);
-  const float threshold = a.by_budget ? *launch.memory.threshold : a.threshold;
+  const HeadEstimate estimate = tiles.estimate_of(head, launch.memory.maxima);
   const int64_t list = head * a.tiles() + tile;
+  const Found* found = launch.memory.found;
+  const bool every_tie = !a.by_budget || found->takes_all_ties();
+  const float threshold = a.by_budget ? found->threshold : a.threshold;
+  const int wanted_ties = every_tie ? tiles.blocks() : launch.memory.ties[list];
   int32_t* to = a.key_blocks + list * a.capacity;
+  const unsigned earlier = (1u << lane) - 1;
   int taken = 0;
+  int ties = 0;
   for (int first = 0; first < tiles.seen(tile); first += kWarp) {
     const int block = first + lane;
-    const bool takes = block < tiles.seen(tile) && !(tiles.score(maxima, tile, block) < threshold);
+    const float score = block < tiles.seen(tile) ? tiles.score(estimate, tile, block) : -INFINITY;
+    const unsigned equal = __ballot_sync(0xffffffffu, block < tiles.seen(tile) && score == threshold);
+    const bool takes = score > threshold || ((equal >> lane & 1) != 0 && ties + __popc(equal & earlier) < wanted_ties);
     const unsigned all = __ballot_sync(0xffffffffu, takes);
-    if (takes) to[taken + __popc(all & ((1u << lane) - 1))] = block;
+    if (takes) to[taken + __popc(all & earlier)] = block;
     taken += __popc(all);
+    ties += __popc(equal);
   }
   if (lane == 0) a.counts[list] = taken;
 }
@@ -149,21 +204,20 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   const TileBlocks tiles{a};
   Launch launch{a, {}};
   Memory& memory = launch.memory;
-  memory.of_head = int64_t{tiles.lag_runs()} + tiles.blocks() + tiles.row_runs();
-  const size_t heads = static_cast<size_t>(a.query_heads);
-  const size_t maxima_bytes = rounded_up(heads * static_cast<size_t>(memory.of_head) * sizeof(float));
+  const size_t maxima_bytes = rounded_up(static_cast<size_t>(a.query_heads * tiles.maxima()) * sizeof(float));
   const size_t bins_bytes = kOrderBins * sizeof(uint32_t);
-  auto* bytes = static_cast<char*>(context.queue->workspace(maxima_bytes + bins_bytes + sizeof(int64_t) + 2 * sizeof(float)));
+  const size_t ties_bytes = static_cast<size_t>(a.lists()) * sizeof(int32_t);
+  auto* bytes = static_cast<char*>(context.queue->workspace(maxima_bytes + bins_bytes + sizeof(Found) + ties_bytes));
   if (bytes == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the maxima of blocks");
   memory.maxima = reinterpret_cast<float*>(bytes);
   memory.bins = reinterpret_cast<uint32_t*>(bytes + maxima_bytes);
-  memory.rank = reinterpret_cast<int64_t*>(bytes + maxima_bytes + bins_bytes);
-  memory.order = reinterpret_cast<uint32_t*>(memory.rank + 1);
-  memory.threshold = reinterpret_cast<float*>(memory.order + 1);
+  memory.found = reinterpret_cast<Found*>(bytes + maxima_bytes + bins_bytes);
+  memory.ties = reinterpret_cast<int32_t*>(memory.found + 1);
 
   cudaStream_t stream = stream_of(context);
   const unsigned query_heads = static_cast<unsigned>(a.query_heads);
-  find_maxima<<<dim3(static_cast<unsigned>((memory.of_head + kWarps - 1) / kWarps), query_heads), kThreads, 0, stream>>>(launch);
+  const auto warps = [&](int64_t of_head) { return dim3(static_cast<unsigned>((of_head + kWarps - 1) / kWarps), query_heads); };
+  if (a.scores == nullptr) find_maxima<<<warps(tiles.maxima()), kThreads, 0, stream>>>(launch);
   if (a.by_budget) {
     start_rank<<<1, kThreads, 0, stream>>>(launch, tiles.budgeted());
     const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
@@ -173,9 +227,10 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
       count_scores<<<counting, kThreads, 0, stream>>>(launch, shift, bits);
       find_bin<<<1, kWarp, 0, stream>>>(launch, shift, bits);
     }
+    count_ties<<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
+    share_ties<<<1, kThreads, 0, stream>>>(launch);
   }
-  const unsigned lists = static_cast<unsigned>((a.tiles() + kWarps - 1) / kWarps);
-  write_lists<<<dim3(lists, query_heads), kThreads, 0, stream>>>(launch);
+  write_lists<<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
   return launch_status();
 }
 

@@ -1,9 +1,13 @@
-// Chooses the blocks of keys that a tile of queries attends to, from the parts that decompose-attention estimates
-// (Sparse Skeleton, section 3.3). The lags between 64 rows and a block of 64 keys lie in two runs of 64. The score
-//   score = max(largest slash of either run) + largest vertical of the block + largest horizontal of the rows
-// is no less than slash[i - j] + vertical[j] + horizontal[i] of any element. The score of a tile is the largest over
-// its rows. A tile takes the blocks whose score is not below the threshold. It always takes the blocks of sinks and
-// of its diagonal.
+// Chooses the blocks of keys that a tile of queries attends to, by an estimate of how much of the attention falls on
+// each block. An estimate is one of two:
+// - Scores of tiles and blocks, each the logarithm of the share of the tile's attention that falls on the block.
+// - The parts that decompose-attention finds (Sparse Skeleton, section 3.3). The lags between 64 rows and a block of 64
+//   keys lie in two runs of 64. The score
+//     score = max(largest slash of either run) + largest vertical of the block + largest horizontal of the rows
+//   is no less than slash[i - j] + vertical[j] + horizontal[i] of any element. The score of a tile is the largest over
+//   its rows.
+// A tile takes the blocks whose score is not below the threshold. It always takes the blocks of sinks and of its
+// diagonal.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +25,7 @@ enum class SlashBound : int32_t {
 };
 
 struct SelectKeyBlocksArguments {
+  const float* scores = nullptr;  // [query_head, tile, block of all tokens], or the three parts instead:
   const float* slash = nullptr;       // [query_head, tokens], by lag
   const float* vertical = nullptr;    // [query_head, tokens]
   const float* horizontal = nullptr;  // [query_head, rows], of the sequence's last rows
@@ -34,8 +39,9 @@ struct SelectKeyBlocksArguments {
   int32_t dense_rows = 0;       // a tile with any of these last rows takes all blocks
   SlashBound bound = SlashBound::safe;
 
-  // Natural logarithm. With a budget it is the largest threshold that takes at least this share of the blocks that the
-  // tiles of all heads see: heads that need more blocks take more.
+  // Natural logarithm. With a budget the best blocks of all heads are taken, so that with those that are always taken
+  // they are this share of what the tiles see: heads that need more blocks take more. Of blocks with equal scores those
+  // of lower heads, tiles and numbers come first.
   float threshold = 0;
   bool by_budget = false;
   double budget = 0;
@@ -47,6 +53,7 @@ struct SelectKeyBlocksArguments {
   int32_t* counts = nullptr;
 
   constexpr int32_t tiles() const { return (rows + tile_rows - 1) / tile_rows; }
+  constexpr int64_t lists() const { return int64_t{query_heads} * tiles(); }
 };
 
 // Refuses sizes that contradict each other (invalid_value).

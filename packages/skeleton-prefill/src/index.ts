@@ -9,11 +9,15 @@ export {
 } from './operations/decompose-attention.js';
 export { pooledBlockScores } from './operations/pooled-block-scores.js';
 export {
+  type BlockEstimate,
+  type BlockLists,
+  type BlockScores,
   type BlockThreshold,
   keyBlockTokens,
   selectKeyBlocks,
   type SelectKeyBlocksArguments,
   type SelectKeyBlocksOptions,
+  type SkeletonParts,
   type SlashBound,
 } from './operations/select-key-blocks.js';
 export { skeletonPrefill, type SkeletonPrefillOptions, type SkeletonPrefillSettings } from './skeleton-prefill.js';

@@ -87,6 +87,14 @@ function selected(device: Device) {
   };
 }
 
+/** The same with scores of blocks in place of the three parts. */
+function selectedByScores(device: Device) {
+  const { keyBlocks, keyBlockCounts, tileRows, denseRows, sinkTokens, diagonalTokens } = selected(device);
+  const scores = device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [2, 2, 5], rising(20));
+  const options = { tileRows, denseRows, sinkTokens, diagonalTokens, threshold: { epsilon: 0.5 } };
+  return { scores, tokens: 300, rows: 200, keyBlocks, keyBlockCounts, ...options };
+}
+
 const legalRows = [
   anyFloat('query'),
   freeAxis('query', 'token'),
@@ -118,6 +126,15 @@ const operations: readonly MisusedFunction[] = [
       legalTogether('args\\.(slash|vertical)', '(lag|key) = 299', 'another number of tokens'),
       legalAt('threshold\\.budget', '0\\.5', 'a share'),
       optional('tileRows|denseRows|slashBound|sinkTokens|diagonalTokens'),
+      legalAt('denseRows', '2147483647', 'more than there are is all'),
+    ],
+  }),
+  misusedOperation(selectKeyBlocks, selectedByScores, {
+    outputs: ['keyBlocks', 'keyBlockCounts'],
+    legal: [
+      freeAxis('keyBlocks', 'listedBlock'),
+      legalAt('threshold\\.epsilon', '[\\d.]+', 'a number from 0 on'),
+      optional('tileRows|denseRows|sinkTokens|diagonalTokens'),
       legalAt('denseRows', '2147483647', 'more than there are is all'),
     ],
   }),

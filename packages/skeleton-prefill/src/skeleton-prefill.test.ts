@@ -14,7 +14,7 @@ import { skeletonPrefill } from './skeleton-prefill.js';
 import type { SkeletonPrefillOptions } from './skeleton-prefill.js';
 import { logAttention } from './testing/decompose-by-definition.js';
 import { decomposeSteps } from './testing/decompose-on-device.js';
-import { blockScores, listsAbove, thresholdOfBudget } from './testing/select-blocks-by-definition.js';
+import { blockScores, listsOfBudget } from './testing/select-blocks-by-definition.js';
 import { syntheticAttention } from './testing/synthetic-attention.js';
 
 const layer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 32 };
@@ -179,12 +179,11 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
       const blocks = { ...cheap, tileRows: 128, slashBound: 'safe', denseRows: 0 } as const;
       return blockScores({ slash, vertical, horizontal }, blocks);
     });
-    const threshold = thresholdOfBudget(scores.flat(), 0.4);
+    const lists = listsOfBudget(scores, 0.4);
     const left = queries.map((of, head) => {
-      const lists = listsAbove(scores[head] ?? [], threshold);
       const problem = { queries: of, keys: keys[Math.floor(head / 2)] ?? [], rope, scale };
       return of.map((_, row) => {
-        const list = new Set(lists[Math.floor(row / 128)]);
+        const list = new Set(lists[head]?.[Math.floor(row / 128)]);
         return logAttention(problem, row).reduce((sum, x, key) => sum + (list.has(Math.floor(key / 64)) ? 0 : Math.exp(x)), 0);
       });
     });

@@ -285,11 +285,14 @@ export interface Addon {
   ): void;
   selectKeyBlocks(
     stream: NativeStream,
-    slash: NativeTensor,
-    vertical: NativeTensor,
-    horizontal: NativeTensor,
+    slash: NativeTensor | undefined,
+    vertical: NativeTensor | undefined,
+    horizontal: NativeTensor | undefined,
+    scores: NativeTensor | undefined,
     keyBlocks: NativeTensor,
     keyBlockCounts: NativeTensor,
+    tokens: number,
+    rows: number,
     tileRows: number,
     sinkTokens: number,
     diagonalTokens: number,

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels/select-key-blocks/select-key-blocks.h"
 #include "runtime/isa.h"
 #include "runtime/workers.h"
 #include "tests/cuda/cuda-testing.h"
@@ -218,63 +217,4 @@ TEST("counts of keys that are not the tensors' are a fault, and nothing is writt
   CachedSequence sequence(kSizes[1], 300, 5);
   const Parts parts = on_gpu(sequence, {300}, DecompositionFormulas::corrected, -1);
   for (const float value : parts.slash) CHECK(value == 0);
-}
-
-TEST("key blocks are selected on the GPU as on the CPU, to the last block") {
-  std::mt19937 random(9);
-  std::normal_distribution<float> normal;
-  const std::shared_ptr<Device> device = cuda_device();
-  Stream stream(device);
-  for (const int rows : {1, 200, 5000}) {
-    for (const double budget : {0.0, 1e-6, 0.05, 0.5, 1.0}) {
-      SelectKeyBlocksArguments a;
-      a.query_heads = 3;
-      a.tokens = 5000;
-      a.rows = rows;
-      a.tile_rows = 128;
-      a.sink_tokens = 4;
-      a.diagonal_tokens = 100;
-      a.dense_rows = rows == 200 ? 3 : 0;
-      a.bound = rows == 200 ? SlashBound::paper : SlashBound::safe;
-      a.threshold = 1.5f;
-      a.by_budget = budget > 0;
-      a.budget = budget;
-      a.capacity = 80;
-      const auto filled = [&](int length) {
-        std::vector<float> values(static_cast<size_t>(a.query_heads) * static_cast<size_t>(length));
-        for (float& value : values) value = normal(random);
-        values[values.size() / 2] = NAN;
-        return values;
-      };
-      std::vector<float> slash = filled(a.tokens);
-      std::vector<float> vertical = filled(a.tokens);
-      std::vector<float> horizontal = filled(a.rows);
-      const size_t lists = static_cast<size_t>(a.query_heads) * static_cast<size_t>(a.tiles());
-      std::vector<int32_t> blocks(lists * 80, -1);
-      std::vector<int32_t> counts(lists);
-      DeviceBuffer<float> device_slash(slash);
-      DeviceBuffer<float> device_vertical(vertical);
-      DeviceBuffer<float> device_horizontal(horizontal);
-      DeviceBuffer<int32_t> device_blocks(blocks);
-      DeviceBuffer<int32_t> device_counts(counts);
-      SelectKeyBlocksArguments on_device = a;
-      on_device.slash = device_slash.get();
-      on_device.vertical = device_vertical.get();
-      on_device.horizontal = device_horizontal.get();
-      on_device.key_blocks = device_blocks.get();
-      on_device.counts = device_counts.get();
-      stream.enqueue({"selectKeyBlocks", {}, [on_device](ExecutionContext& context) { return select_key_blocks(on_device, context); }});
-      CHECK(reached(stream).ok());
-      a.slash = slash.data();
-      a.vertical = vertical.data();
-      a.horizontal = horizontal.data();
-      a.key_blocks = blocks.data();
-      a.counts = counts.data();
-      Workers workers(2);
-      ExecutionContext context{workers};
-      CHECK(select_key_blocks(a, context).ok());
-      CHECK(device_counts.host() == counts);
-      CHECK(device_blocks.host() == blocks);
-    }
-  }
 }

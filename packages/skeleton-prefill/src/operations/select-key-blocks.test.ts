@@ -5,13 +5,20 @@ import { expect, it } from 'vitest';
 
 import {
   blockScores,
+  blocksSeen,
   listsAbove,
-  thresholdOfBudget,
+  listsOfBudget,
   thresholdOfEpsilon,
+  withBlocksAlwaysTaken,
 } from '../testing/select-blocks-by-definition.js';
 import type { BlockOptions, Skeleton } from '../testing/select-blocks-by-definition.js';
 import { selectKeyBlocks } from './select-key-blocks.js';
-import type { BlockThreshold } from './select-key-blocks.js';
+import type { BlockEstimate, BlockThreshold } from './select-key-blocks.js';
+
+interface Shape {
+  readonly tokens: number;
+  readonly rows: number;
+}
 
 /** Parts of each query head. */
 type Heads = readonly Skeleton[];
@@ -22,31 +29,53 @@ function randomHeads(random: Random, heads: number, tokens: number, rows: number
   return Array.from({ length: heads }, () => ({ slash: quarters(tokens), vertical: quarters(tokens), horizontal: quarters(rows) }));
 }
 
-function tensorsOf(device: Device, heads: Heads, tileRows: number, spare = 0) {
-  const [tokens, rows] = [heads[0]?.slash.length ?? 0, heads[0]?.horizontal.length ?? 0];
+/** Room for lists, with some to spare. */
+function listsFor(device: Device, heads: number, { tokens, rows }: Shape, tileRows: number) {
+  const [tiles, blocks] = [Math.ceil(rows / tileRows), Math.ceil(tokens / 64) + 2];
+  const unwritten = new Int32Array(heads * tiles * blocks).fill(-1);
+  return {
+    keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [heads, tiles, blocks], unwritten),
+    keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [heads, tiles]),
+  };
+}
+
+function partsOf(device: Device, heads: Heads) {
+  const { tokens, rows } = shapeOf(heads);
   const flat = (part: keyof Skeleton) => Float32Array.from(heads.flatMap((head) => Array.from(head[part])));
-  const [tiles, blocks] = [Math.ceil(rows / tileRows), Math.ceil(tokens / 64) + spare];
-  const unwritten = new Int32Array(heads.length * tiles * blocks).fill(-1);
   return {
     slash: device.tensor('f32', ['queryHead', 'lag'], [heads.length, tokens], flat('slash')),
     vertical: device.tensor('f32', ['queryHead', 'key'], [heads.length, tokens], flat('vertical')),
     horizontal: device.tensor('f32', ['queryHead', 'row'], [heads.length, rows], flat('horizontal')),
-    keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [heads.length, tiles, blocks], unwritten),
-    keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [heads.length, tiles]),
   };
+}
+
+const shapeOf = ([head]: Heads): Shape => ({ tokens: head?.slash.length ?? 0, rows: head?.horizontal.length ?? 0 });
+
+/** `[head][tile][block]` for each tile and the blocks that it sees. */
+function scoresOf(device: Device, scores: readonly (readonly (readonly number[])[])[], { tokens, rows }: Shape) {
+  const [blocks, tiles] = [Math.ceil(tokens / 64), scores[0]?.length ?? 0];
+  const flat = new Float32Array(scores.length * tiles * blocks).fill(1e30);
+  scores.flat().forEach((tile, index) => flat.set(tile, index * blocks));
+  const tensor = device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [scores.length, tiles, blocks], flat);
+  return { scores: tensor, tokens, rows };
 }
 
 const defaults: BlockOptions = { sinkTokens: 1, diagonalTokens: 100, tileRows: 128, slashBound: 'safe', denseRows: 0 };
 
 describeOnDevices('selectKeyBlocks', ({ open }) => {
-  const run = async (heads: Heads, options: BlockOptions, threshold: BlockThreshold): Promise<number[][][]> => {
+  const listsOf = async (
+    estimate: (device: Device) => BlockEstimate,
+    heads: number,
+    shape: Shape,
+    options: BlockOptions & { readonly threshold: BlockThreshold },
+  ): Promise<number[][][]> => {
     const device = open();
     const stream = device.createStream();
-    const tensors = tensorsOf(device, heads, options.tileRows, 2);
-    selectKeyBlocks(stream, { ...tensors, ...options, threshold });
-    const [counts, blocks] = [await tensors.keyBlockCounts.read(), await tensors.keyBlocks.read()];
-    const [, tiles, room] = tensors.keyBlocks.shape;
-    return heads.map((_, head) =>
+    const lists = listsFor(device, heads, shape, options.tileRows);
+    selectKeyBlocks(stream, { ...estimate(device), ...lists, ...options });
+    const [counts, blocks] = [await lists.keyBlockCounts.read(), await lists.keyBlocks.read()];
+    const [, tiles, room] = lists.keyBlocks.shape;
+    return Array.from({ length: heads }, (_, head) =>
       Array.from({ length: tiles }, (_, tile) => {
         const list = head * tiles + tile;
         const row = Array.from(blocks.subarray(list * room, (list + 1) * room));
@@ -55,6 +84,8 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
       }),
     );
   };
+  const run = (heads: Heads, options: BlockOptions, threshold: BlockThreshold) =>
+    listsOf((device) => partsOf(device, heads), heads.length, shapeOf(heads), { ...options, threshold });
 
   it('has the lists of the quadratic builder', async () => {
     const random = new Random(2);
@@ -79,8 +110,7 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
         return { ...head, horizontal };
       });
       const scores = heads.map((head) => blockScores(head, defaults));
-      const threshold = thresholdOfBudget(scores.flat(), budget);
-      expect(await run(heads, defaults, { budget })).toEqual(scores.map((of) => listsAbove(of, threshold)));
+      expect(await run(heads, defaults, { budget })).toEqual(listsOfBudget(scores, budget));
     }
   });
 
@@ -109,10 +139,42 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     }
   });
 
-  it('refuses thresholds, options and room that do not fit', () => {
+  it('takes blocks by scores: those above a threshold, or the best of all heads, of equal ones the first', async () => {
+    const random = new Random(8);
+    for (const [tokens, rows] of [[1, 1], [4000, 4000], [3001, 700]] as const) {
+      const options = { ...defaults, tileRows: random.pick([64, 128]), denseRows: random.pick([0, 3]) };
+      const given = Array.from({ length: 3 }, () =>
+        blocksSeen({ tokens, rows }, options.tileRows, () => random.pick([NaN, -Infinity, -0, ...[-6, -5, -4, 0, 1]])),
+      );
+      const wanted = given.map((tiles) => withBlocksAlwaysTaken(tiles, { tokens, rows }, options));
+      const by = (threshold: BlockThreshold) =>
+        listsOf((device) => scoresOf(device, given, { tokens, rows }), 3, { tokens, rows }, { ...options, threshold });
+      for (const epsilon of [0, 1e-9, 0.5, 1e9]) {
+        const threshold = Math.fround(thresholdOfEpsilon(epsilon, tokens));
+        expect(await by({ epsilon })).toEqual(wanted.map((tiles) => listsAbove(tiles, threshold)));
+      }
+      for (const budget of [1e-6, 0.3, 0.5, 0.8, 0.95, 1]) expect(await by({ budget })).toEqual(listsOfBudget(wanted, budget));
+    }
+  });
+
+  it('computes a budget to the block, whatever share of it is always taken', async () => {
+    const shape = { tokens: 8192, rows: 4096 };
+    const flat = [blocksSeen(shape, 128, () => -3)];
+    const options = { ...defaults, denseRows: 128 };
+    const all = flat.flat(2).length;
+    const always = withBlocksAlwaysTaken(flat[0] ?? [], shape, options).flat().filter((score) => score === Infinity).length;
+    for (const budget of [0.05, 0.125, 0.25, 0.9]) {
+      const lists = await listsOf((device) => scoresOf(device, flat, shape), 1, shape, { ...options, threshold: { budget } });
+      expect(lists.flat(2).length).toBe(Math.max(always, Math.ceil(budget * all)));
+    }
+  });
+
+  it('refuses thresholds, options, room and estimates that do not fit', () => {
     const device = open();
     const stream = device.createStream();
-    const tensors = tensorsOf(device, randomHeads(new Random(6), 2, 300, 200), 128);
+    const shape = { tokens: 300, rows: 200 };
+    const parts = partsOf(device, randomHeads(new Random(6), 2, 300, 200));
+    const tensors = { ...parts, ...listsFor(device, 2, shape, 128) };
     const call = (changes: object) => selectKeyBlocks(stream, { ...tensors, threshold: { budget: 0.5 }, ...changes });
     const thresholds = [{}, { epsilon: 1, budget: 1 }, { epsilon: -1 }, { epsilon: NaN }, { budget: 0 }, { budget: 1.1 }, undefined, 3];
     for (const threshold of thresholds) expect(() => call({ threshold })).toThrow(InvalidValueError);
@@ -124,6 +186,14 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     };
     expect(() => call({ keyBlocks: lists(2, 4) })).toThrow(InvalidValueError);
     expect(() => call({ tileRows: 64 })).toThrow(InvalidValueError);
+    const none = { slash: undefined, vertical: undefined, horizontal: undefined };
+    const scores = { ...none, ...scoresOf(device, [blocksSeen(shape, 128, () => 0), blocksSeen(shape, 128, () => 0)], shape) };
+    const estimates = [none, { vertical: undefined }, { scores: scores.scores }, { ...scores, vertical: parts.vertical }];
+    for (const estimate of estimates) expect(() => call(estimate)).toThrow(/the estimate/);
+    for (const wrong of [{ tokens: undefined }, { tokens: 400 }, { rows: 301 }, { rows: 0 }, { rows: 50 }, { rows: 1.5 }]) {
+      expect(() => call({ ...scores, ...wrong })).toThrow(InvalidValueError);
+    }
+    expect(() => call(scores)).not.toThrow();
     expect(() => call({})).not.toThrow();
   });
 });

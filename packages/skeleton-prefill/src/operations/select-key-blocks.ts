@@ -17,7 +17,8 @@ export type SlashBound = (typeof slashBounds)[number];
 
 /**
  * Which blocks are taken: those that may hold an element of more than `epsilon * 64 / tokens` of its row's softmax, with
- * an epsilon from 0 on; or the best ones of all heads together, as large a share of their blocks as `budget`, above 0 up to 1.
+ * an epsilon from 0 on; or the best ones of all heads together, so that with those that are always taken they are as large
+ * a share of all blocks as `budget`, above 0 up to 1.
  */
 export type BlockThreshold =
   | { readonly epsilon: number; readonly budget?: undefined }
@@ -34,17 +35,39 @@ export interface SelectKeyBlocksOptions extends ExactTokens {
 }
 
 /** The parts of the last rows of a sequence, as `decomposeAttention` writes them. */
-export interface BlockEstimate {
+export interface SkeletonParts {
   /** f32 `[queryHead, lag]`, contiguous, as many lags as keys. */
   readonly slash: TensorHandle<'f32', readonly ['queryHead', 'lag']>;
   /** f32 `[queryHead, key]`, contiguous. */
   readonly vertical: TensorHandle<'f32', readonly ['queryHead', 'key']>;
   /** f32 `[queryHead, row]`, contiguous. */
   readonly horizontal: TensorHandle<'f32', readonly ['queryHead', 'row']>;
+  readonly scores?: undefined;
+  readonly tokens?: undefined;
+  readonly rows?: undefined;
 }
 
+/** An estimate for each tile of the last rows of a sequence and each of its blocks. */
+export interface BlockScores {
+  /**
+   * f32 `[queryHead, queryTile, keyBlock]`, contiguous: the natural logarithm of the share of the tile's attention that
+   * falls on the block, comparable over blocks, tiles and heads. −∞ where nothing does, NaN where nothing is known.
+   */
+  readonly scores: TensorHandle<'f32', readonly ['queryHead', 'queryTile', 'keyBlock']>;
+  /** Of the sequence, these rows included. */
+  readonly tokens: number;
+  readonly rows: number;
+  readonly slash?: undefined;
+  readonly vertical?: undefined;
+  readonly horizontal?: undefined;
+}
+
+export type BlockEstimate = SkeletonParts | BlockScores;
+
 /** An estimate, and where the lists go. */
-export interface SelectKeyBlocksArguments extends BlockEstimate, SelectKeyBlocksOptions {
+export type SelectKeyBlocksArguments = BlockEstimate & SelectKeyBlocksOptions & BlockLists;
+
+export interface BlockLists {
   /**
    * i32 `[queryHead, queryTile, listedBlock]`, contiguous, with room for every block of the sequence: which blocks each tile
    * of consecutive rows takes, ascending, counted in 64 tokens from the sequence's start. What is behind a list is left.
@@ -54,12 +77,15 @@ export interface SelectKeyBlocksArguments extends BlockEstimate, SelectKeyBlocks
   readonly keyBlockCounts: TensorHandle<'i32', readonly ['queryHead', 'queryTile']>;
 }
 
+const parts = ['slash', 'vertical', 'horizontal'] as const;
+
 const enqueue = operation(
   'selectKeyBlocks',
   [
-    { name: 'slash', dtype: ['f32'], shape: ['queryHead', 'key'], layout: 'contiguous' },
-    { name: 'vertical', dtype: ['f32'], shape: ['queryHead', 'key'], layout: 'contiguous' },
-    { name: 'horizontal', dtype: ['f32'], shape: ['queryHead', 'row'], layout: 'contiguous' },
+    { name: 'slash', dtype: ['f32'], shape: ['queryHead', 'key'], layout: 'contiguous', optional: true },
+    { name: 'vertical', dtype: ['f32'], shape: ['queryHead', 'key'], layout: 'contiguous', optional: true },
+    { name: 'horizontal', dtype: ['f32'], shape: ['queryHead', 'row'], layout: 'contiguous', optional: true },
+    { name: 'scores', dtype: ['f32'], shape: ['queryHead', 'queryTile', 'keyBlock'], layout: 'contiguous', optional: true },
     { name: 'keyBlocks', dtype: ['i32'], shape: ['queryHead', 'queryTile', 'listedBlock'], layout: 'contiguous' },
     { name: 'keyBlockCounts', dtype: ['i32'], shape: ['queryHead', 'queryTile'], layout: 'contiguous' },
   ],
@@ -67,25 +93,36 @@ const enqueue = operation(
 );
 
 /**
- * Chooses the blocks of 64 keys that each tile of queries attends to (Sparse Skeleton, section 3.3), the same on every
- * device. Blocks of the sinks and of a tile's diagonal are always among them, and so are those whose parts are NaN.
+ * Chooses the blocks of 64 keys that each tile of queries attends to, by an estimate of their attention, the same on every
+ * device (Sparse Skeleton, section 3.3). Blocks of the sinks and of a tile's diagonal are always among them, and so are
+ * those whose estimate is NaN.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function selectKeyBlocks(stream: Stream, args: SelectKeyBlocksArguments): void {
-  enqueue(stream, args, (natives, [{ shape }, , horizontal, keyBlocks]) => {
-    const [[, tokens], [, rows], [, tiles, room]] = [shape, horizontal.shape, keyBlocks.shape];
+  enqueue(stream, args, (natives, [slash, vertical, horizontal, scores, keyBlocks]) => {
+    const given = scores === undefined ? parts.filter((part) => args[part] !== undefined) : ['scores'];
+    const isOne = scores === undefined ? given.length === 3 : !(slash ?? vertical ?? horizontal);
+    expect('the estimate', given, isOne, `either scores or ${parts.join(', ')}`);
     const { tileRows = 128, denseRows = 0, slashBound = 'safe' } = args;
     const { sinkTokens, diagonalTokens } = exactTokens('selectKeyBlocks', args);
     expect('tileRows', tileRows, tileRows === 64 || tileRows === 128, '64 or 128');
-    expect('denseRows', denseRows, isWhole(denseRows, 0, 2 ** 31 - 1), 'a whole number from 0 on');
+    expect('denseRows', denseRows, isCount(denseRows, 0), 'a whole number from 0 on');
     expectSlashBound('selectKeyBlocks', slashBound);
-    expect('horizontal', rows, rows >= 1 && rows <= tokens, `of 1 to ${tokens} rows, as many as there are keys at most`);
-    const blocks = Math.ceil(tokens / keyBlockTokens);
+    const [tokens, rows] = [slash?.shape[1] ?? args.tokens ?? 0, horizontal?.shape[1] ?? args.rows ?? 0];
+    expect('tokens', tokens, isCount(tokens, 1), 'a whole number from 1 on');
+    expect('rows', rows, isCount(rows, 1) && rows <= tokens, `1 to ${tokens} rows, as many as there are keys at most`);
+    const [[, tiles, room], blocks] = [keyBlocks.shape, Math.ceil(tokens / keyBlockTokens)];
     expect('the queryTile axis', tiles, tiles === Math.ceil(rows / tileRows), `${Math.ceil(rows / tileRows)} tiles`);
     expect('the listedBlock axis', room, room >= blocks, `${blocks} blocks or more`);
+    if (scores) expect('the keyBlock axis', scores.shape[2], scores.shape[2] === blocks, `${blocks} blocks`);
     const settings = [tileRows, sinkTokens, diagonalTokens, denseRows, slashBounds.indexOf(slashBound)] as const;
-    loadAddon().selectKeyBlocks(stream.native, ...natives, ...settings, ...expectThreshold('selectKeyBlocks', args.threshold, tokens));
+    const threshold = expectThreshold('selectKeyBlocks', args.threshold, tokens);
+    loadAddon().selectKeyBlocks(stream.native, ...natives, tokens, rows, ...settings, ...threshold);
   });
+}
+
+function isCount(given: number, lowest: number): boolean {
+  return isWhole(given, lowest, 2 ** 31 - 1);
 }
 
 /**

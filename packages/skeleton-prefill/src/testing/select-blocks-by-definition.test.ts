@@ -6,8 +6,8 @@ import {
   blockTokens,
   elementsAbove,
   listsAbove,
+  listsOfBudget,
   skeletonMoments,
-  thresholdOfBudget,
   thresholdOfEpsilon,
 } from './select-blocks-by-definition.js';
 import type { BlockOptions, Skeleton } from './select-blocks-by-definition.js';
@@ -71,8 +71,7 @@ describe('thresholds', () => {
     const blocks = scores.flat().length;
     expect(listsAbove(scores, thresholdOfEpsilon(0, 2048)).flat()).toHaveLength(blocks);
     for (const budget of [0.2, 0.5, 1]) {
-      const kept = listsAbove(scores, thresholdOfBudget(scores, budget)).flat().length;
-      expect(kept).toBe(Math.ceil(budget * blocks));
+      expect(listsOfBudget([scores], budget).flat(2)).toHaveLength(Math.ceil(budget * blocks));
     }
   });
 });

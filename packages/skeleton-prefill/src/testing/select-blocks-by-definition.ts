@@ -39,23 +39,40 @@ function pairScore({ slash, vertical, horizontal }: Skeleton, firstRow: number, 
   return Number.isNaN(score) ? Infinity : score;
 }
 
+/** Of the last `rows` of so many tokens: `[tile][block]`, of the blocks that a tile sees. */
+export function blocksSeen<T>(
+  { tokens, rows }: { readonly tokens: number; readonly rows: number },
+  tileRows: number,
+  of: (tile: { readonly index: number; readonly first: number; readonly end: number }, block: number) => T,
+): T[][] {
+  return Array.from({ length: Math.ceil(rows / tileRows) }, (_, index) => {
+    const tile = { index, first: index * tileRows, end: Math.min(rows, (index + 1) * tileRows) };
+    return Array.from({ length: Math.ceil((tokens - rows + tile.end) / blockTokens) }, (_, block) => of(tile, block));
+  });
+}
+
+/** Scores of the same shape: infinite where the tile takes the block whatever the threshold. */
+export function withBlocksAlwaysTaken(
+  scores: readonly (readonly number[])[],
+  shape: { readonly tokens: number; readonly rows: number },
+  { sinkTokens, diagonalTokens, tileRows, denseRows }: BlockOptions,
+): number[][] {
+  return blocksSeen(shape, tileRows, ({ index, first, end }, block) => {
+    const sink = block * blockTokens < sinkTokens;
+    const diagonal = (block + 1) * blockTokens > shape.tokens - shape.rows + first - diagonalTokens + 1;
+    const score = scores[index]?.[block] ?? NaN;
+    return sink || diagonal || end > shape.rows - denseRows || Number.isNaN(score) ? Infinity : score;
+  });
+}
+
 /** `[tile][block]`, of the blocks that a tile sees: infinite where it takes the block whatever the threshold. */
 export function blockScores(skeleton: Skeleton, options: BlockOptions): number[][] {
-  const { sinkTokens, diagonalTokens, tileRows, slashBound, denseRows } = options;
-  const [tokens, rows] = [skeleton.slash.length, skeleton.horizontal.length];
-  return Array.from({ length: Math.ceil(rows / tileRows) }, (_, tile) => {
-    const first = tile * tileRows;
-    const end = Math.min(rows, first + tileRows);
-    const position = tokens - rows + first;
-    const blocks = Math.ceil((tokens - rows + end) / blockTokens);
-    return Array.from({ length: blocks }, (_, block) => {
-      const sink = block * blockTokens < sinkTokens;
-      const diagonal = (block + 1) * blockTokens > position - diagonalTokens + 1;
-      if (sink || diagonal || end > rows - denseRows) return Infinity;
-      const halves = Array.from({ length: Math.ceil((end - first) / blockTokens) }, (_, half) => first + half * blockTokens);
-      return Math.max(...halves.map((row) => pairScore(skeleton, row, block, slashBound)));
-    });
+  const shape = { tokens: skeleton.slash.length, rows: skeleton.horizontal.length };
+  const scores = blocksSeen(shape, options.tileRows, ({ first, end }, block) => {
+    const halves = Array.from({ length: Math.ceil((end - first) / blockTokens) }, (_, half) => first + half * blockTokens);
+    return Math.max(...halves.map((row) => pairScore(skeleton, row, block, options.slashBound)));
   });
+  return withBlocksAlwaysTaken(scores, shape, options);
 }
 
 /** The quadratic builder: ascending lists of blocks that are not below the threshold. */
@@ -68,10 +85,20 @@ export function thresholdOfEpsilon(epsilon: number, tokens: number): number {
   return Math.log((epsilon * blockTokens) / tokens);
 }
 
-/** The largest threshold that keeps at least so large a share of all blocks. */
-export function thresholdOfBudget(scores: readonly (readonly number[])[], budget: number): number {
-  const descending = scores.flat().sort((a, b) => b - a);
-  return descending[Math.max(0, Math.ceil(budget * descending.length) - 1)] ?? -Infinity;
+/**
+ * `[head][tile]`: the best blocks of all heads, so large a share of them; of equal ones the first. What is infinite is
+ * always among them.
+ */
+export function listsOfBudget(scores: readonly (readonly (readonly number[])[])[], budget: number): number[][][] {
+  const blocks = scores.flatMap((tiles, head) =>
+    tiles.flatMap((of, tile) => of.map((score, block) => ({ head, tile, block, score }))),
+  );
+  const wanted = Math.max(Math.ceil(budget * blocks.length), blocks.filter(({ score }) => score === Infinity).length);
+  const lists = scores.map((tiles) => tiles.map((): number[] => []));
+  // The sort is stable.
+  const best = blocks.sort((a, b) => (a.score === b.score ? 0 : b.score - a.score)).slice(0, wanted);
+  for (const { head, tile, block } of best) lists[head]?.[tile]?.push(block);
+  return lists.map((tiles) => tiles.map((list) => list.sort((a, b) => a - b)));
 }
 
 /** Mean and deviation of s + v + h over all causal elements (Eq. 12 and 13), in O(N): the cross terms are running sums. */
