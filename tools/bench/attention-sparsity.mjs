@@ -1,0 +1,207 @@
+// How sparse attention is, in maps of the small model and in synthetic ones whose parts are known: rows of
+// docs/benchmarks/skeleton-quality.json. Needs built packages.
+//
+//   node tools/bench/attention-sparsity.mjs [--tokens 4096]
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import { readTexts } from '../../packages/eval/dist/index.js';
+import { Model, prefill } from '../../packages/model/dist/index.js';
+import { selectKeyBlocks, skeletonPrefill } from '../../packages/skeleton-prefill/dist/index.js';
+import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { keepRows, stamp, summarise } from './results.mjs';
+
+const { values } = parseArgs({ options: { tokens: { type: 'string', default: '4096' } } });
+const tokens = Number(values.tokens);
+const [epsilon, blockTokens, tileRows] = [0.8, 64, 128];
+const device = createDevice({ threads: 2 });
+const folder = fileURLToPath(new URL('../../models/needle-8m', import.meta.url));
+const model = await Model.open(folder, { device });
+const texts = await readTexts(`${folder}/eval/ppl.jsonl.gz`);
+const ids = await model.tokenizer.encode(texts.join('\n'));
+
+const row = (measure, shapes, unit, samples, kind = 'small-model') => ({
+  measure,
+  ...{ shapes, device: 'cpu', kind, unit, better: 'higher', result: summarise(samples), chart: false, ...stamp() },
+});
+
+/** Reads a prompt; `see` gets every layer's call and may keep what it reads of it. */
+async function readPrompt(count, prefillAttention, see = () => undefined, onReport = undefined) {
+  const reading = {
+    ...prefillAttention,
+    attend(stream, call) {
+      see(stream, call);
+      return prefillAttention.attend(stream, call);
+    },
+  };
+  const runner = model.createRunner({ policy: kvPolicy({ prefill: reading }), contextTokens: count, maxBatchRows: count });
+  const logits = await prefill(runner, runner.openSequence(), ids.subarray(0, count), { onReport });
+  await logits.read();
+  logits.dispose();
+  runner.dispose();
+}
+
+/** What of the attention map of a head may be left out. Rows begin behind the first eighth, where there is something to leave. */
+function measureHead(queryOf, keyOf, scale) {
+  const first = tokens / 8;
+  const blocks = Math.ceil(tokens / blockTokens);
+  const mostOfBlocks = new Float64Array(blocks * blocks).fill(-Infinity);
+  const scores = new Float64Array(tokens);
+  const [count, found] = [{ elements: 0, blocks: 0 }, { exact: 0, threshold: 0, blocks: 0 }];
+  const distances = [];
+  for (let at = first; at < tokens; at++) {
+    const query = queryOf(at);
+    let most = -Infinity;
+    for (let key = 0; key <= at; key++) {
+      const keyRow = keyOf(key);
+      let sum = 0;
+      for (let dim = 0; dim < query.length; dim++) sum += query[dim] * keyRow[dim];
+      scores[key] = sum * scale;
+      most = Math.max(most, scores[key]);
+    }
+    if (at % 128 === 0) distances.push(distanceFromNormal(scores.slice(1, at - 99)));
+    const shares = scores.slice(0, at + 1).map((score) => Math.exp(score - most));
+    const mass = shares.reduce((sum, share) => sum + share, 0);
+    shares.forEach((share, key) => {
+      const block = Math.floor(at / blockTokens) * blocks + Math.floor(key / blockTokens);
+      mostOfBlocks[block] = Math.max(mostOfBlocks[block], share / mass);
+      if (share / mass < epsilon / tokens) found.threshold += 1;
+    });
+    shares.sort();
+    for (let [lost, key] = [0, 0]; key < shares.length; key++) {
+      lost += shares[key] / mass;
+      if (lost >= epsilon) break;
+      found.exact += 1;
+    }
+    count.elements += at + 1;
+  }
+  for (const most of mostOfBlocks) {
+    if (most === -Infinity) continue;
+    count.blocks += 1;
+    if (most < epsilon / tokens) found.blocks += 1;
+  }
+  const share = (part, of) => (100 * part) / of;
+  return {
+    exact: share(found.exact, count.elements),
+    threshold: share(found.threshold, count.elements),
+    blocks: share(found.blocks, count.blocks),
+    distance: summarise(distances).median,
+  };
+}
+
+/** The largest difference between the distribution of numbers and the normal one of their mean and variance (Kolmogorov). */
+function distanceFromNormal(numbers) {
+  const mean = numbers.reduce((sum, x) => sum + x, 0) / numbers.length;
+  const deviation = Math.sqrt(numbers.reduce((sum, x) => sum + (x - mean) ** 2, 0) / numbers.length);
+  const sorted = numbers.toSorted();
+  return sorted.reduce((largest, x, index) => {
+    const below = normalShareBelow((x - mean) / deviation);
+    return Math.max(largest, Math.abs(below - index / sorted.length), Math.abs(below - (index + 1) / sorted.length));
+  }, 0);
+}
+
+/** Abramowitz and Stegun 7.1.26, to 1.5e-7. */
+function normalShareBelow(z) {
+  const x = Math.abs(z) / Math.SQRT2;
+  const t = 1 / (1 + 0.3275911 * x);
+  const terms = [0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429];
+  const half = terms.reduceRight((sum, term) => (sum + term) * t, 0) * Math.exp(-x * x) / 2;
+  return z < 0 ? half : 1 - half;
+}
+
+/** Every head of the small model behind one text. */
+async function mapsOfModel() {
+  const reads = [];
+  await readPrompt(tokens, densePrefill(), (stream, { query, keys, scale, store }) => {
+    reads.push(Promise.all([query.read(stream), keys.read(stream), scale, store.layer]));
+  });
+  const heads = [];
+  for (const [queries, keys, scale, { queryHeads, kvHeads, headDim }] of await Promise.all(reads)) {
+    for (let head = 0; head < queryHeads; head++) {
+      const kvHead = Math.floor((head * kvHeads) / queryHeads);
+      const rowOf = (numbers, count, of) => (at) => numbers.subarray((at * count + of) * headDim, (at * count + of + 1) * headDim);
+      heads.push(measureHead(rowOf(queries, queryHeads, head), rowOf(keys, kvHeads, kvHead), scale));
+    }
+  }
+  const shapes = { model: 'needle-8m', tokens, epsilon, heads: heads.length };
+  return [
+    row(`of ${tokens} tokens, may be left out of a head: the least elements, together less than ε = ${epsilon}`, shapes, '%', heads.map(({ exact }) => exact)),
+    row('the same: elements below ε / N', shapes, '%', heads.map(({ threshold }) => threshold)),
+    row('the same: blocks of 64 × 64 whose largest element is below ε / N', shapes, '%', heads.map(({ blocks }) => blocks)),
+    row('distance of the scores of a row from a normal distribution (Kolmogorov)', shapes, '', heads.map(({ distance }) => distance)),
+  ];
+}
+
+/** What skeletonPrefill leaves out of prompts of several lengths, and what its estimate takes of all multiplications. */
+async function prompts() {
+  const rows = [];
+  for (const count of [1024, 2048, 4096, 8192, 16384]) {
+    let density = 1;
+    const skeleton = skeletonPrefill({ epsilon, denseLastRows: 0 });
+    await readPrompt(count, skeleton, undefined, (report) => (density = report.density));
+    rows.push(row(`left out of ${count} tokens, skeleton ε = ${epsilon}`, { model: 'needle-8m', tokens: count, epsilon }, '%', [100 * (1 - density)]));
+  }
+  return rows;
+}
+
+/** A map of one head that is a slash, a vertical and a horizontal part: nearer keys count more, and a few columns for all rows. */
+function syntheticParts(count) {
+  let seed = 1;
+  const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
+  const normal = () => Math.sqrt(-2 * Math.log(random())) * Math.cos(2 * Math.PI * random());
+  const slash = Float32Array.from({ length: count }, (_, lag) => -1.5 * Math.log1p(lag / 16) + 0.5 * Math.cos(lag / 97));
+  const vertical = Float32Array.from({ length: count }, () => normal() + (random() < 0.001 ? 6 : 0));
+  // The logarithm of what a row adds up to, of some rows, and in between on a line.
+  const step = Math.max(1, Math.floor(count / 512));
+  const sums = new Map();
+  const sumOf = (at) => {
+    if (!sums.has(at)) {
+      let sum = 0;
+      for (let key = 0; key <= at; key++) sum += Math.exp(slash[at - key] + vertical[key]);
+      sums.set(at, Math.log(sum));
+    }
+    return sums.get(at);
+  };
+  const horizontal = Float32Array.from({ length: count }, (_, at) => {
+    const before = at - (at % step);
+    const after = Math.min(before + step, count - 1);
+    return -(sumOf(before) + ((sumOf(after) - sumOf(before)) * (at - before)) / step);
+  });
+  return { slash, vertical, horizontal };
+}
+
+async function syntheticMaps() {
+  const rows = [];
+  for (const [count, name] of [[10240, '10K'], [131072, '128K'], [1048576, '1M']]) {
+    const parts = syntheticParts(count);
+    let [taken, seen] = [0, 0];
+    const stepRows = 65536;
+    for (let end = Math.min(stepRows, count); ; end = Math.min(end + stepRows, count)) {
+      const first = Math.floor((end - 1) / stepRows) * stepRows;
+      const [stream, rowsOfStep] = [device.defaultStream, end - first];
+      const tiles = Math.ceil(rowsOfStep / tileRows);
+      const upTo = (axis, numbers, from = 0) => device.tensor('f32', ['queryHead', axis], [1, end - from], numbers.slice(from, end));
+      const slash = upTo('lag', parts.slash);
+      const vertical = upTo('key', parts.vertical);
+      const horizontal = upTo('row', parts.horizontal, first);
+      const keyBlocks = device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [1, tiles, Math.ceil(end / blockTokens)]);
+      const keyBlockCounts = device.tensor('i32', ['queryHead', 'queryTile'], [1, tiles]);
+      const threshold = { epsilon: (epsilon * end) / count };
+      selectKeyBlocks(stream, { slash, vertical, horizontal, threshold, keyBlocks, keyBlockCounts, diagonalTokens: 100 });
+      for (const [tile, listed] of (await keyBlockCounts.read(stream)).entries()) {
+        taken += listed;
+        seen += Math.ceil((first + Math.min((tile + 1) * tileRows, rowsOfStep)) / blockTokens);
+      }
+      for (const tensor of [slash, vertical, horizontal, keyBlocks, keyBlockCounts]) tensor.dispose();
+      if (end === count) break;
+    }
+    rows.push(row(`left out of a synthetic map of ${name} tokens, ε = ${epsilon}`, { tokens: count, epsilon }, '%', [100 * (1 - taken / seen)], 'simulated'));
+  }
+  return rows;
+}
+
+keepRows('skeleton-quality', 'Sparse Skeleton: what it leaves out, and what that costs', [
+  ...(await mapsOfModel()),
+  ...(await prompts()),
+  ...(await syntheticMaps()),
+]);
+model.dispose();
