@@ -71,28 +71,30 @@ function decomposed(device: Device) {
   };
 }
 
+const lists = (device: Device) => ({
+  keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [2, 2, 5], new Int32Array(20)),
+  keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [2, 2], new Int32Array(4)),
+  tileRows: 128,
+  denseRows: 0,
+  sinkTokens: 1,
+  diagonalTokens: 4,
+});
+
 function selected(device: Device) {
   return {
     slash: device.tensor('f32', ['queryHead', 'lag'], [2, 300], rising(600)),
     vertical: device.tensor('f32', ['queryHead', 'key'], [2, 300], rising(600)),
     horizontal: device.tensor('f32', ['queryHead', 'row'], [2, 200], rising(400)),
-    keyBlocks: device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [2, 2, 5], new Int32Array(20)),
-    keyBlockCounts: device.tensor('i32', ['queryHead', 'queryTile'], [2, 2], new Int32Array(4)),
+    ...lists(device),
     threshold: { budget: 0.5 },
-    tileRows: 128,
-    denseRows: 0,
     slashBound: 'safe',
-    sinkTokens: 1,
-    diagonalTokens: 4,
   };
 }
 
 /** The same with scores of blocks in place of the three parts. */
 function selectedByScores(device: Device) {
-  const { keyBlocks, keyBlockCounts, tileRows, denseRows, sinkTokens, diagonalTokens } = selected(device);
   const scores = device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [2, 2, 5], rising(20));
-  const options = { tileRows, denseRows, sinkTokens, diagonalTokens, threshold: { epsilon: 0.5 } };
-  return { scores, tokens: 300, rows: 200, keyBlocks, keyBlockCounts, ...options };
+  return { scores, tokens: 300, rows: 200, ...lists(device), threshold: { epsilon: 0.5 } };
 }
 
 const legalRows = [
