@@ -11,6 +11,7 @@
 
 // Each line is an operation: its name in JavaScript, and its function in a `*.binding.cc`.
 #define KV_OPERATIONS(OPERATION)                            \
+  OPERATION(antidiagonalBlockScores, antidiagonal_block_scores) \
   OPERATION(appendKv, append_kv)                            \
   OPERATION(blockSparseAttention, block_sparse_attention)   \
   OPERATION(compress24, compress_24)                        \

@@ -1,6 +1,11 @@
 export { type BlockScoresArguments } from './block-scores.js';
 export { type ExactTokens } from './exact-tokens.js';
 export {
+  antidiagonalBlockScores,
+  type AntidiagonalBlockScoresArguments,
+  type AntidiagonalStride,
+} from './operations/antidiagonal-block-scores.js';
+export {
   decomposeAttention,
   type DecomposeAttentionArguments,
   type DecomposeAttentionOptions,

@@ -15,6 +15,7 @@ import {
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import * as skeleton from './index.js';
+import { antidiagonalBlockScores } from './operations/antidiagonal-block-scores.js';
 import { decomposeAttention, decompositionStateBytes } from './operations/decompose-attention.js';
 import { pooledBlockScores } from './operations/pooled-block-scores.js';
 import { selectKeyBlocks } from './operations/select-key-blocks.js';
@@ -107,7 +108,10 @@ const legalRows = [
 
 const legalScores = [...legalRows, anyFinite('scale'), legalAt('scores', 'over args\\.slots, shifted', 'behind its one element')];
 
+const strided = (device: Device) => ({ ...scored(device), stride: 8 });
+
 const operations: readonly MisusedFunction[] = [
+  misusedOperation(antidiagonalBlockScores, strided, { outputs: ['scores'], legal: [...legalScores, optional('stride')] }),
   misusedOperation(pooledBlockScores, scored, { outputs: ['scores'], legal: legalScores }),
   misusedOperation(decomposeAttention, decomposed, {
     outputs: ['state', 'slash', 'vertical', 'horizontal'],

@@ -160,6 +160,7 @@ export interface Addon {
   readonly instructionSet: InstructionSet;
   /** That of the package that it was built for. */
   readonly version: string;
+  antidiagonalBlockScores(stream: NativeStream, ...rest: readonly [...NativeBlockScoresArguments, stride: number]): void;
   appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
   blockSparseAttention(
     stream: NativeStream,

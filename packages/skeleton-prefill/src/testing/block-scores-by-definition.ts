@@ -68,3 +68,26 @@ export function pooledByDefinition(head: ScoredHead): BlockScores {
   });
   return normalised(logarithms);
 }
+
+/** XAttention: sums along antidiagonals of `stride` rows and keys, and a softmax over each strided row. */
+export function antidiagonalByDefinition(head: ScoredHead, stride: number): BlockScores {
+  const { queries, keys, scale } = head;
+  const shares = numbersTo(Math.ceil(queries.length / stride)).map((row) => {
+    const seen = Math.floor(positionOf(head, row * stride) / stride) + 1;
+    const logits = numbersTo(seen).map((key) => {
+      const products = numbersTo(stride).map((i) => {
+        const [query, other] = [queries[row * stride + stride - 1 - i], keys[key * stride + i]];
+        // Rows and keys beyond the last are zeros.
+        return query === undefined || other === undefined ? 0 : dot(query, other);
+      });
+      return (scale / stride) * products.reduce((sum, product) => sum + product, 0);
+    });
+    const denominator = logSumExp(logits);
+    return logits.map((logit) => logit - denominator);
+  });
+  const strided = (numbers: readonly number[]) => numbers.filter((number) => number % stride === 0).map((number) => number / stride);
+  return forEachBlock(head, (rows, of) => {
+    const all = strided(rows);
+    return logSumExp(all.flatMap((row) => strided(of).map((key) => shares[row]?.[key] ?? -Infinity))) - Math.log(all.length);
+  });
+}

@@ -89,13 +89,10 @@ export async function scoreOnDevice(
   });
 }
 
-/** The most that a dot product of a query and a key can be, all its terms taken as positive, times the scale. */
-function largestProduct(heads: readonly ScoredHead[]): number {
-  const absolute = (row: Float64Array) => row.map(Math.abs);
-  const most = (rows: readonly Float64Array[]) => {
-    return rows.map(absolute).reduce((all, row) => all.map((x, d) => Math.max(x, row[d] ?? NaN)));
-  };
-  return Math.max(...heads.map(({ queries, keys, scale }) => scale * dot(most(queries), most(keys))));
+/** A bound of the sum of the absolute terms of any logit: the product of the largest norms. */
+function largestLogit(heads: readonly ScoredHead[]): number {
+  const norm = (rows: readonly Float64Array[]) => Math.max(...rows.map((row) => Math.sqrt(dot(row, row))));
+  return Math.max(...heads.map(({ queries, keys, scale }) => scale * norm(queries) * norm(keys)));
 }
 
 /**
@@ -111,7 +108,7 @@ export function expectScores(
 ): void {
   const [{ queries, keys }] = heads as readonly [ScoredHead];
   const ofElements = isCuda ? 2 * 2 ** -11 : 0;
-  const tolerance = 2 * ((terms + 4) * unitRoundoff.f32 + ofElements) * largestProduct(heads)
+  const tolerance = 2 * ((terms + 4) * unitRoundoff.f32 + ofElements) * largestLogit(heads)
     + (2 * queries.length + 2 * keys.length + 64) * unitRoundoff.f32;
   const apart: string[] = [];
   wanted.forEach((tiles, head) => {
