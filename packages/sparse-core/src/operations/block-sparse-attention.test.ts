@@ -10,7 +10,7 @@ import {
 } from '../testing/attention-checks.js';
 import { type AttentionSizes, randomCache } from '../testing/attention-oracle.js';
 import { everyBlock, keyBlockLists, type QueryTile } from '../testing/key-block-lists.js';
-import { encode, Random } from '../testing/random.js';
+import { decode, encode, Random, unitRoundoff } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import type { AttentionArguments } from './attention-arguments.js';
 import { blockSparseAttention } from './block-sparse-attention.js';
@@ -133,6 +133,64 @@ describeOnDevices('blockSparseAttention', ({ open }) => {
           all.logSumExp.subarray(first * perRow, (first + count) * perRow),
         ];
         expect(rowNumbers(alone, 4)).toEqual(rowNumbers(together, 4));
+      }
+    }
+  });
+
+  it('loses no more than the mass of the blocks that are left out times the largest value', async () => {
+    for (const [dtype, dim] of [['f16', 128], ['bf16', 64], ['f32', 48]] as const) {
+      const shape = { kvHeads: 2, group: 2, rows: [300, 128], keyCounts: [[420, 420], [700, 128]], dim, blockTokens: 16 };
+      const sizes = { ...shape, cacheDType: dtype, rowDType: dtype };
+      const random = new Random(9);
+      const { run, cache } = problem(device, random, sizes);
+      const dense = await run(prefillAttention);
+      const kept = await run(sparse(keyBlockLists(device, sizes, true, randomBlocks(random))));
+      const largest = decode(dtype, await cache.blocks.values.read()).reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+      const [exact, found] = [decode(dtype, dense.output), decode(dtype, kept.output)];
+      let [lossy, excess] = [0, -Infinity];
+      dense.logSumExp.forEach((whole, row) => {
+        const share = Math.exp((kept.logSumExp[row] ?? NaN) - whole);
+        lossy += Number(share < 0.5);
+        for (let at = row * dim; at < (row + 1) * dim; at++) {
+          // The paper does not divide by what is left.
+          const distance = Math.abs((exact[at] ?? NaN) - share * (found[at] ?? NaN));
+          excess = Math.max(excess, distance - (1 - share + 2 * unitRoundoff[dtype] + 1e-5) * largest);
+        }
+      });
+      expect(excess).toBeLessThanOrEqual(0);
+      expect(lossy).toBeGreaterThan(10);
+    }
+  });
+
+  it('has on every device the same bits of small integers', async () => {
+    const [rows, dim] = [200, 64];
+    const sizes = { kvHeads: 1, group: 1, rows: [rows], keyCounts: [[rows]], dim, blockTokens: 16 };
+    const small = (count: number) => encode('f16', Float64Array.from({ length: count }, (_, index) => ((index * 7) % 5) - 2));
+    const pool = (numbers: Uint16Array) => device.tensor('f16', ['block', 'blockToken', 'dim'], [13, 16, dim], numbers);
+    using output = device.tensor('f16', axes, [rows, 1, dim]);
+    const listed = (tile: QueryTile) => everyBlock(tile).filter((block) => block % 2 === 0);
+    const lists = keyBlockLists(device, sizes, true, listed);
+    sparse(lists)(device.defaultStream, {
+      // Zeros weigh all keys of a row alike, and a power of two of them has an exact mean.
+      query: device.tensor('f16', axes, [rows, 1, dim], new Uint16Array(rows * dim)),
+      output,
+      blocks: {
+        keys: pool(small(13 * 16 * dim)),
+        values: pool(small(13 * 16 * dim)),
+        blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [1, 1, 13], Int32Array.from({ length: 13 }, (_, block) => block)),
+        keyCounts: device.tensor('i32', ['slot', 'kvHead'], [1, 1], Int32Array.of(rows)),
+      },
+      slots: device.tensor('i32', ['batch'], [1], Int32Array.of(0)),
+      queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows)),
+      scale: 1,
+    });
+    const [values, found] = [decode('f16', small(13 * 16 * dim)), decode('f16', await output.read())];
+    for (const row of [0, 1, 3, 7, 15, 31, 63, 127, 191]) {
+      const keys = Array.from({ length: row + 1 }, (_, key) => key).filter((key) => lists.attends(0, 0, row, key));
+      expect(Math.log2(keys.length) % 1).toBe(0);
+      for (let at = 0; at < dim; at++) {
+        const sum = keys.reduce((total, key) => total + (values[key * dim + at] ?? NaN), 0);
+        expect(found[row * dim + at]).toBe(sum / keys.length);
       }
     }
   });
