@@ -20,11 +20,16 @@ const weightOfDoubles = 4;
 /** Rows of a tile and keys of a block, of which a tile has some in vain. */
 const tileTokens = 128 + 64;
 
+/** The multiplications of dense attention. */
+export function denseCost({ layer, rows, tokens }: PromptStep): number {
+  return rows * (tokens - rows / 2) * 2 * layer.headDim * layer.queryHeads;
+}
+
 /** Whether the estimate and what it leaves to compute take fewer multiplications than dense attention. */
-export function isWorthEstimating({ layer, rows, tokens, exactTokens, share }: PromptStep, estimate: number): boolean {
-  const ofKey = 2 * layer.headDim * layer.queryHeads;
-  const dense = rows * (tokens - rows / 2) * ofKey;
-  const sparse = share * dense + rows * (exactTokens + tileTokens) * ofKey;
+export function isWorthEstimating(step: PromptStep, estimate: number): boolean {
+  const { layer, rows, exactTokens, share } = step;
+  const dense = denseCost(step);
+  const sparse = share * dense + rows * (exactTokens + tileTokens) * 2 * layer.headDim * layer.queryHeads;
   return sparse + estimate < dense;
 }
 

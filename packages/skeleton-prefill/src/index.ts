@@ -1,3 +1,4 @@
+export { antidiagonalPrefill, type AntidiagonalPrefillOptions } from './antidiagonal-prefill.js';
 export { type BlockScoresArguments } from './block-scores.js';
 export { type ExactTokens } from './exact-tokens.js';
 export {
@@ -25,4 +26,6 @@ export {
   type SkeletonParts,
   type SlashBound,
 } from './operations/select-key-blocks.js';
+export { pooledPrefill } from './pooled-prefill.js';
+export { type ScoredPrefillOptions, type ScoredPrefillSettings } from './scored-prefill.js';
 export { skeletonPrefill, type SkeletonPrefillOptions, type SkeletonPrefillSettings } from './skeleton-prefill.js';

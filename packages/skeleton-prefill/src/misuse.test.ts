@@ -14,11 +14,13 @@ import {
   rowsApart,
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
+import { antidiagonalPrefill } from './antidiagonal-prefill.js';
 import * as skeleton from './index.js';
 import { antidiagonalBlockScores } from './operations/antidiagonal-block-scores.js';
 import { decomposeAttention, decompositionStateBytes } from './operations/decompose-attention.js';
 import { pooledBlockScores } from './operations/pooled-block-scores.js';
 import { selectKeyBlocks } from './operations/select-key-blocks.js';
+import { pooledPrefill } from './pooled-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
 
 const [slots, kvHeads, width, blockTokens, dim, tokens, rows] = [2, 2, 3, 16, 8, 40, 6];
@@ -170,16 +172,36 @@ const prefill: MisusedFunction = {
   ],
 };
 
+/** A preset of block scores: what all of them refuse, and options of its own. */
+function scoredPreset(name: string, make: (options: never) => unknown, own: object = {}): MisusedFunction {
+  return {
+    name,
+    args: () => ({ options: { budget: 0.25, denseLastRows: 64, sinkTokens: 1, diagonalTokens: 4, ...own } }),
+    call: ({ options }: { options: never }) => void make(options),
+    legal: [
+      optional('options\\.(?!budget)\\w+'),
+      legalAt('options\\.budget', '0\\.5', 'a share'),
+      legalAt('options\\.denseLastRows', '2147483647', 'more than there are is all'),
+    ],
+  };
+}
+
+const presets = [
+  prefill,
+  scoredPreset('antidiagonalPrefill', antidiagonalPrefill, { stride: 8 }),
+  scoredPreset('pooledPrefill', pooledPrefill),
+];
+
 const untried = { decompositionStateBytes: 'arithmetic of numbers' };
 
 it('covers every export', () => {
-  expectAllTried(skeleton, [...operations, prefill], untried);
+  expectAllTried(skeleton, [...operations, ...presets], untried);
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
-  it.each([...operations, prefill])('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operations, ...presets])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

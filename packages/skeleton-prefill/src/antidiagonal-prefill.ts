@@ -1,0 +1,30 @@
+import type { PrefillAttention } from '@kv/sparse-core';
+import { expectObject } from '@kv/sparse-core/native';
+
+import { antidiagonalBlockScores, type AntidiagonalStride, expectStride } from './operations/antidiagonal-block-scores.js';
+import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
+
+export type AntidiagonalPrefillOptions = ScoredPrefillOptions & {
+  /** S: elements of an antidiagonal. Default: 8. */
+  readonly stride?: AntidiagonalStride | undefined;
+};
+
+/**
+ * Attention of prompts over the blocks of keys with the largest sums along antidiagonals (XAttention). As published,
+ * 128 sinks and a diagonal of 1 token are the defaults.
+ * @throws InvalidValueError for options out of range; its `attend` throws a CapabilityError for a store without dense
+ * blocks
+ */
+export function antidiagonalPrefill(options: AntidiagonalPrefillOptions): PrefillAttention {
+  expectObject('antidiagonalPrefill', 'options', options);
+  const { stride = 8, ...others } = options;
+  expectStride('antidiagonalPrefill', stride);
+  return scoredPrefill(others, {
+    subject: 'antidiagonalPrefill',
+    label: 'antidiagonal',
+    defaults: { sinkTokens: 128, diagonalTokens: 1 },
+    score: (stream, args) => { antidiagonalBlockScores(stream, { ...args, stride }); },
+    // 1/S of the products with keys, which are half of attention; on CUDA twice, in tf32.
+    share: { cpu: 1 / (2 * stride), cuda: 8 / (2 * stride) },
+  });
+}

@@ -1,0 +1,21 @@
+import type { PrefillAttention } from '@kv/sparse-core';
+
+import { pooledBlockScores } from './operations/pooled-block-scores.js';
+import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
+
+/**
+ * Attention of prompts over the blocks of keys whose mean key the queries of a tile look for (FlashPrefill). As
+ * published, 256 sinks and a diagonal of 512 tokens are the defaults.
+ * @throws InvalidValueError for options out of range; its `attend` throws a CapabilityError for a store without dense
+ * blocks
+ */
+export function pooledPrefill(options: ScoredPrefillOptions): PrefillAttention {
+  return scoredPrefill(options, {
+    subject: 'pooledPrefill',
+    label: 'pooled',
+    defaults: { sinkTokens: 256, diagonalTokens: 512 },
+    score: pooledBlockScores,
+    // 1/64 of the products with keys, which are half of attention; on CUDA in tf32.
+    share: { cpu: 1 / 128, cuda: 4 / 128 },
+  });
+}

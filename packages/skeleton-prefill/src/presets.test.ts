@@ -1,0 +1,119 @@
+import { CapabilityError, createRowBatch, densePrefill, InvalidValueError } from '@kv/sparse-core';
+import type { KvStore, PrefillAttention, PrefillCall } from '@kv/sparse-core';
+import { describeOnDevices } from '@kv/sparse-core/testing';
+import { describe, expect, it } from 'vitest';
+
+import { antidiagonalPrefill } from './antidiagonal-prefill.js';
+import type { BlockThreshold } from './operations/select-key-blocks.js';
+import { pooledPrefill } from './pooled-prefill.js';
+import { skeletonPrefill } from './skeleton-prefill.js';
+import { joined, Layer, layer, type Prompt, type Step, syntheticPrompt } from './testing/prompt-layer.js';
+
+type Settings = BlockThreshold & { readonly denseLastRows?: number };
+
+interface Preset {
+  readonly name: string;
+  readonly make: (settings: Settings) => PrefillAttention;
+  /** What the name of one begins with. */
+  readonly label: string;
+  /** Whether its estimate is worth it on CUDA for prompts as short as those of a test. */
+  readonly estimatesOnCuda: boolean;
+}
+
+const few = { sinkTokens: 4, diagonalTokens: 16, denseLastRows: 0 };
+const presets: readonly Preset[] = [
+  { name: 'skeletonPrefill', make: (of) => skeletonPrefill({ ...few, samples: 400, ...of }), label: 'skeleton', estimatesOnCuda: false },
+  { name: 'pooledPrefill', make: (of) => pooledPrefill({ ...few, ...of }), label: 'pooled', estimatesOnCuda: true },
+  { name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, ...of }), label: 'antidiagonal', estimatesOnCuda: true },
+];
+
+describe.each(presets)('$name', ({ make, label, estimatesOnCuda }) => {
+  describeOnDevices('over dense prompts', ({ name, open }) => {
+    const estimates = name !== 'cuda' || estimatesOnCuda;
+    const layerOf = (prefill: PrefillAttention) => {
+      const device = open();
+      return new Layer(device, device.createStream(), prefill);
+    };
+    const method = (settings: Settings) => layerOf(make(settings));
+    const prompt = syntheticPrompt(1, 1500);
+
+    it('computes all where nothing may be lost, bit for bit as dense attention', async () => {
+      const wanted = await layerOf(densePrefill()).read(prompt, [700, 1500]);
+      for (const settings of [{ epsilon: 0 }, { epsilon: 1e-37 }, { budget: 1 }]) {
+        const given = await method(settings).read(prompt, [700, 1500]);
+        expect(given.output).toEqual(wanted.output);
+        expect(given.reports.map(({ density }) => density)).toEqual([1, 1]);
+      }
+    });
+
+    it.runIf(estimates)('computes its budget', async () => {
+      const { output, reports } = await method({ budget: 0.4 }).read(prompt, [1500]);
+      expect(reports[0]?.fallback).toBeUndefined();
+      expect(Math.abs((reports[0]?.density ?? NaN) / 0.4 - 1)).toBeLessThan(0.02);
+      expect(output.every(Number.isFinite)).toBe(true);
+    });
+
+    it.runIf(estimates)('keeps the last rows of a prompt dense', async () => {
+      const dense = await layerOf(densePrefill()).read(prompt, [700, 1500]);
+      const given = await method({ budget: 0.3, denseLastRows: 100 }).read(prompt, [700, 1500]);
+      expect(given.output.slice(-100 * 4 * 32)).toEqual(dense.output.slice(-100 * 4 * 32));
+      expect(given.output).not.toEqual(dense.output);
+    });
+
+    it('reads a batch as it reads each prompt alone, short ones densely', async () => {
+      const [other, short] = [syntheticPrompt(2, 1200), syntheticPrompt(3, 40)];
+      const whole = (slot: number, of: Prompt): Step => ({ slot, position: 0, rows: of.tokens, prompt: of, ends: true });
+      const { output } = await method({ budget: 0.4 }).step([whole(0, short), whole(2, prompt), whole(1, other)]);
+      const alone = await Promise.all([short, prompt, other].map((of) => method({ budget: 0.4 }).read(of, [of.tokens])));
+      expect(output).toEqual(joined(alone.map((each) => each.output)));
+      expect(alone[0]?.reports[0]?.fallback).toMatch(/longer than it saves/);
+    });
+
+    it('goes on with a forked prompt as with the prompt, and keeps nothing of one that ended', async () => {
+      const reading = method({ budget: 0.4 });
+      await reading.read(prompt, [600, 1000], 1);
+      const rest = (slot: number): Step => ({ slot, position: 1000, rows: 500, prompt, ends: true });
+      reading.fork(1, 2);
+      const forked = await reading.step([rest(2)]);
+      const own = await reading.step([rest(1)]);
+      expect(forked.output).toEqual(own.output);
+      const again = await method({ budget: 0.4 }).read(prompt, [600, 1000, 1500]);
+      expect(own.output).toEqual(again.output.slice(1000 * 4 * 32));
+      expect(reading.state?.bytes()).toEqual({ device: 0, host: 0 });
+    });
+
+    it('computes densely what had tokens dropped', async () => {
+      const reading = method({ budget: 0.4 });
+      await reading.read(prompt, [1000]);
+      reading.keepEverySecond(0, 1000);
+      const { report } = await reading.step([{ slot: 0, position: 1000, rows: 500, prompt, ends: true }]);
+      expect(report).toEqual({ density: 1, fallback: 'tokens of the sequence were dropped' });
+    });
+
+    it('shows a NaN in the rows that see it only', async () => {
+      const query = prompt.query.slice();
+      query.fill(NaN, (800 * 4 + 2) * 32, (800 * 4 + 3) * 32);
+      const { output } = await method({ budget: 0.4 }).read({ ...prompt, query }, [1500]);
+      const rows = Array.from({ length: 1500 * 4 }, (_, row) => output.subarray(row * 32, (row + 1) * 32));
+      expect(rows.flatMap((row, index) => (row.every(Number.isFinite) ? [] : [index]))).toEqual([800 * 4 + 2]);
+    });
+
+    it('refuses, by name, a store without dense blocks', () => {
+      const stream = open().createStream();
+      const batch = createRowBatch(stream.device, stream, [{ slot: 0, position: 0, rows: 1 }]);
+      const blind = { name: 'blind', layer, denseBlocks: () => undefined } as unknown as KvStore;
+      const attend = () => make({ budget: 0.4 }).attend(stream, { store: blind, batch } as unknown as PrefillCall);
+      expect(attend).toThrow(CapabilityError);
+      expect(attend).toThrow(new RegExp(`'${label} 0.4'.*'blind'`));
+    });
+  });
+
+  it('refuses options out of range', () => {
+    for (const threshold of [{}, { budget: 0 }, { budget: 2 }, { epsilon: -1 }, { epsilon: 1, budget: 1 }]) {
+      expect(() => make(threshold as Settings)).toThrow(InvalidValueError);
+    }
+    for (const settings of [{ denseLastRows: -1 }, { sinkTokens: 5000 }, { diagonalTokens: 0 }]) {
+      expect(() => make({ budget: 0.1, ...settings })).toThrow(InvalidValueError);
+    }
+  });
+});

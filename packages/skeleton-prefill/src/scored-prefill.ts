@@ -1,0 +1,50 @@
+import type { Device, PrefillAttention, Stream } from '@kv/sparse-core';
+import { expectObject } from '@kv/sparse-core/native';
+
+import type { BlockScoresArguments } from './block-scores.js';
+import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
+import { denseCost } from './estimated-cost.js';
+import { exactTokens, type ExactTokens } from './exact-tokens.js';
+import { type BlockThreshold, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
+
+export interface ScoredPrefillSettings extends ExactTokens {
+  /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. Default: 128. */
+  readonly denseLastRows?: number | undefined;
+}
+
+export type ScoredPrefillOptions = BlockThreshold & ScoredPrefillSettings;
+
+/** What one preset that estimates block scores has of its own. */
+export interface ScoredMethod {
+  readonly subject: string;
+  readonly label: string;
+  /** As published. */
+  readonly defaults: Required<ExactTokens>;
+  /** How long the estimate takes, as a share of dense attention of the same rows and keys. */
+  readonly share: Readonly<Record<Device['kind'], number>>;
+  score(stream: Stream, args: BlockScoresArguments): void;
+}
+
+/** @throws InvalidValueError for options out of range */
+export function scoredPrefill(options: ScoredPrefillOptions, method: ScoredMethod): PrefillAttention {
+  const { subject, label, defaults, share } = method;
+  expectObject(subject, 'options', options);
+  const { denseLastRows = tileRows, sinkTokens = defaults.sinkTokens, diagonalTokens = defaults.diagonalTokens, ...threshold } = options;
+  expectThreshold(subject, threshold, keyBlockTokens);
+  expectDenseLastRows(subject, denseLastRows);
+  const [rule, value] = Object.entries(threshold).find(([, given]) => given !== undefined) ?? [];
+
+  return blockSparsePrefill({
+    name: rule === 'budget' ? `${label} ${value}` : `${label} ${rule} = ${value}`,
+    select: { threshold, ...exactTokens(subject, { sinkTokens, diagonalTokens }) },
+    denseLastRows,
+    cost: (kind, step) => denseCost(step) * share[kind],
+    estimate(stream, estimated, choose) {
+      const { layer, rows, tokens } = estimated;
+      const shape = [layer.queryHeads, Math.ceil(rows / tileRows), Math.ceil(tokens / keyBlockTokens)] as const;
+      using scores = stream.device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], shape);
+      method.score(stream, { ...estimated, scores });
+      choose({ scores, tokens, rows });
+    },
+  });
+}
