@@ -39,6 +39,7 @@
   OPERATION(selectKeyBlocks, select_key_blocks)             \
   OPERATION(selectTokens, select_tokens)                    \
   OPERATION(swiglu, swiglu)                                 \
+  OPERATION(verticalSlashBlockScores, vertical_slash_block_scores) \
   OPERATION(write, write)
 
 namespace kv {

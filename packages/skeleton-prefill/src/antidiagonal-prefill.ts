@@ -1,6 +1,7 @@
 import type { PrefillAttention } from '@kv/sparse-core';
 import { expectObject } from '@kv/sparse-core/native';
 
+import { denseCost } from './estimated-cost.js';
 import { antidiagonalBlockScores, type AntidiagonalStride, expectStride } from './operations/antidiagonal-block-scores.js';
 import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
 
@@ -8,6 +9,9 @@ export type AntidiagonalPrefillOptions = ScoredPrefillOptions & {
   /** S: elements of an antidiagonal. Default: 8. */
   readonly stride?: AntidiagonalStride | undefined;
 };
+
+/** On CUDA twice, in tf32. */
+const weightOf = { cpu: 1, cuda: 8 } as const;
 
 /**
  * Attention of prompts over the blocks of keys with the largest sums along antidiagonals (XAttention). As published,
@@ -24,7 +28,7 @@ export function antidiagonalPrefill(options: AntidiagonalPrefillOptions): Prefil
     label: 'antidiagonal',
     defaults: { sinkTokens: 128, diagonalTokens: 1 },
     score: (stream, args) => { antidiagonalBlockScores(stream, { ...args, stride }); },
-    // 1/S of the products with keys, which are half of attention; on CUDA twice, in tf32.
-    share: { cpu: 1 / (2 * stride), cuda: 8 / (2 * stride) },
+    // 1/S of the products with keys, which are half of attention.
+    cost: (kind, step) => (weightOf[kind] / (2 * stride)) * denseCost(step),
   });
 }

@@ -26,6 +26,8 @@ export {
   type SkeletonParts,
   type SlashBound,
 } from './operations/select-key-blocks.js';
+export { verticalSlashBlockScores } from './operations/vertical-slash-block-scores.js';
 export { pooledPrefill } from './pooled-prefill.js';
 export { type ScoredPrefillOptions, type ScoredPrefillSettings } from './scored-prefill.js';
 export { skeletonPrefill, type SkeletonPrefillOptions, type SkeletonPrefillSettings } from './skeleton-prefill.js';
+export { verticalSlashPrefill } from './vertical-slash-prefill.js';

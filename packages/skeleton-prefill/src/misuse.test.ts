@@ -20,8 +20,10 @@ import { antidiagonalBlockScores } from './operations/antidiagonal-block-scores.
 import { decomposeAttention, decompositionStateBytes } from './operations/decompose-attention.js';
 import { pooledBlockScores } from './operations/pooled-block-scores.js';
 import { selectKeyBlocks } from './operations/select-key-blocks.js';
+import { verticalSlashBlockScores } from './operations/vertical-slash-block-scores.js';
 import { pooledPrefill } from './pooled-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
+import { verticalSlashPrefill } from './vertical-slash-prefill.js';
 
 const [slots, kvHeads, width, blockTokens, dim, tokens, rows] = [2, 2, 3, 16, 8, 40, 6];
 
@@ -115,6 +117,7 @@ const strided = (device: Device) => ({ ...scored(device), stride: 8 });
 const operations: readonly MisusedFunction[] = [
   misusedOperation(antidiagonalBlockScores, strided, { outputs: ['scores'], legal: [...legalScores, optional('stride')] }),
   misusedOperation(pooledBlockScores, scored, { outputs: ['scores'], legal: legalScores }),
+  misusedOperation(verticalSlashBlockScores, scored, { outputs: ['scores'], legal: legalScores }),
   misusedOperation(decomposeAttention, decomposed, {
     outputs: ['state', 'slash', 'vertical', 'horizontal'],
     legal: [
@@ -190,6 +193,7 @@ const presets = [
   prefill,
   scoredPreset('antidiagonalPrefill', antidiagonalPrefill, { stride: 8 }),
   scoredPreset('pooledPrefill', pooledPrefill),
+  scoredPreset('verticalSlashPrefill', verticalSlashPrefill),
 ];
 
 const untried = { decompositionStateBytes: 'arithmetic of numbers' };

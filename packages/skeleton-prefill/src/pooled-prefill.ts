@@ -1,7 +1,11 @@
 import type { PrefillAttention } from '@kv/sparse-core';
 
+import { denseCost } from './estimated-cost.js';
 import { pooledBlockScores } from './operations/pooled-block-scores.js';
 import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
+
+/** On CUDA in tf32. */
+const weightOf = { cpu: 1, cuda: 4 } as const;
 
 /**
  * Attention of prompts over the blocks of keys whose mean key the queries of a tile look for (FlashPrefill). As
@@ -15,7 +19,7 @@ export function pooledPrefill(options: ScoredPrefillOptions): PrefillAttention {
     label: 'pooled',
     defaults: { sinkTokens: 256, diagonalTokens: 512 },
     score: pooledBlockScores,
-    // 1/64 of the products with keys, which are half of attention; on CUDA in tf32.
-    share: { cpu: 1 / 128, cuda: 4 / 128 },
+    // 1/64 of the products with keys, which are half of attention.
+    cost: (kind, step) => (weightOf[kind] / 128) * denseCost(step),
   });
 }

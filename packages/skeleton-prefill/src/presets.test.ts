@@ -8,6 +8,7 @@ import type { BlockThreshold } from './operations/select-key-blocks.js';
 import { pooledPrefill } from './pooled-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
 import { joined, Layer, layer, type Prompt, type Step, syntheticPrompt } from './testing/prompt-layer.js';
+import { verticalSlashPrefill } from './vertical-slash-prefill.js';
 
 type Settings = BlockThreshold & { readonly denseLastRows?: number };
 
@@ -25,6 +26,7 @@ const presets: readonly Preset[] = [
   { name: 'skeletonPrefill', make: (of) => skeletonPrefill({ ...few, samples: 400, ...of }), label: 'skeleton', estimatesOnCuda: false },
   { name: 'pooledPrefill', make: (of) => pooledPrefill({ ...few, ...of }), label: 'pooled', estimatesOnCuda: true },
   { name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, ...of }), label: 'antidiagonal', estimatesOnCuda: true },
+  { name: 'verticalSlashPrefill', make: (of) => verticalSlashPrefill({ ...few, ...of }), label: 'vertical-slash', estimatesOnCuda: true },
 ];
 
 describe.each(presets)('$name', ({ make, label, estimatesOnCuda }) => {

@@ -3,7 +3,7 @@ import { expectObject } from '@kv/sparse-core/native';
 
 import type { BlockScoresArguments } from './block-scores.js';
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
-import { denseCost } from './estimated-cost.js';
+import type { PromptStep } from './estimated-cost.js';
 import { exactTokens, type ExactTokens } from './exact-tokens.js';
 import { type BlockThreshold, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
 
@@ -20,14 +20,14 @@ export interface ScoredMethod {
   readonly label: string;
   /** As published. */
   readonly defaults: Required<ExactTokens>;
-  /** How long the estimate takes, as a share of dense attention of the same rows and keys. */
-  readonly share: Readonly<Record<Device['kind'], number>>;
+  /** How many multiplications of dense attention take as long as the estimate of a step. */
+  cost(kind: Device['kind'], step: PromptStep): number;
   score(stream: Stream, args: BlockScoresArguments): void;
 }
 
 /** @throws InvalidValueError for options out of range */
 export function scoredPrefill(options: ScoredPrefillOptions, method: ScoredMethod): PrefillAttention {
-  const { subject, label, defaults, share } = method;
+  const { subject, label, defaults } = method;
   expectObject(subject, 'options', options);
   const { denseLastRows = tileRows, sinkTokens = defaults.sinkTokens, diagonalTokens = defaults.diagonalTokens, ...threshold } = options;
   expectThreshold(subject, threshold, keyBlockTokens);
@@ -38,7 +38,7 @@ export function scoredPrefill(options: ScoredPrefillOptions, method: ScoredMetho
     name: rule === 'budget' ? `${label} ${value}` : `${label} ${rule} = ${value}`,
     select: { threshold, ...exactTokens(subject, { sinkTokens, diagonalTokens }) },
     denseLastRows,
-    cost: (kind, step) => denseCost(step) * share[kind],
+    cost: (kind, step) => method.cost(kind, step),
     estimate(stream, estimated, choose) {
       const { layer, rows, tokens } = estimated;
       const shape = [layer.queryHeads, Math.ceil(rows / tileRows), Math.ceil(tokens / keyBlockTokens)] as const;

@@ -250,6 +250,7 @@ export interface Addon {
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   decodeAttention24: NativeAttention24;
+  verticalSlashBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   pooledBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   prefillAttention24: NativeAttention24;
   observationScores(

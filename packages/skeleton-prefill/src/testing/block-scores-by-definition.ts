@@ -91,3 +91,27 @@ export function antidiagonalByDefinition(head: ScoredHead, stride: number): Bloc
     return logSumExp(all.flatMap((row) => strided(of).map((key) => shares[row]?.[key] ?? -Infinity))) - Math.log(all.length);
   });
 }
+
+/** MInference: the largest vertical or slash line of the exact attention of the last 64 rows that crosses the block. */
+export function verticalSlashByDefinition(head: ScoredHead): BlockScores {
+  const { queries, keys, scale } = head;
+  const probed = numbersTo(queries.length).slice(-64);
+  const [vertical, slash] = [new Float64Array(keys.length), new Float64Array(keys.length)];
+  for (const row of probed) {
+    const position = positionOf(head, row);
+    const logits = keys.slice(0, position + 1).map((key) => scale * dot(queries[row] ?? [], key));
+    const denominator = logSumExp(logits);
+    logits.forEach((logit, key) => {
+      const share = Math.exp(logit - denominator) / probed.length;
+      vertical[key] = (vertical[key] ?? NaN) + share;
+      slash[position - key] = (slash[position - key] ?? NaN) + share;
+    });
+  }
+  return forEachBlock(head, (rows, of) => {
+    const first = positionOf(head, rows[0] ?? NaN);
+    // A tile counts as one of 128 rows.
+    const lags = numbersTo(tileRows + blockKeys - 1).map((place) => first - (of[0] ?? NaN) - blockKeys + 1 + place);
+    const seen = positionOf(head, rows.at(-1) ?? NaN) >= (of[0] ?? NaN);
+    return seen ? Math.log(Math.max(...of.map((key) => vertical[key] ?? 0), ...lags.map((lag) => slash[lag] ?? 0))) : -Infinity;
+  });
+}

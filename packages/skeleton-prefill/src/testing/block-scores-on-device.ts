@@ -104,7 +104,7 @@ export function expectScores(
   given: readonly BlockScores[],
   wanted: readonly BlockScores[],
   heads: readonly ScoredHead[],
-  { terms, isCuda }: { readonly terms: number; readonly isCuda: boolean },
+  { terms, isCuda, least }: { readonly terms: number; readonly isCuda: boolean; readonly least: number },
 ): void {
   const [{ queries, keys }] = heads as readonly [ScoredHead];
   const ofElements = isCuda ? 2 * 2 ** -11 : 0;
@@ -115,7 +115,7 @@ export function expectScores(
     tiles.forEach((blocks, tile) => {
       blocks.forEach((score, block) => {
         const got = given[head]?.[tile]?.[block] ?? 0;
-        const alike = Object.is(got, score) || Math.abs(got - score) <= tolerance * Math.max(1, Math.abs(score));
+        const alike = Object.is(got, score) || Math.max(got, score) < least || Math.abs(got - score) <= tolerance * Math.max(1, Math.abs(score));
         if (!alike) apart.push(`head ${head}, tile ${tile}, block ${block}: ${got}, not ${score} (± ${tolerance})`);
       });
     });

@@ -7,12 +7,15 @@ import type { BlockScores, ScoredHead } from './block-scores-by-definition.js';
 import { type BlockScoresOperation, expectScores, randomHeads, scoredHeads, scoredSizes, scoreOnDevice } from './block-scores-on-device.js';
 import type { HeadRows } from './decompose-on-device.js';
 
-/** What holds for every estimate of block scores; `termsOf` a head's size says how many additions a logit is. */
+/**
+ * What holds for every estimate of block scores.
+ * @param options `termsOf` a head's size says how many additions a logit is; scores below `least` may be any such
+ */
 export function describeBlockScores(
   operationName: string,
   estimate: BlockScoresOperation,
   byDefinition: (head: ScoredHead) => BlockScores,
-  { termsOf }: { readonly termsOf: (dim: number) => number },
+  { termsOf, least = -Infinity }: { readonly termsOf: (dim: number) => number; readonly least?: number },
 ): void {
   describeOnDevices(operationName, ({ name, open }) => {
     const isCuda = name === 'cuda';
@@ -22,7 +25,7 @@ export function describeBlockScores(
       const rows = randomHeads(sizes);
       const heads = scoredHeads(rows);
       const given = await scoreOnDevice(estimate, open(), rows, sizes);
-      expectScores(given, heads.map(byDefinition), heads, { terms: termsOf(sizes.dim), isCuda });
+      expectScores(given, heads.map(byDefinition), heads, { terms: termsOf(sizes.dim), isCuda, least });
     });
 
     it('does not depend on the number of threads', async () => {
@@ -36,7 +39,7 @@ export function describeBlockScores(
       const flat = { ...rows, queries: rows.queries.map((of) => of.map((row) => row.map(() => 0))) };
       for (const each of [large, flat]) {
         const heads = scoredHeads(each);
-        expectScores(await scoreOnDevice(estimate, open(), each, small), heads.map(byDefinition), heads, { terms: termsOf(32), isCuda });
+        expectScores(await scoreOnDevice(estimate, open(), each, small), heads.map(byDefinition), heads, { terms: termsOf(32), isCuda, least });
       }
     });
 
