@@ -7,7 +7,7 @@ namespace kv {
 // selectKeyBlocks(stream, slash [queryHead, token], vertical [queryHead, token], horizontal [queryHead, row],
 //                 scores [queryHead, queryTile, keyBlock], keyBlocks [queryHead, queryTile, listedBlock],
 //                 keyBlockCounts [queryHead, queryTile], tokens, rows, tileRows, sinkTokens, diagonalTokens, denseRows,
-//                 bound, threshold, budget or undefined); either scores or the other three are undefined
+//                 bound, rule, threshold, share); either scores or the other three are undefined
 Napi::Value select_key_blocks(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const OutputArgument key_blocks = call.output(5);
@@ -27,9 +27,9 @@ Napi::Value select_key_blocks(const Napi::CallbackInfo& info) {
   arguments.diagonal_tokens = static_cast<int32_t>(call.integer(11));
   arguments.dense_rows = static_cast<int32_t>(call.integer(12));
   arguments.bound = static_cast<SlashBound>(call.integer(13));
-  arguments.threshold = static_cast<float>(call.number(14));
-  arguments.by_budget = !info[15].IsUndefined();
-  if (arguments.by_budget) arguments.budget = call.number(15);
+  arguments.rule = static_cast<BlockRule>(call.integer(14));
+  arguments.threshold = static_cast<float>(call.number(15));
+  arguments.share = call.number(16);
   return call.enqueue("selectKeyBlocks", [arguments](ExecutionContext& context) {
     return select_key_blocks(arguments, context);
   });

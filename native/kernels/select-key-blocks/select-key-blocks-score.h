@@ -52,12 +52,16 @@ struct TileBlocks {
     for (int32_t tile = 0; tile < a.tiles(); ++tile) all += seen(tile);
     return all;
   }
-  // How many blocks of all heads are within the budget: the share rounded up, at least one.
+  // How many blocks of all heads are within the budget.
   constexpr int64_t budgeted() const {
-    const double share = a.budget * static_cast<double>(seen_by_all() * a.query_heads);
-    const int64_t whole = static_cast<int64_t>(share);
-    const int64_t wanted = static_cast<double>(whole) < share ? whole + 1 : whole;
+    const int64_t wanted = share_of(seen_by_all() * a.query_heads);
     return wanted > 1 ? wanted : 1;
+  }
+  // The wanted share of a number, rounded up.
+  constexpr int64_t share_of(int64_t all) const {
+    const double share = a.share * static_cast<double>(all);
+    const int64_t whole = static_cast<int64_t>(share);
+    return static_cast<double>(whole) < share ? whole + 1 : whole;
   }
 
   // How many maxima a head has.
@@ -76,12 +80,19 @@ struct TileBlocks {
     return sink || diagonal || tile_end(tile) > a.rows - a.dense_rows;
   }
 
+  // The given score, also of what is always taken; nothing where it is not known. A zero has no sign: the order of
+  // integers tells the two zeros apart.
+  constexpr float known_score(const HeadEstimate& of, int32_t tile, int32_t block) const {
+    const float score = of.scores[int64_t{tile} * blocks() + block];
+    return score < __builtin_inff() ? score + 0.0f : -__builtin_inff();
+  }
+
   // Infinite where the block is taken whatever the threshold.
   constexpr float score(const HeadEstimate& of, int32_t tile, int32_t block) const {
     if (always_takes(tile, block)) return __builtin_inff();
     const float score = of.scores != nullptr ? larger(-__builtin_inff(), of.scores[int64_t{tile} * blocks() + block])
                                              : score_of_parts(of, tile, block);
-    return score + 0.0f;  // A zero without a sign: the order of integers tells the two zeros apart.
+    return score + 0.0f;
   }
   constexpr float score_of_parts(const HeadEstimate& of, int32_t tile, int32_t block) const {
     float score = -__builtin_inff();
@@ -101,6 +112,26 @@ constexpr int kOrderBits = 11;
 constexpr int kOrderBins = 1 << kOrderBits;
 constexpr uint32_t order_of(uint32_t bits) { return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u; }
 constexpr uint32_t bits_of_order(uint32_t order) { return (order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order; }
+
+// Mass of a block, as a multiple of 2^-32 of its tile's best block, whose score is larger by `below`. All is integers but
+// one multiplication, so that every device finds the same sums in any order: e^-below = 2^-whole (1 - part ln 2 + ...).
+constexpr float kNoMassBelow = 23;  // no block has any whose score is lower by as much
+constexpr uint64_t mass_of(float below) {
+  const float halvings = below * 1.4426950408889634f;
+  if (!(halvings < 32)) return 0;
+  constexpr uint32_t kFactors[] = {1073741824, 744261118, 257941248, 59597083, 10327387, 1431680, 165394, 16377};
+  const uint32_t fixed = static_cast<uint32_t>(halvings * 1048576);
+  const uint32_t part = fixed & 1048575;
+  uint32_t mass = 0;
+  for (int i = 7; i >= 0; --i) mass = kFactors[i] - static_cast<uint32_t>(uint64_t{mass} * part >> 20);
+  return uint64_t{mass} << 2 >> (fixed >> 20);
+}
+// How far masses are shifted so that the sum of all, which is `total`, has 31 bits.
+constexpr int mass_shift(uint64_t total) {
+  int shift = 0;
+  while (total >> shift >= uint64_t{1} << 31) ++shift;
+  return shift;
+}
 
 }  // namespace KV_ISA
 }  // namespace kv

@@ -7,6 +7,18 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
+uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 float largest(const float* values, int64_t first, int64_t end, int64_t length) {
   float most = -__builtin_inff();
   for (int64_t i = first > 0 ? first : 0; i < end && i < length; ++i) most = larger(most, values[i]);
@@ -26,14 +38,6 @@ void find_maxima(const TileBlocks& tiles, int64_t head, const HeadEstimate& maxi
   for (int32_t i = 0; i < tiles.row_runs(); ++i) maxima.rows[i] = largest(horizontal, i * kRun, (i + 1) * kRun, a.rows);
 }
 
-// Calls body(tile, block, score) for every block that a tile of one head sees.
-template <class Body>
-void for_each_score(const TileBlocks& tiles, const HeadEstimate& estimate, Body&& body) {
-  for (int32_t tile = 0; tile < tiles.a.tiles(); ++tile) {
-    for (int32_t block = 0; block < tiles.seen(tile); ++block) body(tile, block, tiles.score(estimate, tile, block));
-  }
-}
-
 // Of each head, from where on its blocks are within the budget. Scores of all heads are counted by their leading bits,
 // then by the next bits. `bins` has kOrderBins for each head.
 void find_cuts(const TileBlocks& tiles, float* maxima, uint32_t* bins, Cut* cuts, Workers& workers) {
@@ -48,13 +52,14 @@ void find_cuts(const TileBlocks& tiles, float* maxima, uint32_t* bins, Cut* cuts
     workers.for_each(static_cast<size_t>(heads), [&](size_t head, int) {
       uint32_t* of_head = bins + head * kOrderBins;
       std::memset(of_head, 0, kOrderBins * sizeof(uint32_t));
-      for_each_score(tiles, tiles.estimate_of(static_cast<int64_t>(head), maxima), [&](int32_t, int32_t, float score) {
-        uint32_t word;
-        std::memcpy(&word, &score, sizeof word);
-        const uint32_t other = order_of(word);
-        const bool counts = above == 32 || other >> above == order >> above;
-        if (counts) ++of_head[other >> shift & ((1u << bits) - 1)];
-      });
+      const HeadEstimate estimate = tiles.estimate_of(static_cast<int64_t>(head), maxima);
+      for (int32_t tile = 0; tile < tiles.a.tiles(); ++tile) {
+        for (int32_t block = 0; block < tiles.seen(tile); ++block) {
+          const uint32_t other = order_of(bits_of(tiles.score(estimate, tile, block)));
+          const bool counts = above == 32 || other >> above == order >> above;
+          if (counts) ++of_head[other >> shift & ((1u << bits) - 1)];
+        }
+      }
     });
     const auto counted = [&](uint32_t of_bin) {
       int64_t count = 0;
@@ -68,13 +73,49 @@ void find_cuts(const TileBlocks& tiles, float* maxima, uint32_t* bins, Cut* cuts
     }
     order |= bin << shift;
   }
-  const uint32_t word = bits_of_order(order);
-  float score;
-  std::memcpy(&score, &word, sizeof score);
+  const float score = float_of(bits_of_order(order));
   for (int64_t head = 0; head < heads; ++head) {
     cuts[head] = {score, score == __builtin_inff() ? kAllTies : rank > 0 ? rank : 0};
     rank -= bins[head * kOrderBins + bin];
   }
+}
+
+// From where on a tile takes blocks by its own scores. `orders` and `masses` have room for each of its blocks.
+Cut cut_of_tile(const TileBlocks& tiles, const HeadEstimate& of, int32_t tile, uint32_t* orders, uint32_t* masses) {
+  const int32_t seen = tiles.seen(tile);
+  float best = -__builtin_inff();
+  for (int32_t i = 0; i < seen; ++i) best = larger(best, tiles.known_score(of, tile, i));
+  if (tiles.a.rule == BlockRule::of_max) return {best + tiles.a.threshold, kAllTies};
+  const auto mass = [&](int32_t block) { return mass_of(best - tiles.known_score(of, tile, block)); };
+  uint64_t total = 0;
+  for (int32_t i = 0; i < seen; ++i) total += mass(i);
+  if (total == 0) return {-__builtin_inff(), kAllTies};
+  const int shift = mass_shift(total);
+  int64_t all = 0;
+  int64_t always = 0;
+  for (int32_t i = 0; i < seen; ++i) {
+    orders[i] = order_of(bits_of(tiles.known_score(of, tile, i)));
+    masses[i] = static_cast<uint32_t>(mass(i) >> shift);
+    all += masses[i];
+    if (!tiles.always_takes(tile, i)) continue;
+    always += masses[i];
+    masses[i] = 0;
+  }
+  const int64_t wanted = tiles.share_of(all) - always;
+  if (wanted <= 0) return {__builtin_inff(), kAllTies};
+  const auto from = [&](uint32_t lowest) {
+    int64_t sum = 0;
+    for (int32_t i = 0; i < seen; ++i) sum += orders[i] >= lowest ? masses[i] : 0;
+    return sum;
+  };
+  uint32_t lowest = 0;
+  for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
+    if (from(lowest | bit) >= wanted) lowest |= bit;
+  }
+  const int64_t more = from(lowest + 1);
+  const float score = float_of(bits_of_order(lowest));
+  const auto of_tie = static_cast<int64_t>(mass_of(best - score) >> shift);
+  return {score, (wanted - more + of_tie - 1) / of_tie};
 }
 
 }  // namespace
@@ -91,17 +132,25 @@ void select_key_blocks(const SelectKeyBlocksArguments& a, Workers& workers) {
       find_maxima(tiles, static_cast<int64_t>(head), tiles.estimate_of(static_cast<int64_t>(head), maxima));
     });
   }
-  if (a.by_budget) find_cuts(tiles, maxima, bins, cuts, workers);
-  workers.for_each(heads, [&](size_t head, int) {
-    const int64_t first_list = static_cast<int64_t>(head) * a.tiles();
-    Cut cut = a.by_budget ? cuts[head] : Cut{a.threshold, kAllTies};
-    for (int32_t tile = 0; tile < a.tiles(); ++tile) a.counts[first_list + tile] = 0;
-    for_each_score(tiles, tiles.estimate_of(static_cast<int64_t>(head), maxima), [&](int32_t tile, int32_t block, float score) {
-      const int64_t list = first_list + tile;
-      const bool tie = score == cut.score && cut.ties > 0;
-      if (tie) --cut.ties;
-      if (tie || score > cut.score) a.key_blocks[list * a.capacity + a.counts[list]++] = block;
-    });
+  if (a.rule == BlockRule::budget) find_cuts(tiles, maxima, bins, cuts, workers);
+  const bool by_tile = a.rule == BlockRule::mass || a.rule == BlockRule::of_max;
+  workers.for_each(heads, [&](size_t head, int worker) {
+    const HeadEstimate estimate = tiles.estimate_of(static_cast<int64_t>(head), maxima);
+    const size_t blocks = static_cast<size_t>(tiles.blocks());
+    auto* orders = static_cast<uint32_t*>(by_tile ? workers.scratch(worker, 2 * blocks * sizeof(uint32_t)) : nullptr);
+    Cut cut = a.rule == BlockRule::budget ? cuts[head] : Cut{a.threshold, kAllTies};
+    for (int32_t tile = 0; tile < a.tiles(); ++tile) {
+      if (by_tile) cut = cut_of_tile(tiles, estimate, tile, orders, orders + blocks);
+      const int64_t list = static_cast<int64_t>(head) * a.tiles() + tile;
+      int32_t taken = 0;
+      for (int32_t block = 0; block < tiles.seen(tile); ++block) {
+        const float score = tiles.score(estimate, tile, block);
+        const bool tie = score == cut.score && cut.ties > 0;
+        if (tie) --cut.ties;
+        if (tie || score > cut.score) a.key_blocks[list * a.capacity + taken++] = block;
+      }
+      a.counts[list] = taken;
+    }
   });
 }
 

@@ -7,7 +7,9 @@
 namespace kv {
 namespace {
 
+using cuda::Cut;
 using cuda::HeadEstimate;
+using cuda::kAllTies;
 using cuda::kOrderBins;
 using cuda::kOrderBits;
 using cuda::TileBlocks;
@@ -165,20 +167,92 @@ __global__ void __launch_bounds__(kThreads) share_ties(const __grid_constant__ L
   }
 }
 
+constexpr int kMassBits = 8;
+constexpr int kMassBins = 1 << kMassBits;
+
+// From where on a tile takes blocks by its own scores, found by one warp. Masses are summed by some bits of their scores,
+// then, where the wanted mass is reached, by the next bits. `bins` has kMassBins.
+__device__ Cut cut_of_tile(const TileBlocks& tiles, const HeadEstimate& of, int tile, uint32_t* bins) {
+  constexpr unsigned kAll = 0xffffffffu;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int seen = tiles.seen(tile);
+  const auto order = [&](int block) { return cuda::order_of(__float_as_uint(tiles.known_score(of, tile, block))); };
+  uint32_t best_order = 0;
+  for (int block = lane; block < seen; block += kWarp) best_order = max(best_order, order(block));
+  best_order = __reduce_max_sync(kAll, best_order);
+  const float best = __uint_as_float(cuda::bits_of_order(best_order));
+  if (tiles.a.rule == BlockRule::of_max) return {best + tiles.a.threshold, kAllTies};
+
+  const auto mass = [&](int block) { return cuda::mass_of(best - tiles.known_score(of, tile, block)); };
+  uint64_t total = 0;
+  for (int block = lane; block < seen; block += kWarp) total += mass(block);
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) total += __shfl_xor_sync(kAll, total, distance);
+  if (total == 0) return {-INFINITY, kAllTies};
+  const int shift = cuda::mass_shift(total);
+
+  // The bits of the cut above `base` that are to be found: no block below has any mass.
+  uint32_t base = cuda::order_of(__float_as_uint(best - cuda::kNoMassBelow));
+  int bits = max(1, 32 - __clz(static_cast<int>(best_order - base)));
+  int64_t wanted = -1;
+  while (bits > 0) {
+    const int low = bits > kMassBits ? bits - kMassBits : 0;
+    for (int bin = lane; bin < kMassBins; bin += kWarp) bins[bin] = 0;
+    __syncwarp();
+    uint32_t always = 0;
+    for (int block = lane; block < seen; block += kWarp) {
+      const uint32_t above = order(block) - base;
+      if (order(block) < base || uint64_t{above} >> bits != 0) continue;
+      const auto of_block = static_cast<uint32_t>(mass(block) >> shift);
+      if (tiles.always_takes(tile, block)) always += of_block;
+      else atomicAdd(&bins[above >> low], of_block);
+    }
+    __syncwarp();
+    constexpr int kOwn = kMassBins / kWarp;  // bins of a lane, the highest ones of the first lane
+    uint32_t own = 0;
+    for (int i = 0; i < kOwn; ++i) own += bins[kMassBins - 1 - lane * kOwn - i];
+    uint32_t sum = own;
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const uint32_t earlier = __shfl_up_sync(kAll, sum, distance);
+      if (lane >= distance) sum += earlier;
+    }
+    if (wanted < 0) {
+      const int64_t of_always = __reduce_add_sync(kAll, always);
+      wanted = tiles.share_of(of_always + __shfl_sync(kAll, sum, kWarp - 1)) - of_always;
+      if (wanted <= 0) return {INFINITY, kAllTies};
+    }
+    const int found = __ffs(static_cast<int>(__ballot_sync(kAll, sum >= wanted))) - 1;
+    int bin = kMassBins - 1 - lane * kOwn;
+    int64_t rest = wanted - (sum - own);
+    while (lane == found && bins[bin] < rest) rest -= bins[bin--];
+    wanted = __shfl_sync(kAll, rest, found);
+    base += static_cast<uint32_t>(__shfl_sync(kAll, bin, found)) << low;
+    bits = low;
+    __syncwarp();
+  }
+  const float score = __uint_as_float(cuda::bits_of_order(base));
+  const auto of_tie = static_cast<int64_t>(cuda::mass_of(best - score) >> shift);
+  return {score, (wanted + of_tie - 1) / of_tie};
+}
+
 // One warp writes each list.
 __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ Launch launch) {
+  __shared__ uint32_t bins[kWarps][kMassBins];
   const SelectKeyBlocksArguments& a = launch.a;
   const TileBlocks tiles{a};
   const int64_t head = blockIdx.y;
-  const int tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (tile >= a.tiles()) return;
   const HeadEstimate estimate = tiles.estimate_of(head, launch.memory.maxima);
   const int64_t list = head * a.tiles() + tile;
-  const Found* found = launch.memory.found;
-  const bool every_tie = !a.by_budget || found->takes_all_ties();
-  const float threshold = a.by_budget ? found->threshold : a.threshold;
-  const int wanted_ties = every_tie ? tiles.blocks() : launch.memory.ties[list];
+  Cut cut{a.threshold, kAllTies};
+  if (a.rule == BlockRule::budget) {
+    const Found& found = *launch.memory.found;
+    cut = {found.threshold, found.takes_all_ties() ? kAllTies : launch.memory.ties[list]};
+  } else if (a.rule != BlockRule::threshold) {
+    cut = cut_of_tile(tiles, estimate, tile, bins[warp]);
+  }
   int32_t* to = a.key_blocks + list * a.capacity;
   const unsigned earlier = (1u << lane) - 1;
   int taken = 0;
@@ -186,8 +260,8 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   for (int first = 0; first < tiles.seen(tile); first += kWarp) {
     const int block = first + lane;
     const float score = block < tiles.seen(tile) ? tiles.score(estimate, tile, block) : -INFINITY;
-    const unsigned equal = __ballot_sync(0xffffffffu, block < tiles.seen(tile) && score == threshold);
-    const bool takes = score > threshold || ((equal >> lane & 1) != 0 && ties + __popc(equal & earlier) < wanted_ties);
+    const unsigned equal = __ballot_sync(0xffffffffu, block < tiles.seen(tile) && score == cut.score);
+    const bool takes = score > cut.score || ((equal >> lane & 1) != 0 && ties + __popc(equal & earlier) < cut.ties);
     const unsigned all = __ballot_sync(0xffffffffu, takes);
     if (takes) to[taken + __popc(all & earlier)] = block;
     taken += __popc(all);
@@ -218,7 +292,7 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   const unsigned query_heads = static_cast<unsigned>(a.query_heads);
   const auto warps = [&](int64_t of_head) { return dim3(static_cast<unsigned>((of_head + kWarps - 1) / kWarps), query_heads); };
   if (a.scores == nullptr) find_maxima<<<warps(tiles.maxima()), kThreads, 0, stream>>>(launch);
-  if (a.by_budget) {
+  if (a.rule == BlockRule::budget) {
     start_rank<<<1, kThreads, 0, stream>>>(launch, tiles.budgeted());
     const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
     for (int shift = 32; shift > 0;) {

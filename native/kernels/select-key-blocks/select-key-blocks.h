@@ -6,8 +6,8 @@
 //     score = max(largest slash of either run) + largest vertical of the block + largest horizontal of the rows
 //   is no less than slash[i - j] + vertical[j] + horizontal[i] of any element. The score of a tile is the largest over
 //   its rows.
-// A tile takes the blocks whose score is not below the threshold. It always takes the blocks of sinks and of its
-// diagonal.
+// A tile takes blocks by a rule, of equal scores those of lower heads, tiles and numbers. It always takes the blocks of
+// sinks and of its diagonal.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,15 @@ constexpr int32_t kSelectedBlockTokens = 64;
 enum class SlashBound : int32_t {
   safe,   // the larger of the two runs' maxima
   paper,  // the mean of the two maxima, as in the paper; some elements exceed it
+};
+
+// Which blocks a tile takes besides those that it always takes.
+enum class BlockRule : int32_t {
+  threshold,  // those whose score is not below the threshold
+  budget,     // the best ones of all heads, so that all that are taken are this share of what the tiles see: heads that
+              // need more blocks take more
+  mass,       // its best ones, as few as hold this share of its estimated attention with those that it always takes
+  of_max,     // those whose score is not below its largest one and the threshold together
 };
 
 struct SelectKeyBlocksArguments {
@@ -39,12 +48,9 @@ struct SelectKeyBlocksArguments {
   int32_t dense_rows = 0;       // a tile with any of these last rows takes all blocks
   SlashBound bound = SlashBound::safe;
 
-  // Natural logarithm. With a budget the best blocks of all heads are taken, so that with those that are always taken
-  // they are this share of what the tiles see: heads that need more blocks take more. Of blocks with equal scores those
-  // of lower heads, tiles and numbers come first.
-  float threshold = 0;
-  bool by_budget = false;
-  double budget = 0;
+  BlockRule rule = BlockRule::threshold;  // mass and of_max need scores
+  float threshold = 0;                    // natural logarithm
+  double share = 0;                       // of a budget, or of the mass
 
   // [query_head, tile, capacity]: numbers of key blocks, ascending. `counts`, [query_head, tile], says how many are
   // valid. NaN counts as the largest number, so blocks with NaN are taken.

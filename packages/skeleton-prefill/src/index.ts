@@ -17,8 +17,10 @@ export { pooledBlockScores } from './operations/pooled-block-scores.js';
 export {
   type BlockEstimate,
   type BlockLists,
+  type BlockRules,
   type BlockScores,
   type BlockThreshold,
+  type EstimateThreshold,
   keyBlockTokens,
   selectKeyBlocks,
   type SelectKeyBlocksArguments,

@@ -99,7 +99,7 @@ function selected(device: Device) {
 /** The same with scores of blocks in place of the three parts. */
 function selectedByScores(device: Device) {
   const scores = device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [2, 2, 5], rising(20));
-  return { scores, tokens: 300, rows: 200, ...lists(device), threshold: { epsilon: 0.5 } };
+  return { scores, tokens: 300, rows: 200, ...lists(device), threshold: { mass: 0.9 } };
 }
 
 const legalRows = [
@@ -144,7 +144,7 @@ const operations: readonly MisusedFunction[] = [
     outputs: ['keyBlocks', 'keyBlockCounts'],
     legal: [
       freeAxis('keyBlocks', 'listedBlock'),
-      legalAt('threshold\\.epsilon', '[\\d.]+', 'a number from 0 on'),
+      legalAt('threshold\\.mass', '0\\.5', 'a share'),
       optional('tileRows|denseRows|sinkTokens|diagonalTokens'),
       legalAt('denseRows', '2147483647', 'more than there are is all'),
     ],

@@ -6,7 +6,7 @@ import { decompositionCost } from './estimated-cost.js';
 import { decomposeAttention, decomposeOptions, decompositionStateBytes } from './operations/decompose-attention.js';
 import type { DecomposeAttentionOptions } from './operations/decompose-attention.js';
 import { expectSlashBound, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
-import type { BlockThreshold, SlashBound } from './operations/select-key-blocks.js';
+import type { EstimateThreshold, SlashBound } from './operations/select-key-blocks.js';
 
 export interface SkeletonPrefillSettings extends DecomposeAttentionOptions {
   /** What is taken for the largest slash part of a block. Default: `safe`, its upper bound. */
@@ -15,7 +15,7 @@ export interface SkeletonPrefillSettings extends DecomposeAttentionOptions {
   readonly denseLastRows?: number | undefined;
 }
 
-export type SkeletonPrefillOptions = BlockThreshold & SkeletonPrefillSettings;
+export type SkeletonPrefillOptions = EstimateThreshold & SkeletonPrefillSettings;
 
 /**
  * Attention of prompts over the blocks of keys that count, found by an on-line estimate of the attention map (Sparse
@@ -27,7 +27,7 @@ export type SkeletonPrefillOptions = BlockThreshold & SkeletonPrefillSettings;
 export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttention {
   expectObject('skeletonPrefill', 'options', options);
   const { epsilon, budget, slashBound = 'safe', denseLastRows = tileRows } = options;
-  const threshold = { epsilon, budget } as BlockThreshold;
+  const threshold = { epsilon, budget } as EstimateThreshold;
   expectThreshold('skeletonPrefill', threshold, keyBlockTokens);
   expectSlashBound('skeletonPrefill', slashBound);
   expectDenseLastRows('skeletonPrefill', denseLastRows);

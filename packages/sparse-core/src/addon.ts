@@ -300,8 +300,9 @@ export interface Addon {
     diagonalTokens: number,
     denseRows: number,
     bound: number,
+    rule: number,
     threshold: number,
-    budget: number | undefined,
+    share: number,
   ): void;
   selectTokens(
     stream: NativeStream,

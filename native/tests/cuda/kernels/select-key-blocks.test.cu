@@ -77,7 +77,27 @@ struct Selection {
   }
 };
 
-Selection of_rows(int rows) {
+template <class Draw>
+Floats drawn(int64_t length, Draw&& draw) {
+  Floats values(static_cast<size_t>(length));
+  for (float& value : values) value = draw();
+  values[values.size() / 2] = NAN;
+  return values;
+}
+
+struct Rule {
+  BlockRule rule;
+  float threshold;
+  double share;
+};
+const Rule kRules[] = {
+    {BlockRule::threshold, 1.5f, 0},   {BlockRule::budget, 0, 1e-6},       {BlockRule::budget, 0, 0.05},
+    {BlockRule::budget, 0, 0.5},       {BlockRule::budget, 0, 1},          {BlockRule::mass, 0, 1e-6},
+    {BlockRule::mass, 0, 0.5},         {BlockRule::mass, 0, 0.9},          {BlockRule::mass, 0, 0.999999},
+    {BlockRule::of_max, -0.5f, 0},     {BlockRule::of_max, -2, 0},
+};
+
+Selection of_rows(int rows, const Rule& rule) {
   Selection selection;
   SelectKeyBlocksArguments& a = selection.a;
   a.query_heads = 3;
@@ -88,33 +108,24 @@ Selection of_rows(int rows) {
   a.diagonal_tokens = 100;
   a.dense_rows = rows == 200 ? 3 : 0;
   a.bound = rows == 200 ? SlashBound::paper : SlashBound::safe;
-  a.threshold = 1.5f;
   a.capacity = 80;
+  a.rule = rule.rule;
+  a.threshold = rule.threshold;
+  a.share = rule.share;
   return selection;
 }
-
-template <class Draw>
-Floats drawn(int64_t length, Draw&& draw) {
-  Floats values(static_cast<size_t>(length));
-  for (float& value : values) value = draw();
-  values[values.size() / 2] = NAN;
-  return values;
-}
-
-const double kBudgets[] = {0.0, 1e-6, 0.05, 0.5, 1.0};
 
 }  // namespace
 
 TEST("key blocks are selected by parts on the GPU as on the CPU, to the last block") {
   std::mt19937 random(9);
   std::normal_distribution<float> normal;
+  const auto draw = [&] { return normal(random); };
   for (const int rows : {1, 200, 5000}) {
-    for (const double budget : kBudgets) {
-      Selection selection = of_rows(rows);
-      SelectKeyBlocksArguments& a = selection.a;
-      a.by_budget = budget > 0;
-      a.budget = budget;
-      const auto draw = [&] { return normal(random); };
+    for (const Rule& rule : kRules) {
+      if (rule.rule == BlockRule::mass || rule.rule == BlockRule::of_max) continue;
+      Selection selection = of_rows(rows, rule);
+      const SelectKeyBlocksArguments& a = selection.a;
       selection.slash = drawn(int64_t{3} * a.tokens, draw);
       selection.vertical = drawn(int64_t{3} * a.tokens, draw);
       selection.horizontal = drawn(int64_t{3} * a.rows, draw);
@@ -126,19 +137,16 @@ TEST("key blocks are selected by parts on the GPU as on the CPU, to the last blo
 TEST("key blocks are selected by scores on the GPU as on the CPU, to the last block, ties by lower index") {
   std::mt19937 random(10);
   std::normal_distribution<float> normal;
+  // Few different scores are many ties.
+  const auto any = [&] { return 4 * normal(random) - 8; };
+  const auto few = [&] { const float score = std::round(normal(random)); return score < -1 ? -INFINITY : score; };
+  const auto one = [] { return -3.0f; };
   for (const int rows : {1, 200, 5000}) {
-    for (const double budget : kBudgets) {
-      // Few different scores are many ties.
-      for (const bool few : {false, true}) {
-        Selection selection = of_rows(rows);
-        SelectKeyBlocksArguments& a = selection.a;
-        a.by_budget = budget > 0;
-        a.budget = budget;
-        const auto draw = [&] {
-          const float score = normal(random);
-          return !few ? score : score < -1 ? -INFINITY : std::round(score);
-        };
-        selection.scores = drawn(a.lists() * 79, draw);
+    for (const Rule& rule : kRules) {
+      Selection selection = of_rows(rows, rule);
+      const int64_t count = selection.a.lists() * 79;
+      for (const Floats& scores : {drawn(count, any), drawn(count, few), drawn(count, one)}) {
+        selection.scores = scores;
         selection.check_devices();
       }
     }

@@ -8,6 +8,8 @@ import {
   blocksSeen,
   listsAbove,
   listsOfBudget,
+  listsOfMass,
+  listsOfMax,
   thresholdOfEpsilon,
   withBlocksAlwaysTaken,
 } from '../testing/select-blocks-by-definition.js';
@@ -157,6 +159,44 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     }
   });
 
+  it('takes of each tile the blocks that hold a share of its mass, or that are near its best', async () => {
+    const random = new Random(9);
+    const [any, few] = [() => Math.fround(3 * random.normal() - 9), () => random.pick([NaN, -Infinity, -0, -9, -6, -5, -4, 1])];
+    for (const draw of [any, few, () => 0]) {
+      for (const [tokens, rows] of [[1, 1], [4000, 4000], [3001, 700]] as const) {
+        const shape = { tokens, rows };
+        const options = { ...defaults, tileRows: random.pick([64, 128]), denseRows: random.pick([0, 3]) };
+        const given = Array.from({ length: 2 }, () => blocksSeen(shape, options.tileRows, draw));
+        const scores = given.map((tiles) => withBlocksAlwaysTaken(tiles, shape, options));
+        const by = (threshold: BlockThreshold) =>
+          listsOf((device) => scoresOf(device, given, shape), 2, shape, { ...options, threshold });
+        for (const mass of [1e-6, 0.5, 0.9, 0.999]) {
+          expect(await by({ mass })).toEqual(scores.map((tiles, head) => listsOfMass(tiles, given[head] ?? [], mass)));
+        }
+        for (const ofMax of [1, 0.5, 0.04]) {
+          expect(await by({ ofMax })).toEqual(scores.map((tiles, head) => listsOfMax(tiles, given[head] ?? [], ofMax)));
+        }
+      }
+    }
+  });
+
+  it('counts masses of very different blocks, and takes all where nothing has any', async () => {
+    const shape = { tokens: 64 * 200, rows: 128 };
+    const options = { ...defaults, sinkTokens: 0, diagonalTokens: 1 };
+    const listOf = async (scores: number[], mass: number) => {
+      const given = [[scores]];
+      return (await listsOf((device) => scoresOf(device, given, shape), 1, shape, { ...options, threshold: { mass } }))[0]?.[0] ?? [];
+    };
+    // One block with half of the mass, and the other half even.
+    const half = Array.from({ length: 200 }, (_, block) => (block === 150 ? 0 : -Math.log(199)));
+    expect(await listOf(half, 0.75)).toHaveLength(1 + 99 + 1);
+    const tails = half.map((score) => (score === 0 ? -1e20 : -1e30));
+    expect(await listOf(tails, 0.99)).toEqual([150, 198, 199]);
+    expect(await listOf(half.map(() => -Infinity), 0.5)).toHaveLength(200);
+    const positive = half.map((score) => score + 30);
+    expect(await listOf(positive, 0.75)).toEqual(await listOf(half, 0.75));
+  });
+
   it('computes a budget to the block, whatever share of it is always taken', async () => {
     const shape = { tokens: 8192, rows: 4096 };
     const flat = [blocksSeen(shape, 128, () => -3)];
@@ -176,7 +216,7 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     const parts = partsOf(device, randomHeads(new Random(6), 2, 300, 200));
     const tensors = { ...parts, ...listsFor(device, 2, shape, 128) };
     const call = (changes: object) => selectKeyBlocks(stream, { ...tensors, threshold: { budget: 0.5 }, ...changes });
-    const thresholds = [{}, { epsilon: 1, budget: 1 }, { epsilon: -1 }, { epsilon: NaN }, { budget: 0 }, { budget: 1.1 }, undefined, 3];
+    const thresholds = [{}, { epsilon: 1, budget: 1 }, { epsilon: -1 }, { epsilon: NaN }, { budget: 0 }, { budget: 1.1 }, { mass: 0.5 }, { ofMax: 0.5 }, undefined, 3];
     for (const threshold of thresholds) expect(() => call({ threshold })).toThrow(InvalidValueError);
     for (const wrong of [{ tileRows: 32 }, { denseRows: -1 }, { slashBound: 'mean' }, { sinkTokens: 0.5 }, { diagonalTokens: 0 }]) {
       expect(() => call(wrong)).toThrow(InvalidValueError);
@@ -193,6 +233,8 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     for (const wrong of [{ tokens: undefined }, { tokens: 400 }, { rows: 301 }, { rows: 0 }, { rows: 50 }, { rows: 1.5 }]) {
       expect(() => call({ ...scores, ...wrong })).toThrow(InvalidValueError);
     }
+    const ofScores = [{ mass: 0 }, { mass: 1 }, { ofMax: 0 }, { ofMax: 1.5 }, { mass: 0.5, budget: 0.5 }, { mass: NaN }];
+    for (const threshold of ofScores) expect(() => call({ ...scores, threshold })).toThrow(InvalidValueError);
     expect(() => call(scores)).not.toThrow();
     expect(() => call({})).not.toThrow();
   });

@@ -15,14 +15,42 @@ export const slashBounds = ['safe', 'paper'] as const;
  */
 export type SlashBound = (typeof slashBounds)[number];
 
-/**
- * Which blocks are taken: those that may hold an element of more than `epsilon * 64 / tokens` of its row's softmax, with
- * an epsilon from 0 on; or the best ones of all heads together, so that with those that are always taken they are as large
- * a share of all blocks as `budget`, above 0 up to 1.
- */
-export type BlockThreshold =
-  | { readonly epsilon: number; readonly budget?: undefined }
-  | { readonly budget: number; readonly epsilon?: undefined };
+/** Which blocks a tile takes besides those that it always takes: exactly one rule is given. */
+export type BlockThreshold = OneOf<BlockRules>;
+
+/** The rules that an estimate of any kind allows. The others need scores. */
+export type EstimateThreshold = Extract<BlockThreshold, { readonly epsilon: number } | { readonly budget: number }>;
+
+export interface BlockRules {
+  /** Blocks with a score of ln(`epsilon * 64 / tokens`) or more: from 0 on, which takes all. */
+  readonly epsilon: number;
+  /**
+   * The best blocks of all heads, so that with those that are always taken they are as large a share of all blocks: above
+   * 0 up to 1.
+   */
+  readonly budget: number;
+  /**
+   * Of each tile the best blocks, as few as hold this share of its estimated attention with those that are always taken:
+   * between 0 and 1. The rule of XAttention.
+   */
+  readonly mass: number;
+  /** Blocks whose estimated attention is at least so many times that of the tile's best: above 0 up to 1. That of FlashPrefill. */
+  readonly ofMax: number;
+}
+
+type OneOf<Rules> = {
+  [Rule in keyof Rules]: Readonly<Pick<Rules, Rule> & Partial<Record<Exclude<keyof Rules, Rule>, undefined>>>;
+}[keyof Rules];
+
+/** In the order of `BlockRule` in the operation's header. */
+const blockRules = ['epsilon', 'budget', 'mass', 'ofMax'] as const;
+
+const ranges = {
+  epsilon: { holds: (value: number) => value >= 0, wanted: 'a number from 0 on' },
+  budget: { holds: (value: number) => value > 0 && value <= 1, wanted: 'above 0 up to 1' },
+  mass: { holds: (value: number) => value > 0 && value < 1, wanted: 'between 0 and 1' },
+  ofMax: { holds: (value: number) => value > 0 && value <= 1, wanted: 'above 0 up to 1' },
+} as const;
 
 export interface SelectKeyBlocksOptions extends ExactTokens {
   readonly threshold: BlockThreshold;
@@ -117,6 +145,8 @@ export function selectKeyBlocks(stream: Stream, args: SelectKeyBlocksArguments):
     if (scores) expect('the keyBlock axis', scores.shape[2], scores.shape[2] === blocks, `${blocks} blocks`);
     const settings = [tileRows, sinkTokens, diagonalTokens, denseRows, slashBounds.indexOf(slashBound)] as const;
     const threshold = expectThreshold('selectKeyBlocks', args.threshold, tokens);
+    const needsScores = args.threshold.mass !== undefined || args.threshold.ofMax !== undefined;
+    expect('threshold', args.threshold, scores !== undefined || !needsScores, 'an epsilon or a budget, unless there are scores');
     loadAddon().selectKeyBlocks(stream.native, ...natives, tokens, rows, ...settings, ...threshold);
   });
 }
@@ -126,23 +156,22 @@ function isCount(given: number, lowest: number): boolean {
 }
 
 /**
- * The logarithm that a block's score is compared with (τ_B of the paper), or the budget.
+ * What the kernel reads: a rule, the logarithm that scores are compared with (τ_B of the paper), and a share.
  * @throws InvalidValueError
  */
 export function expectThreshold(
   subject: string,
   given: BlockThreshold,
   tokens: number,
-): readonly [threshold: number, budget: number | undefined] {
+): readonly [rule: number, threshold: number, share: number] {
   expectObject(subject, 'threshold', given);
-  const { epsilon, budget } = given;
-  expectThat(subject, 'threshold', given, (epsilon === undefined) !== (budget === undefined), 'either an epsilon or a budget');
-  if (budget !== undefined) {
-    expectThat(subject, 'threshold.budget', budget, isFinite32(budget) && budget > 0 && budget <= 1, 'above 0 up to 1');
-    return [0, budget];
-  }
-  expectThat(subject, 'threshold.epsilon', epsilon, isFinite32(epsilon) && epsilon >= 0, 'a number from 0 on');
-  return [Math.log((epsilon * keyBlockTokens) / tokens), undefined];
+  const [name = 'epsilon', ...others] = blockRules.filter((rule) => given[rule] !== undefined);
+  expectThat(subject, 'threshold', given, given[name] !== undefined && others.length === 0, `one of ${blockRules.join(', ')}`);
+  const value = given[name] ?? NaN;
+  const { holds, wanted } = ranges[name];
+  expectThat(subject, `threshold.${name}`, value, isFinite32(value) && holds(value), wanted);
+  const compared = name === 'epsilon' ? (value * keyBlockTokens) / tokens : name === 'ofMax' ? value : 1;
+  return [blockRules.indexOf(name), Math.log(compared), value];
 }
 
 /** @throws InvalidValueError */

@@ -101,6 +101,41 @@ export function listsOfBudget(scores: readonly (readonly (readonly number[])[])[
   return lists.map((tiles) => tiles.map((list) => list.sort((a, b) => a - b)));
 }
 
+/**
+ * `[tile]`: the best blocks, as few as hold this share of the mass e^score of those that are known, together with those
+ * that are infinite in `scores`; of equal ones the first. `known` has all scores.
+ */
+export function listsOfMass(
+  scores: readonly (readonly number[])[],
+  known: readonly (readonly number[])[],
+  share: number,
+): number[][] {
+  return scores.map((tile, index) => {
+    const masses = (known[index] ?? []).map((score) => (Number.isNaN(score) ? 0 : Math.exp(score)));
+    const massOf = (block: number) => masses[block] ?? NaN;
+    const best = tile.map((_, block) => block).sort((a, b) => {
+      const [of, other] = [tile[a] ?? NaN, tile[b] ?? NaN];
+      return of === other ? 0 : other - of;
+    });
+    const wanted = share * masses.reduce((sum, mass) => sum + mass, 0);
+    let mass = 0;
+    const list = best.filter((block) => {
+      const takes = tile[block] === Infinity || mass < wanted;
+      if (takes) mass += massOf(block);
+      return takes;
+    });
+    return list.sort((a, b) => a - b);
+  });
+}
+
+/** `[tile]`: blocks whose mass is at least so many times the largest one's, in the arithmetic of f32. */
+export function listsOfMax(scores: readonly (readonly number[])[], known: readonly (readonly number[])[], factor: number): number[][] {
+  return scores.flatMap((tile, index) => {
+    const best = Math.max(...(known[index] ?? []).filter((score) => !Number.isNaN(score)));
+    return listsAbove([tile], Math.fround(best + Math.fround(Math.log(factor))));
+  });
+}
+
 /** Mean and deviation of s + v + h over all causal elements (Eq. 12 and 13), in O(N): the cross terms are running sums. */
 export function skeletonMoments({ slash, vertical, horizontal }: Skeleton): { mean: number; deviation: number } {
   const tokens = slash.length;
