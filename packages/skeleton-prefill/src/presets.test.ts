@@ -4,13 +4,13 @@ import { describeOnDevices } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { antidiagonalPrefill } from './antidiagonal-prefill.js';
-import type { BlockThreshold } from './operations/select-key-blocks.js';
+import type { EstimateThreshold } from './operations/select-key-blocks.js';
 import { pooledPrefill } from './pooled-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
 import { joined, Layer, layer, type Prompt, type Step, syntheticPrompt } from './testing/prompt-layer.js';
 import { verticalSlashPrefill } from './vertical-slash-prefill.js';
 
-type Settings = BlockThreshold & { readonly denseLastRows?: number };
+type Settings = EstimateThreshold & { readonly denseLastRows?: number };
 
 interface Preset {
   readonly name: string;
