@@ -65,9 +65,10 @@ struct TileBlocks {
   }
 
   // How many maxima a head has.
-  constexpr int64_t maxima() const { return a.scores != nullptr ? 0 : int64_t{lag_runs()} + blocks() + row_runs(); }
+  constexpr int64_t maxima() const { return a.slash == nullptr ? 0 : int64_t{lag_runs()} + blocks() + row_runs(); }
   constexpr HeadEstimate estimate_of(int64_t head, float* all_maxima) const {
     if (a.scores != nullptr) return {a.scores + head * a.tiles() * blocks(), nullptr, nullptr, nullptr};
+    if (a.slash == nullptr) return {nullptr, nullptr, nullptr, nullptr};
     float* lags = all_maxima + head * maxima();
     return {nullptr, lags, lags + lag_runs(), lags + lag_runs() + blocks()};
   }
@@ -90,6 +91,7 @@ struct TileBlocks {
   // Infinite where the block is taken whatever the threshold.
   constexpr float score(const HeadEstimate& of, int32_t tile, int32_t block) const {
     if (always_takes(tile, block)) return __builtin_inff();
+    if (of.scores == nullptr && of.lags == nullptr) return -__builtin_inff();
     const float score = of.scores != nullptr ? larger(-__builtin_inff(), of.scores[int64_t{tile} * blocks() + block])
                                              : score_of_parts(of, tile, block);
     return score + 0.0f;

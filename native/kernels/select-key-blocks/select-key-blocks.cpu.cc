@@ -127,7 +127,7 @@ void select_key_blocks(const SelectKeyBlocksArguments& a, Workers& workers) {
   auto* cuts = static_cast<Cut*>(workers.shared_scratch(heads * of_head));
   auto* bins = reinterpret_cast<uint32_t*>(cuts + heads);
   auto* maxima = reinterpret_cast<float*>(bins + heads * kOrderBins);
-  if (a.scores == nullptr) {
+  if (a.slash != nullptr) {
     workers.for_each(heads, [&](size_t head, int) {
       find_maxima(tiles, static_cast<int64_t>(head), tiles.estimate_of(static_cast<int64_t>(head), maxima));
     });

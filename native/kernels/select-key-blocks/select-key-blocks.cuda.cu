@@ -291,7 +291,7 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   cudaStream_t stream = stream_of(context);
   const unsigned query_heads = static_cast<unsigned>(a.query_heads);
   const auto warps = [&](int64_t of_head) { return dim3(static_cast<unsigned>((of_head + kWarps - 1) / kWarps), query_heads); };
-  if (a.scores == nullptr) find_maxima<<<warps(tiles.maxima()), kThreads, 0, stream>>>(launch);
+  if (a.slash != nullptr) find_maxima<<<warps(tiles.maxima()), kThreads, 0, stream>>>(launch);
   if (a.rule == BlockRule::budget) {
     start_rank<<<1, kThreads, 0, stream>>>(launch, tiles.budgeted());
     const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);

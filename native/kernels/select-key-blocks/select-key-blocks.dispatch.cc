@@ -10,10 +10,11 @@ namespace {
 
 Status check_sizes(const SelectKeyBlocksArguments& a) {
   const auto invalid = [](const std::string& message) { return Status::failure(StatusCode::invalid_value, message); };
-  const bool parts = a.slash != nullptr && a.vertical != nullptr && a.horizontal != nullptr;
-  if (parts == (a.scores != nullptr)) return invalid("there must be either scores or the three parts of an estimate");
-  if (parts && (a.rule == BlockRule::mass || a.rule == BlockRule::of_max)) {
-    return invalid("the parts of an estimate are no masses; give scores, or another rule");
+  const bool parts = a.slash != nullptr || a.vertical != nullptr || a.horizontal != nullptr;
+  const bool whole = a.slash != nullptr && a.vertical != nullptr && a.horizontal != nullptr;
+  if (parts && (!whole || a.scores != nullptr)) return invalid("there must be scores, or all three parts of an estimate, or neither");
+  if (a.scores == nullptr && (a.rule == BlockRule::mass || a.rule == BlockRule::of_max)) {
+    return invalid("there are no masses without scores; give scores, or another rule");
   }
   if (a.query_heads <= 0 || a.rows <= 0 || a.rows > a.tokens) {
     return invalid("there must be a head and a row or more, and no fewer tokens");

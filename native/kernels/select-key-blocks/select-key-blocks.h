@@ -1,11 +1,12 @@
 // Chooses the blocks of keys that a tile of queries attends to, by an estimate of how much of the attention falls on
-// each block. An estimate is one of two:
+// each block. An estimate is one of three:
 // - Scores of tiles and blocks, each the logarithm of the share of the tile's attention that falls on the block.
 // - The parts that decompose-attention finds (Sparse Skeleton, section 3.3). The lags between 64 rows and a block of 64
 //   keys lie in two runs of 64. The score
 //     score = max(largest slash of either run) + largest vertical of the block + largest horizontal of the rows
 //   is no less than slash[i - j] + vertical[j] + horizontal[i] of any element. The score of a tile is the largest over
 //   its rows.
+// - None. Then all scores are minus infinity.
 // A tile takes blocks by a rule, of equal scores those of lower heads, tiles and numbers. It always takes the blocks of
 // sinks and of its diagonal.
 #pragma once
@@ -34,7 +35,7 @@ enum class BlockRule : int32_t {
 };
 
 struct SelectKeyBlocksArguments {
-  const float* scores = nullptr;  // [query_head, tile, block of all tokens], or the three parts instead:
+  const float* scores = nullptr;  // [query_head, tile, block of all tokens], or the three parts instead, or neither:
   const float* slash = nullptr;       // [query_head, tokens], by lag
   const float* vertical = nullptr;    // [query_head, tokens]
   const float* horizontal = nullptr;  // [query_head, rows], of the sequence's last rows

@@ -14,7 +14,7 @@ import { expectThat } from '@kv/sparse-core/native';
 
 import { isWorthEstimating } from './estimated-cost.js';
 import type { PromptStep } from './estimated-cost.js';
-import { isWhole } from './exact-tokens.js';
+import { type ExactTokens, isWhole } from './exact-tokens.js';
 import type { BlockEstimate, BlockThreshold, SelectKeyBlocksOptions } from './operations/select-key-blocks.js';
 import { keyBlockTokens, selectKeyBlocks } from './operations/select-key-blocks.js';
 import { type PromptState, PromptStates } from './prompt-states.js';
@@ -41,13 +41,15 @@ export interface BlockSparseMethod {
   readonly select: Omit<SelectKeyBlocksOptions, 'tileRows' | 'denseRows'>;
   /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. */
   readonly denseLastRows: number;
+  /** The share of blocks that will be computed besides sinks and diagonal. Default: what the threshold says of it. */
+  readonly share?: number | undefined;
   /** How many multiplications of dense attention take as long as the estimate of a step. */
   cost(kind: Device['kind'], step: PromptStep): number;
   /**
    * Enqueues the estimate, then calls `choose` once, with the tensors that `selectKeyBlocks` reads. They may be disposed
-   * when it returns.
+   * when it returns. A diagonal given there holds in place of that of `select`.
    */
-  estimate(stream: Stream, rows: EstimatedRows, choose: (estimate: BlockEstimate) => void): void;
+  estimate(stream: Stream, rows: EstimatedRows, choose: (estimate: BlockEstimate & Pick<ExactTokens, 'diagonalTokens'>) => void): void;
 }
 
 /** A part of a batch, and why it is computed densely, if it is. */
@@ -66,7 +68,7 @@ interface Part {
  */
 export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention {
   const { name, select, denseLastRows } = method;
-  const share = shareOf(select.threshold);
+  const { share = shareOf(select.threshold) } = method;
 
   /** Why an entry is computed densely. */
   const fallbackOf = (stream: Stream, { store, rope }: PrefillCall, { slot, position, rows }: RowBatchEntry) => {

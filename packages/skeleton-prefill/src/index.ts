@@ -22,6 +22,7 @@ export {
   type BlockThreshold,
   type EstimateThreshold,
   keyBlockTokens,
+  type NoEstimate,
   selectKeyBlocks,
   type SelectKeyBlocksArguments,
   type SelectKeyBlocksOptions,
@@ -32,4 +33,5 @@ export { verticalSlashBlockScores } from './operations/vertical-slash-block-scor
 export { pooledPrefill } from './pooled-prefill.js';
 export { type ScoredPrefillOptions, type ScoredPrefillSettings } from './scored-prefill.js';
 export { skeletonPrefill, type SkeletonPrefillOptions, type SkeletonPrefillSettings } from './skeleton-prefill.js';
+export { streamingPrefill, type StreamingPrefillOptions, type StreamingWindow } from './streaming-prefill.js';
 export { verticalSlashPrefill } from './vertical-slash-prefill.js';

@@ -23,6 +23,7 @@ import { selectKeyBlocks } from './operations/select-key-blocks.js';
 import { verticalSlashBlockScores } from './operations/vertical-slash-block-scores.js';
 import { pooledPrefill } from './pooled-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
+import { streamingPrefill } from './streaming-prefill.js';
 import { verticalSlashPrefill } from './vertical-slash-prefill.js';
 
 const [slots, kvHeads, width, blockTokens, dim, tokens, rows] = [2, 2, 3, 16, 8, 40, 6];
@@ -137,7 +138,7 @@ const operations: readonly MisusedFunction[] = [
       legalTogether('args\\.(slash|vertical)', '(lag|key) = 299', 'another number of tokens'),
       legalAt('threshold\\.budget', '0\\.5', 'a share'),
       optional('tileRows|denseRows|slashBound|sinkTokens|diagonalTokens'),
-      legalAt('denseRows', '2147483647', 'more than there are is all'),
+      legalAt('denseRows|diagonalTokens', '2147483647', 'more than there are is all'),
     ],
   }),
   misusedOperation(selectKeyBlocks, selectedByScores, {
@@ -146,7 +147,7 @@ const operations: readonly MisusedFunction[] = [
       freeAxis('keyBlocks', 'listedBlock'),
       legalAt('threshold\\.mass', '0\\.5', 'a share'),
       optional('tileRows|denseRows|sinkTokens|diagonalTokens'),
-      legalAt('denseRows', '2147483647', 'more than there are is all'),
+      legalAt('denseRows|diagonalTokens', '2147483647', 'more than there are is all'),
     ],
   }),
 ];
@@ -189,8 +190,19 @@ function scoredPreset(name: string, make: (options: never) => unknown, own: obje
   };
 }
 
+const streaming: MisusedFunction = {
+  name: 'streamingPrefill',
+  args: () => ({ options: { windowTokens: 512, sinkTokens: 4, denseLastRows: 64 } }),
+  call: ({ options }: { options: never }) => void streamingPrefill(options),
+  legal: [
+    optional('options\\.(sinkTokens|denseLastRows)'),
+    legalAt('options\\.(windowTokens|denseLastRows)', '2147483647', 'more than there are is all'),
+  ],
+};
+
 const presets = [
   prefill,
+  streaming,
   scoredPreset('antidiagonalPrefill', antidiagonalPrefill, { stride: 8 }),
   scoredPreset('pooledPrefill', pooledPrefill),
   scoredPreset('verticalSlashPrefill', verticalSlashPrefill),

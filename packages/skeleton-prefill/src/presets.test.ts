@@ -4,32 +4,61 @@ import { describeOnDevices } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { antidiagonalPrefill } from './antidiagonal-prefill.js';
-import type { EstimateThreshold } from './operations/select-key-blocks.js';
 import { pooledPrefill } from './pooled-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
+import { streamingPrefill } from './streaming-prefill.js';
 import { joined, Layer, layer, type Prompt, type Step, syntheticPrompt } from './testing/prompt-layer.js';
 import { verticalSlashPrefill } from './vertical-slash-prefill.js';
 
-type Settings = EstimateThreshold & { readonly denseLastRows?: number };
+interface Settings {
+  readonly budget: number;
+  readonly denseLastRows?: number;
+}
 
 interface Preset {
   readonly name: string;
   readonly make: (settings: Settings) => PrefillAttention;
+  /** Thresholds besides a budget of 1 with which nothing may be lost. */
+  readonly lossless: readonly object[];
   /** What the name of one begins with. */
   readonly label: string;
   /** Whether its estimate is worth it on CUDA for prompts as short as those of a test. */
   readonly estimatesOnCuda: boolean;
+  /** How far from its budget it may be. A window has one block more in all 12 tiles at once, of 62 blocks that are the budget. */
+  readonly margin: number;
+  /** Settings that only this one refuses. */
+  readonly refused: readonly object[];
 }
 
 const few = { sinkTokens: 4, diagonalTokens: 16, denseLastRows: 0 };
+const epsilons = [{ epsilon: 0 }, { epsilon: 1e-37 }];
+const refused = [{ epsilon: -1 }, { epsilon: 1, budget: 1 }, { budget: 0.1, diagonalTokens: 0 }, { budget: 0.1, diagonalTokens: 4097 }];
+const scored = { lossless: epsilons, estimatesOnCuda: true, margin: 0.02, refused: [...refused, { mass: 1.5 }, { ofMax: 0 }] };
 const presets: readonly Preset[] = [
-  { name: 'skeletonPrefill', make: (of) => skeletonPrefill({ ...few, samples: 400, ...of }), label: 'skeleton', estimatesOnCuda: false },
-  { name: 'pooledPrefill', make: (of) => pooledPrefill({ ...few, ...of }), label: 'pooled', estimatesOnCuda: true },
-  { name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, ...of }), label: 'antidiagonal', estimatesOnCuda: true },
-  { name: 'verticalSlashPrefill', make: (of) => verticalSlashPrefill({ ...few, ...of }), label: 'vertical-slash', estimatesOnCuda: true },
+  {
+    name: 'skeletonPrefill',
+    make: (of) => skeletonPrefill({ ...few, samples: 400, ...of }),
+    lossless: epsilons,
+    label: 'skeleton',
+    estimatesOnCuda: false,
+    margin: 0.02,
+    refused: [...refused, { mass: 0.9 }],
+  },
+  { ...scored, name: 'pooledPrefill', make: (of) => pooledPrefill({ ...few, ...of }), label: 'pooled' },
+  { ...scored, name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, ...of }), label: 'antidiagonal' },
+  { ...scored, name: 'verticalSlashPrefill', make: (of) => verticalSlashPrefill({ ...few, ...of }), label: 'vertical-slash' },
+  {
+    name: 'streamingPrefill',
+    make: (of) => streamingPrefill({ denseLastRows: 0, ...of }),
+    lossless: [{ windowTokens: 1500 }, { windowTokens: 2 ** 31 - 1 }],
+    label: 'streaming',
+    estimatesOnCuda: true,
+    margin: 0.2,
+    refused: [{ windowTokens: 0 }, { windowTokens: 100, budget: 0.1 }],
+  },
 ];
 
-describe.each(presets)('$name', ({ make, label, estimatesOnCuda }) => {
+describe.each(presets)('$name', ({ make, lossless, label, estimatesOnCuda, margin, refused: ownRefused }) => {
   describeOnDevices('over dense prompts', ({ name, open }) => {
     const estimates = name !== 'cuda' || estimatesOnCuda;
     const layerOf = (prefill: PrefillAttention) => {
@@ -41,8 +70,8 @@ describe.each(presets)('$name', ({ make, label, estimatesOnCuda }) => {
 
     it('computes all where nothing may be lost, bit for bit as dense attention', async () => {
       const wanted = await layerOf(densePrefill()).read(prompt, [700, 1500]);
-      for (const settings of [{ epsilon: 0 }, { epsilon: 1e-37 }, { budget: 1 }]) {
-        const given = await method(settings).read(prompt, [700, 1500]);
+      for (const settings of [...lossless, { budget: 1 }]) {
+        const given = await method(settings as Settings).read(prompt, [700, 1500]);
         expect(given.output).toEqual(wanted.output);
         expect(given.reports.map(({ density }) => density)).toEqual([1, 1]);
       }
@@ -51,7 +80,7 @@ describe.each(presets)('$name', ({ make, label, estimatesOnCuda }) => {
     it.runIf(estimates)('computes its budget', async () => {
       const { output, reports } = await method({ budget: 0.4 }).read(prompt, [1500]);
       expect(reports[0]?.fallback).toBeUndefined();
-      expect(Math.abs((reports[0]?.density ?? NaN) / 0.4 - 1)).toBeLessThan(0.02);
+      expect(Math.abs((reports[0]?.density ?? NaN) / 0.4 - 1)).toBeLessThan(margin);
       expect(output.every(Number.isFinite)).toBe(true);
     });
 
@@ -111,11 +140,26 @@ describe.each(presets)('$name', ({ make, label, estimatesOnCuda }) => {
   });
 
   it('refuses options out of range', () => {
-    for (const threshold of [{}, { budget: 0 }, { budget: 2 }, { epsilon: -1 }, { epsilon: 1, budget: 1 }]) {
-      expect(() => make(threshold as Settings)).toThrow(InvalidValueError);
-    }
-    for (const settings of [{ denseLastRows: -1 }, { sinkTokens: 5000 }, { diagonalTokens: 0 }]) {
-      expect(() => make({ budget: 0.1, ...settings })).toThrow(InvalidValueError);
-    }
+    const common = [{}, { budget: 0 }, { budget: 2 }, { budget: 0.1, denseLastRows: -1 }, { budget: 0.1, sinkTokens: 5000 }];
+    for (const settings of [...common, ...ownRefused]) expect(() => make(settings as Settings), JSON.stringify(settings)).toThrow(InvalidValueError);
+  });
+});
+
+describe.each(presets.filter(({ refused: of }) => of === scored.refused))('$name', ({ make, label }) => {
+  describeOnDevices('by a share of each tile', ({ open }) => {
+    it.each(['mass', 'ofMax'] as const)('takes more blocks as %s asks for more', async (rule) => {
+      const prompt = syntheticPrompt(5, 1500);
+      const densities: number[] = [];
+      for (const share of rule === 'mass' ? [0.3, 0.9, 0.999] : [0.9, 0.1, 1e-3]) {
+        const prefill = make({ [rule]: share } as never);
+        expect(prefill.name).toBe(`${label} ${rule} = ${share}`);
+        const device = open();
+        const { reports } = await new Layer(device, device.createStream(), prefill).read(prompt, [1500]);
+        densities.push(reports[0]?.density ?? NaN);
+      }
+      const [least, middle, most] = densities as [number, number, number];
+      expect(least).toBeLessThan(middle);
+      expect(middle).toBeLessThan(most);
+    });
   });
 });

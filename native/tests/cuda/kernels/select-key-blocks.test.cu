@@ -117,6 +117,16 @@ Selection of_rows(int rows, const Rule& rule) {
 
 }  // namespace
 
+TEST("without an estimate only what is always taken is selected, on the GPU as on the CPU") {
+  for (const int rows : {1, 200, 5000}) {
+    for (const int diagonal : {1, 100, 4000}) {
+      Selection selection = of_rows(rows, kRules[0]);
+      selection.a.diagonal_tokens = diagonal;
+      selection.check_devices();
+    }
+  }
+}
+
 TEST("key blocks are selected by parts on the GPU as on the CPU, to the last block") {
   std::mt19937 random(9);
   std::normal_distribution<float> normal;

@@ -209,6 +209,18 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     }
   });
 
+  it('takes without an estimate only what it always takes, however far the diagonal reaches', async () => {
+    const shape = { tokens: 8192, rows: 300 };
+    for (const diagonalTokens of [1, 100, 5000, 2 ** 31 - 1]) {
+      const options = { ...defaults, sinkTokens: 70, diagonalTokens };
+      const lists = await listsOf(() => shape, 2, shape, { ...options, threshold: { epsilon: 1 } });
+      const wanted = listsAbove(withBlocksAlwaysTaken(blocksSeen(shape, 128, () => -Infinity), shape, options), 0);
+      expect(lists).toEqual([wanted, wanted]);
+    }
+    const all = await listsOf(() => shape, 1, shape, { ...defaults, threshold: { epsilon: 0 } });
+    expect(all.flat().map((list) => list.length)).toEqual([126, 128, 128]);
+  });
+
   it('refuses thresholds, options, room and estimates that do not fit', () => {
     const device = open();
     const stream = device.createStream();

@@ -90,7 +90,18 @@ export interface BlockScores {
   readonly horizontal?: undefined;
 }
 
-export type BlockEstimate = SkeletonParts | BlockScores;
+/** All scores are −∞: with an epsilon above 0, tiles take only what they always take. */
+export interface NoEstimate {
+  /** Of the sequence, these rows included. */
+  readonly tokens: number;
+  readonly rows: number;
+  readonly scores?: undefined;
+  readonly slash?: undefined;
+  readonly vertical?: undefined;
+  readonly horizontal?: undefined;
+}
+
+export type BlockEstimate = SkeletonParts | BlockScores | NoEstimate;
 
 /** An estimate, and where the lists go. */
 export type SelectKeyBlocksArguments = BlockEstimate & SelectKeyBlocksOptions & BlockLists;
@@ -127,12 +138,12 @@ const enqueue = operation(
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  */
 export function selectKeyBlocks(stream: Stream, args: SelectKeyBlocksArguments): void {
-  enqueue(stream, args, (natives, [slash, vertical, horizontal, scores, keyBlocks]) => {
-    const given = scores === undefined ? parts.filter((part) => args[part] !== undefined) : ['scores'];
-    const isOne = scores === undefined ? given.length === 3 : !(slash ?? vertical ?? horizontal);
-    expect('the estimate', given, isOne, `either scores or ${parts.join(', ')}`);
+  enqueue(stream, args, (natives, [slash, , horizontal, scores, keyBlocks]) => {
+    const given = parts.filter((part) => args[part] !== undefined);
+    const isOne = given.length === 0 ? args.tokens !== undefined : given.length === 3 && scores === undefined;
+    expect('the estimate', given, isOne, `scores, or ${parts.join(', ')}, or neither`);
     const { tileRows = 128, denseRows = 0, slashBound = 'safe' } = args;
-    const { sinkTokens, diagonalTokens } = exactTokens('selectKeyBlocks', args);
+    const { sinkTokens, diagonalTokens } = exactTokens('selectKeyBlocks', args, 2 ** 31 - 1);
     expect('tileRows', tileRows, tileRows === 64 || tileRows === 128, '64 or 128');
     expect('denseRows', denseRows, isCount(denseRows, 0), 'a whole number from 0 on');
     expectSlashBound('selectKeyBlocks', slashBound);

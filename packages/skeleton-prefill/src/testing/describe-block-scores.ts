@@ -3,7 +3,7 @@ import { describeOnDevices } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import type { BlockScoresArguments } from '../block-scores.js';
-import type { BlockScores, ScoredHead } from './block-scores-by-definition.js';
+import { type BlockScores, exactBlockScores, type ScoredHead, topBlocks } from './block-scores-by-definition.js';
 import { type BlockScoresOperation, expectScores, randomHeads, scoredHeads, scoredSizes, scoreOnDevice } from './block-scores-on-device.js';
 import type { HeadRows } from './decompose-on-device.js';
 
@@ -41,6 +41,22 @@ export function describeBlockScores(
         const heads = scoredHeads(each);
         expectScores(await scoreOnDevice(estimate, open(), each, small), heads.map(byDefinition), heads, { terms: termsOf(32), isCuda, least });
       }
+    });
+
+    it('ranks first the block that holds the most attention', async () => {
+      const sizes = { ...small, rows: 384, tokens: 1024 };
+      const random = randomHeads(sizes);
+      // Queries look for one direction, in which the keys of one block lie.
+      const towards = (numbers: Float64Array, much: number) => numbers.map((x, d) => (d === 3 ? x + much : x));
+      const rows = {
+        queries: random.queries.map((of) => of.map((row) => towards(row, 6))),
+        keys: random.keys.map((of) => of.map((key, token) => towards(key, Math.floor(token / 64) === 5 ? 6 : 0))),
+      };
+      const given = await scoreOnDevice(estimate, open(), rows, small);
+      scoredHeads(rows).forEach((head, index) => {
+        expect(topBlocks(exactBlockScores(head), 1)).toEqual([[5], [5], [5]]);
+        expect(topBlocks(given[index] ?? [], 1)).toEqual([[5], [5], [5]]);
+      });
     });
 
     it('knows nothing of tiles with a NaN, and all of the others', async () => {
