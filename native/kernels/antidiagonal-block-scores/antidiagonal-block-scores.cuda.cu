@@ -79,17 +79,19 @@ __global__ void __launch_bounds__(kThreads) score_bands(const __grid_constant__ 
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = Products::row_of(m, half);
+        float logits[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const int key = first_key + Products::column_of(i / 2, i % 2);
-          if (band.sees(row, key)) sums[m][half] = added(sums[m][half], products.sums[m][i / 2][2 * half + i % 2] * factor);
+          const bool seen = band.sees(row, first_key + Products::column_of(i / 2, i % 2));
+          logits[i] = seen ? products.sums[m][i / 2][2 * half + i % 2] * factor : -INFINITY;
         }
+        sums[m][half] = merged(sums[m][half], sum_of<0>(logits));
       }
     }
   }
   for (int m = 0; m < 2; ++m) {
     for (int half = 0; half < 2; ++half) {
-      const LogSum sum = merged_across(sums[m][half], 1, 2);
+      const LogSum sum = merged_across<1 | 2>(sums[m][half]);
       if (lane % 4 == 0) of_halves[warp % 2][Products::row_of(m, half)] = sum;
     }
   }
@@ -104,19 +106,22 @@ __global__ void __launch_bounds__(kThreads) score_bands(const __grid_constant__ 
 
   for (int first_key = 0; first_key < end; first_key += Products::kColumns) {
     const Products products = band.template products<Q, K>(shared, first_key);
+#pragma unroll
     for (int m = 0; m < 2; ++m) {
+#pragma unroll
       for (int n = 0; n < 4; ++n) {
         // With stride 8 a warp's 16 rows are a tile and its 8 columns a block; with stride 16 half as many are.
-        LogSum shares[2] = {LogSum::nothing(), LogSum::nothing()};
+        constexpr int kParts = kStride / 8;
+        float shares[kParts][4 / kParts];
+#pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int key = first_key + Products::column_of(n, i % 2);
-          if (!band.sees(Products::row_of(m, i / 2), key)) continue;
-          const int part = kStride == 8 ? 0 : i / 2;
-          shares[part] = added(shares[part], products.sums[m][n][i] * factor - denominators[m][i / 2]);
+          const bool seen = band.sees(Products::row_of(m, i / 2), first_key + Products::column_of(n, i % 2));
+          shares[i / (4 / kParts)][i % (4 / kParts)] =
+              seen ? products.sums[m][n][i] * factor - denominators[m][i / 2] : -INFINITY;
         }
-        for (int part = 0; part < (kStride == 8 ? 1 : 2); ++part) {
-          LogSum sum = merged_across(shares[part], 4, 16);
-          sum = merged_across(sum, 1, kStride == 8 ? 2 : 1);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const LogSum sum = sum_of<(kParts == 1 ? 2 : 0) | 1 | 4 | 8 | 16>(shares[part]);
           const int row = Products::row_of(m, part) - lane / 4;
           const int tile = row / Rows::kRowsOfTile;
           const int block = (first_key + Products::column_of(n, 0)) / Rows::kKeysOfBlock;

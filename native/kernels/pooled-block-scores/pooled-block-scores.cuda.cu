@@ -55,18 +55,19 @@ __global__ void __launch_bounds__(kThreads) score_tiles(const __grid_constant__ 
         [&](int k) {
           return [=, &a](int column) { return first + column < seen ? means[int64_t{first + column} * a.head_dim + k] : 0.0f; };
         });
+#pragma unroll
     for (int n = 0; n < 4; ++n) {
+#pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const int block = first + Products::column_of(n, odd);
-        LogSum sum = LogSum::nothing();  // of this thread's rows
-        for (int m = 0; m < 2; ++m) {
-          for (int half = 0; half < 2; ++half) {
-            const int row = Products::row_of(m, half);
-            if (row >= tile.rows || block >= tile.seen_by(row)) continue;
-            sum = added(sum, products.sums[m][n][2 * half + odd] * a.scale);
-          }
+        float logits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = Products::row_of(i / 2, i % 2);
+          const bool sees = row < tile.rows && block < tile.seen_by(row);
+          logits[i] = sees ? products.sums[i / 2][n][2 * (i % 2) + odd] * a.scale : -INFINITY;
         }
-        sum = merged_across(sum, 4, 16);
+        const LogSum sum = sum_of<4 | 8 | 16>(logits);
         if (threadIdx.x % kWarp < 4) of_warps[threadIdx.x / kWarp / 2][Products::column_of(n, odd)] = sum;
       }
     }

@@ -74,18 +74,19 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const __grid_constant__ Lau
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
+        float logits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int key = first_key + Products::row_of(i / 2, i % 2);
-          if (!sees(head, Products::column_of(n, odd), key)) continue;
-          sums[n][odd] = added(sums[n][odd], products.sums[i / 2][n][2 * (i % 2) + odd] * a.scale);
+          const bool seen = sees(head, Products::column_of(n, odd), first_key + Products::row_of(i / 2, i % 2));
+          logits[i] = seen ? products.sums[i / 2][n][2 * (i % 2) + odd] * a.scale : -INFINITY;
         }
+        sums[n][odd] = merged(sums[n][odd], sum_of<0>(logits));
       }
     }
   }
   for (int n = 0; n < 4; ++n) {
     for (int odd = 0; odd < 2; ++odd) {
-      const LogSum sum = merged_across(sums[n][odd], 4, 16);
+      const LogSum sum = merged_across<4 | 8 | 16>(sums[n][odd]);
       if (threadIdx.x % kWarp < 4) of_warps[threadIdx.x / kWarp / 2][Products::column_of(n, odd)] = sum;
     }
   }

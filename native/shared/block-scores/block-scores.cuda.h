@@ -31,15 +31,34 @@ __device__ inline LogSum merged(LogSum a, LogSum b) {
   const float offset = higher == -INFINITY ? 0.0f : higher;
   return {higher, a.sum * expf(a.peak - offset) + b.sum * expf(b.peak - offset)};
 }
-// NaN makes the sum NaN, and leaves the peak.
-__device__ inline LogSum added(LogSum a, float logarithm) {
-  const bool known = logarithm == logarithm;
-  return merged(a, {known ? logarithm : -INFINITY, known ? 1.0f : logarithm});
+// The sum over logarithms of this lane and of those whose numbers differ from its own in no bits but kBits.
+template <int kBits, int kCount>
+__device__ inline LogSum sum_of(const float (&logarithms)[kCount]) {
+  float peak = logarithms[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, logarithms[i]);
+#pragma unroll
+  for (int bit = 1; bit < kWarp; bit *= 2) {
+    if ((kBits & bit) != 0) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, bit));
+  }
+  // fmaxf leaves NaN out unless all are; of nothing but zeros any number may be subtracted.
+  const float offset = peak > -INFINITY ? peak : 0.0f;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum += expf(logarithms[i] - offset);
+#pragma unroll
+  for (int bit = 1; bit < kWarp; bit *= 2) {
+    if ((kBits & bit) != 0) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+  }
+  return {peak > -INFINITY ? peak : -INFINITY, sum};
 }
 
-// Merges with the lanes that differ in these bits of their number.
-__device__ inline LogSum merged_across(LogSum own, int first_bit, int last_bit) {
-  for (int bit = first_bit; bit <= last_bit; bit *= 2) {
+// The same of sums.
+template <int kBits>
+__device__ inline LogSum merged_across(LogSum own) {
+#pragma unroll
+  for (int bit = 1; bit < kWarp; bit *= 2) {
+    if ((kBits & bit) == 0) continue;
     own = merged(own, {__shfl_xor_sync(0xffffffffu, own.peak, bit), __shfl_xor_sync(0xffffffffu, own.sum, bit)});
   }
   return own;
@@ -48,7 +67,7 @@ __device__ inline LogSum merged_across(LogSum own, int first_bit, int last_bit) 
 // Of a thread block of kThreads threads. Every thread gets it.
 __device__ inline LogSum merged_across_block(LogSum own) {
   __shared__ LogSum partial[kWarps];
-  own = merged_across(own, 1, kWarp / 2);
+  own = merged_across<kWarp - 1>(own);
   __syncthreads();
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = own;
   __syncthreads();
@@ -62,7 +81,10 @@ __device__ inline void normalise(const BlockScoresArguments& a, const ScoredTile
   __syncthreads();
   const int seen = tile.seen();
   LogSum all = LogSum::nothing();
-  for (int block = static_cast<int>(threadIdx.x); block < seen; block += kThreads) all = added(all, tile.scores[block]);
+  for (int block = static_cast<int>(threadIdx.x); block < seen; block += kThreads) {
+    const float score[] = {tile.scores[block]};
+    all = merged(all, sum_of<0>(score));
+  }
   const float total = merged_across_block(all).logarithm();
   for (int block = static_cast<int>(threadIdx.x); block < a.blocks; block += kThreads) {
     tile.scores[block] = block < seen ? tile.scores[block] - total : -INFINITY;

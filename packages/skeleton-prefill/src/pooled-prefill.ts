@@ -4,8 +4,8 @@ import { denseCost } from './estimated-cost.js';
 import { pooledBlockScores } from './operations/pooled-block-scores.js';
 import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
 
-/** On CUDA in tf32. */
-const weightOf = { cpu: 1, cuda: 4 } as const;
+/** How much longer a multiplication takes than one of dense attention; on CUDA in tf32, and not measured yet. */
+const weightOf = { cpu: 3, cuda: 4 } as const;
 
 /**
  * Attention of prompts over the blocks of keys whose mean key the queries of a tile look for (FlashPrefill). As

@@ -5,8 +5,8 @@ import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
 
 /** Rows whose attention is computed exactly. */
 const probedRows = 64;
-/** On CUDA in tf32. */
-const weightOf = { cpu: 1, cuda: 4 } as const;
+/** How much longer a multiplication takes than one of dense attention; on CUDA in tf32, and not measured yet. */
+const weightOf = { cpu: 2.5, cuda: 4 } as const;
 
 /**
  * Attention of prompts over the blocks of keys that the largest vertical and slash lines cross, as the last rows of a step

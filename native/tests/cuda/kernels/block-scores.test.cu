@@ -1,5 +1,7 @@
 #include <cuda_fp16.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -13,6 +15,7 @@
 #include "runtime/workers.h"
 #include "tests/check.h"
 #include "tests/cuda/cuda-testing.h"
+#include "tests/cuda/kernels/case-loop.h"
 #include "tests/cuda/kernels/device.cuda.h"
 
 using namespace kv;
@@ -38,6 +41,7 @@ using Estimate = std::function<Status(const BlockScoresArguments&, ExecutionCont
 
 struct Named {
   const char* name;
+  bool shares;  // whether scores are shares, and not of lines
   Estimate estimate;
 };
 
@@ -49,7 +53,7 @@ Arguments of(const BlockScoresArguments& given) {
 }
 
 Named antidiagonal(const char* name, int stride) {
-  return {name, [stride](const BlockScoresArguments& given, ExecutionContext& context) {
+  return {name, true, [stride](const BlockScoresArguments& given, ExecutionContext& context) {
             auto a = of<AntidiagonalBlockScoresArguments>(given);
             a.stride = stride;
             return antidiagonal_block_scores(a, context);
@@ -57,13 +61,13 @@ Named antidiagonal(const char* name, int stride) {
 }
 
 const Named kEstimates[] = {
-    {"pooled",
+    {"pooled", true,
      [](const BlockScoresArguments& a, ExecutionContext& context) {
        return pooled_block_scores(of<PooledBlockScoresArguments>(a), context);
      }},
     antidiagonal("antidiagonal, stride 8", 8),
     antidiagonal("antidiagonal, stride 16", 16),
-    {"vertical-slash",
+    {"vertical-slash", false,
      [](const BlockScoresArguments& a, ExecutionContext& context) {
        return vertical_slash_block_scores(of<VerticalSlashBlockScoresArguments>(a), context);
      }},
@@ -147,7 +151,8 @@ struct Sequence {
     return scores;
   }
 
-  std::vector<float> on_gpu(const Estimate& estimate, bool works = true) {
+  // `milliseconds` gets the time of a second call.
+  std::vector<float> on_gpu(const Estimate& estimate, bool works = true, double* milliseconds = nullptr) const {
     Stream stream(cuda_device());
     DeviceBuffer<float> device_queries(queries), device_keys(keys), scores(room());
     DeviceBuffer<__half> device_half_queries(half_queries), device_half_keys(half_keys);
@@ -160,8 +165,16 @@ struct Sequence {
     a.slots = device_slots.get();
     a.query_start = device_starts.get();
     a.scores = scores.get();
-    stream.enqueue({"blockScores", {}, [a, estimate](ExecutionContext& context) { return estimate(a, context); }});
-    CHECK(reached(stream).ok() == works);
+    const auto run = [&] {
+      stream.enqueue({"blockScores", {}, [a, estimate](ExecutionContext& context) { return estimate(a, context); }});
+      CHECK(reached(stream).ok() == works);
+    };
+    run();
+    if (milliseconds != nullptr) {
+      const auto start = std::chrono::steady_clock::now();
+      run();
+      *milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    }
     return scores.host();
   }
 };
@@ -200,5 +213,24 @@ TEST("counts of keys that are not those of the scores are a fault, and nothing i
   sequence.counts[0] -= 64;
   for (const Named& named : kEstimates) {
     for (const float score : sequence.on_gpu(named.estimate, false)) CHECK(score == 7);
+  }
+}
+
+TEST("shares of each tile add up to one, at 131,072 tokens") {
+  if (only_small_cases()) return;
+  const Sequence sequence({4096, 131072, 2, 4, 128, true});
+  const int blocks = sequence.arguments().blocks;
+  for (const Named& named : kEstimates) {
+    double milliseconds = 0;
+    const std::vector<float> scores = sequence.on_gpu(named.estimate, true, &milliseconds);
+    double most = 0;
+    for (size_t first = 0; first < scores.size(); first += static_cast<size_t>(blocks)) {
+      double sum = 0;
+      for (size_t block = first; block < first + static_cast<size_t>(blocks); ++block) sum += std::exp(static_cast<double>(scores[block]));
+      most = std::max(most, named.shares ? std::fabs(sum - 1) : scores[first]);
+    }
+    std::printf("     %s: %.1e apart, %.2f ms\n", named.name, most, milliseconds);
+    // A vertical-slash score is of a line, which is no more than 1.
+    CHECK(most <= 1e-3);
   }
 }
