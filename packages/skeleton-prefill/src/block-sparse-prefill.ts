@@ -100,7 +100,7 @@ export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention 
       selectKeyBlocks(stream, { ...select, ...estimate, denseRows, tileRows, keyBlocks, keyBlockCounts });
     });
     blockSparseAttention(stream, { ...attended, keyBlocks, keyBlockCounts });
-    if (endsPrompt || states !== call.state) states.release(stream, slot);
+    if (states !== call.state) states.release(stream, slot);
     return keyBlockCounts.read();
   };
 
@@ -135,6 +135,7 @@ export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention 
         const sparse = parts.findIndex((other) => other.index > index && other.fallback === undefined);
         prefillAttention(stream, attended(index, sparse === -1 ? parts.length : sparse));
       }
+      batch.entries.forEach(({ slot }, index) => call.endsPrompt[index] === true && call.state?.release(stream, slot));
       return { report: reportOf(parts, reads, store.layer.queryHeads) };
     },
   };

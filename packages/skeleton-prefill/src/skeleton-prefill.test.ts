@@ -100,6 +100,13 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
     expect(store.lengths(2)).toEqual([1500, 1500]);
   });
 
+  it('keeps nothing of a prompt whose last step is dense', async () => {
+    const prefill = skeleton({ budget: 0.4 });
+    const { reports } = await prefill.read(prompt, [1490, 1500]);
+    expect(reports[1]?.fallback).toMatch(/longer than it saves/);
+    expect(prefill.state?.bytes()).toEqual({ device: 0, host: 0 });
+  });
+
   it('computes densely what had tokens dropped, and refuses a store without dense blocks', async () => {
     const prefill = skeleton({ budget: 0.4 });
     await prefill.read(prompt, [1000]);
