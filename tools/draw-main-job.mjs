@@ -8,7 +8,7 @@ import { stripVTControlCharacters } from 'node:util';
 import { runMainJob } from './main-job.mjs';
 
 const picture = fileURLToPath(new URL('../docs/pictures/main-job.svg', import.meta.url));
-const mostColumns = 75;
+const mostColumns = 79;
 const [columnWidth, lineHeight, margin] = [8, 19, 16];
 const progress = /: [\d,]+\/[\d,]+ tokens \(\d+%\)/;
 

@@ -31,6 +31,11 @@ export function formatRate(perSecond: number): string {
   return perSecond < 100 ? perSecond.toFixed(1) : formatCount(Math.round(perSecond));
 }
 
+/** `25.8 %`, `100 %` */
+export function formatShare(share: number): string {
+  return `${Number((100 * share).toFixed(1))} %`;
+}
+
 const nameWidth = 12;
 
 /** Lines of names and values, the values below one another. A name may be left empty. */

@@ -4,6 +4,7 @@ import type { BlockSparsity } from '@kv/hierasparse';
 import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
 import type { KvPolicy, KvPolicyParts, KvSelector } from '@kv/sparse-core';
 import { show } from '@kv/sparse-core/native';
+import { skeletonPrefill } from '@kv/skeleton-prefill';
 
 /** How a text is read and held: a policy without its selection. Policies of one reading share a text. */
 export interface Reading {
@@ -42,6 +43,10 @@ const sparseAfterSelection: Reading = {
   parts: () => ({ prefill: hieraSparsePrefill({}), store: hieraSparseStore(all) }),
 };
 
+/** Prompts over the key blocks that count, and a dense cache: with the paper's threshold, and with a budget. */
+const skeleton: Reading = { name: 'skeleton', parts: () => ({ prefill: skeletonPrefill({ epsilon: 0.8 }) }) };
+const skeletonEighth: Reading = { name: 'skeleton-1/8', parts: () => ({ prefill: skeletonPrefill({ budget: 1 / 8 }) }) };
+
 /** The shares of the prompt that a selection keeps: `hbw-1/4`, and so on. */
 const keptShares = [4, 8, 16];
 
@@ -59,6 +64,13 @@ export const policies: readonly NamedPolicy[] = [
     name: sparseAfterSelection.name,
     method: 'hbw+hierasparse',
     reading: sparseAfterSelection,
+    select: () => hbw({ keepRatio: 1 / 4 }),
+  },
+  ...[skeleton, skeletonEighth].map((reading) => ({ name: reading.name, method: 'skeleton', reading })),
+  {
+    name: 'skeleton-1/8+hbw-1/4',
+    method: 'skeleton+hbw',
+    reading: skeletonEighth,
     select: () => hbw({ keepRatio: 1 / 4 }),
   },
 ];

@@ -35,14 +35,15 @@ describe('kv compare of a list of questions', () => {
 
   it('says which answers are right', () => {
     expect({ exitCode }).toEqual({ exitCode: 0 });
-    expect(stderr).toMatch(/^To read it 5 times takes about \d+ (s|min) here\.$/m);
+    expect(stderr).toMatch(/^To read it 7 times takes about \d+ (s|min) here\.$/m);
     expect(stderr).toMatch(/^dense: .*\(100%\), /m);
-    const [policy, question, answers, heldOut, bytes, ratio, reserved] = rowOf('dense', stdout);
-    expect({ policy, question, answers, heldOut, ratio, reserved }).toEqual({
+    const [policy, question, answers, heldOut, density, bytes, ratio, reserved] = rowOf('dense', stdout);
+    expect({ policy, question, answers, heldOut, density, ratio, reserved }).toEqual({
       policy: 'dense',
       question: '–',
       answers: '✓✗',
       heldOut: '99.7 %',
+      density: '100 %',
       ratio: '1.00×',
       reserved: '1.00×',
     });
@@ -56,9 +57,9 @@ describe('kv compare of a list of questions', () => {
 
   it('selects with and without the question in sight, and holds as much as it says', () => {
     for (const { name, select } of policies) expect(rowsOf(name, stdout)).toHaveLength(select ? 2 : 1);
-    for (const { name } of policies) {
+    for (const { name, select } of policies) {
       const share = Number(/-1\/(\d+)$/.exec(name)?.[1]);
-      if (Number.isNaN(share)) continue;
+      if (select === undefined || Number.isNaN(share)) continue;
       const ofPolicy = rowsOf(name, stdout);
       expect(ofPolicy.map((row) => row[1])).toEqual(['seen', 'unseen']);
       for (const row of ofPolicy) {
@@ -86,7 +87,7 @@ describe('kv compare', () => {
     expect(stdout).toMatch(new RegExp(`\\n  dense +${passKey}\\.\\n`));
     expect(stdout.trimEnd().split('\n').at(-1)).toMatch(/^Take \S+: /);
     const shown = policies.filter(({ name }) => rowsOf(name, stdout).length > 0);
-    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'hbw-1/4+hierasparse']);
+    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'hbw-1/4+hierasparse', 'skeleton', 'skeleton-1/8+hbw-1/4']);
   });
 
   it('leaves out the policies that cannot take the model, and says why', async () => {

@@ -9,9 +9,9 @@ import type { PolicyRun } from './run-reading.js';
 
 const mebibyte = 2 ** 20;
 
-function run(policy: string, texts: readonly string[], mebibytes: number, reservedBytes = 1): PolicyRun {
+function run(policy: string, texts: readonly string[], mebibytes: number, reservedBytes = 1, density = 1): PolicyRun {
   const answers = texts.map((text) => ({ text, kvBytes: mebibytes * mebibyte }));
-  return { policy, moment: undefined, answers, reservedBytes };
+  return { policy, moment: undefined, answers, reservedBytes, density };
 }
 
 /** The lines of a table without its styles, cell by cell; the first is its head. */
@@ -29,7 +29,7 @@ describe('renderCompareTable', () => {
 
   it('writes marks, medians, and the bytes against those of the first row', () => {
     expect(cells(renderCompareTable(questions, [dense, small], undefined, small))).toEqual([
-      ['policy', 'question', 'answers', 'KV cache', 'of dense', 'reserved'],
+      ['policy', 'question', 'answers', 'KV cache', 'of dense', 'room'],
       ['dense', '–', '✓✗·', '4.0 MiB', '1.00×', '1.00×'],
       ['→', 'small', 'unseen', '✓✗·', '1.0 MiB', '0.25×', '0.60×'],
     ]);
@@ -64,6 +64,20 @@ describe('renderCompareTable', () => {
     const many = Array.from({ length: 30 }, (_, index) => ({ question: 'a', ...(index > 0 && { answer: String(index % 2) }) }));
     const [, row] = cells(renderCompareTable(many, [run('dense', many.map(() => '1'), 1)], undefined, undefined));
     expect(row?.[1]).toBe('15 of 29');
+  });
+
+  it('says how much of the attention was computed where it was not all', () => {
+    const sparse = { ...dense, policy: 'sparse', density: 0.2579 };
+    const unknown = { ...dense, policy: 'unknown', density: undefined };
+    const table = cells(renderCompareTable(questions, [dense, sparse, unknown], undefined, undefined));
+    expect(table.map((row) => row[2])).toEqual(['density', '100 %', '25.8 %', '–']);
+  });
+
+  it('is narrower than 80 columns with a density', () => {
+    const policies = ['dense', 'skeleton-1/8+hbw-1/4'].map((name) => run(name, Array<string>(8).fill('1'), 45, 1, 0.258));
+    const eight = policies[0]?.answers.map(() => ({ question: 'a', answer: '1' })) ?? [];
+    const table = renderCompareTable(eight, policies, { tokens: [1], shares: [] }, policies[0]);
+    for (const line of stripVTControlCharacters(table).split('\n')) expect(line.length).toBeLessThan(80);
   });
 
   it('is narrower than 76 columns, with colours for marks', () => {

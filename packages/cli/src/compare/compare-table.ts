@@ -1,6 +1,6 @@
 import Table from 'cli-table3';
 
-import { formatBytes, styled } from '../format.js';
+import { formatBytes, formatShare, styled } from '../format.js';
 import type { HeldOut } from './held-out.js';
 import { median } from './median.js';
 import { isRight } from './questions.js';
@@ -64,9 +64,10 @@ function columnsOf(questions: readonly Question[], runs: readonly PolicyRun[], h
     ...(runs.some(wasUnseen) ? [left('question', questionWas)] : []),
     left('answers', ({ answers }) => marks(questions, answers)),
     ...(heldOut === undefined ? [] : [right('held-out', shareOf)]),
+    ...(runs.every(({ density }) => density === 1) ? [] : [right('density', ({ density }) => (density === undefined ? '–' : formatShare(density)))]),
     right('KV cache', (run) => formatBytes(bytesOf(run))),
     right(`of ${runs[0]?.policy ?? ''}`, timesFirst(bytesOf)),
-    right('reserved', timesFirst(({ reservedBytes }) => reservedBytes)),
+    right('room', timesFirst(({ reservedBytes }) => reservedBytes)),
   ];
 }
 

@@ -3,7 +3,7 @@ import type { Moment } from '@kv/eval';
 import { prefill } from '@kv/model';
 import type { Model, PrefillProgress, Runner, Sequence } from '@kv/model';
 import { kvPolicy } from '@kv/sparse-core';
-import type { KvSelector } from '@kv/sparse-core';
+import type { KvSelector, PrefillReport } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { measureAnswer } from '../measure-answer.js';
@@ -30,6 +30,8 @@ export interface PolicyRun {
   readonly answers: readonly HeldAnswer[];
   /** What the cache took from device and host for the document and a fork of it. */
   readonly reservedBytes: number;
+  /** The share of the document's attention that was computed; undefined where the method could not tell. */
+  readonly density: number | undefined;
 }
 
 /**
@@ -57,10 +59,12 @@ export async function runReading(
   const selections = policies.map(({ name, select }) => ({ name, select: select?.() }));
   const window = Math.max(...selections.map(({ select }) => select?.observationWindow ?? 0));
   using whole = runner.openSequence({ select: observing(window) });
+  let density: number | undefined;
   {
     using bar = new PrefillBar(stderr, reading.name);
     const onProgress = ({ tokens, total }: PrefillProgress): void => bar.update(tokens, total);
-    const options = { endsPrompt: false, onProgress, signal };
+    const onReport = (report: PrefillReport): void => void (density = report.density);
+    const options = { endsPrompt: false, onProgress, onReport, signal };
     // All but the last token: a policy selects when its prompt ends, so each fork reads that one itself.
     (await prefill(runner, whole, document.subarray(0, -1), options)).dispose();
   }
@@ -83,7 +87,7 @@ export async function runReading(
     for (const moment of select === undefined ? [undefined] : moments) {
       const answers: HeldAnswer[] = [];
       for (const question of questions) answers.push(await ask(question, select, moment));
-      runs.push({ policy: name, moment, answers, reservedBytes });
+      runs.push({ policy: name, moment, answers, reservedBytes, density });
     }
   }
   return runs;
