@@ -14,6 +14,7 @@
   OPERATION(antidiagonalBlockScores, antidiagonal_block_scores) \
   OPERATION(appendKv, append_kv)                            \
   OPERATION(blockSparseAttention, block_sparse_attention)   \
+  OPERATION(clusteredBlockScores, clustered_block_scores)   \
   OPERATION(compress24, compress_24)                        \
   OPERATION(copy, copy)                                     \
   OPERATION(copyBlocks, copy_blocks)                        \

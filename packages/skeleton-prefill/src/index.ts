@@ -1,11 +1,13 @@
 export { antidiagonalPrefill, type AntidiagonalPrefillOptions } from './antidiagonal-prefill.js';
 export { type BlockScoresArguments } from './block-scores.js';
+export { clusteredPrefill } from './clustered-prefill.js';
 export { type ExactTokens } from './exact-tokens.js';
 export {
   antidiagonalBlockScores,
   type AntidiagonalBlockScoresArguments,
   type AntidiagonalStride,
 } from './operations/antidiagonal-block-scores.js';
+export { clusteredBlockScores } from './operations/clustered-block-scores.js';
 export {
   decomposeAttention,
   type DecomposeAttentionArguments,

@@ -15,8 +15,10 @@ import {
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { antidiagonalPrefill } from './antidiagonal-prefill.js';
+import { clusteredPrefill } from './clustered-prefill.js';
 import * as skeleton from './index.js';
 import { antidiagonalBlockScores } from './operations/antidiagonal-block-scores.js';
+import { clusteredBlockScores } from './operations/clustered-block-scores.js';
 import { decomposeAttention, decompositionStateBytes } from './operations/decompose-attention.js';
 import { pooledBlockScores } from './operations/pooled-block-scores.js';
 import { selectKeyBlocks } from './operations/select-key-blocks.js';
@@ -117,6 +119,7 @@ const strided = (device: Device) => ({ ...scored(device), stride: 8 });
 
 const operations: readonly MisusedFunction[] = [
   misusedOperation(antidiagonalBlockScores, strided, { outputs: ['scores'], legal: [...legalScores, optional('stride')] }),
+  misusedOperation(clusteredBlockScores, scored, { outputs: ['scores'], legal: legalScores }),
   misusedOperation(pooledBlockScores, scored, { outputs: ['scores'], legal: legalScores }),
   misusedOperation(verticalSlashBlockScores, scored, { outputs: ['scores'], legal: legalScores }),
   misusedOperation(decomposeAttention, decomposed, {
@@ -204,6 +207,7 @@ const presets = [
   prefill,
   streaming,
   scoredPreset('antidiagonalPrefill', antidiagonalPrefill, { stride: 8 }),
+  scoredPreset('clusteredPrefill', clusteredPrefill),
   scoredPreset('pooledPrefill', pooledPrefill),
   scoredPreset('verticalSlashPrefill', verticalSlashPrefill),
 ];

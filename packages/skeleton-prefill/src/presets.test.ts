@@ -4,6 +4,7 @@ import { describeOnDevices } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { antidiagonalPrefill } from './antidiagonal-prefill.js';
+import { clusteredPrefill } from './clustered-prefill.js';
 import { pooledPrefill } from './pooled-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
 import { streamingPrefill } from './streaming-prefill.js';
@@ -44,6 +45,7 @@ const presets: readonly Preset[] = [
     margin: 0.02,
     refused: [...refused, { mass: 0.9 }],
   },
+  { ...scored, name: 'clusteredPrefill', make: (of) => clusteredPrefill({ ...few, ...of }), label: 'clustered' },
   { ...scored, name: 'pooledPrefill', make: (of) => pooledPrefill({ ...few, ...of }), label: 'pooled' },
   { ...scored, name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, ...of }), label: 'antidiagonal' },
   { ...scored, name: 'verticalSlashPrefill', make: (of) => verticalSlashPrefill({ ...few, ...of }), label: 'vertical-slash' },

@@ -8,7 +8,7 @@ import { exactTokens, type ExactTokens } from './exact-tokens.js';
 import { type BlockThreshold, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
 
 export interface ScoredPrefillSettings extends ExactTokens {
-  /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. Default: 128. */
+  /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. Default: 128, of `clusteredPrefill` 32. */
   readonly denseLastRows?: number | undefined;
 }
 
@@ -18,8 +18,7 @@ export type ScoredPrefillOptions = BlockThreshold & ScoredPrefillSettings;
 export interface ScoredMethod {
   readonly subject: string;
   readonly label: string;
-  /** As published. */
-  readonly defaults: Required<ExactTokens>;
+  readonly defaults: Required<ExactTokens> & Pick<ScoredPrefillSettings, 'denseLastRows'>;
   /** How many multiplications of dense attention take as long as the estimate of a step. */
   cost(kind: Device['kind'], step: PromptStep): number;
   score(stream: Stream, args: BlockScoresArguments): void;
@@ -29,7 +28,8 @@ export interface ScoredMethod {
 export function scoredPrefill(options: ScoredPrefillOptions, method: ScoredMethod): PrefillAttention {
   const { subject, label, defaults } = method;
   expectObject(subject, 'options', options);
-  const { denseLastRows = tileRows, sinkTokens = defaults.sinkTokens, diagonalTokens = defaults.diagonalTokens, ...threshold } = options;
+  const { denseLastRows = defaults.denseLastRows ?? tileRows, sinkTokens = defaults.sinkTokens, ...others } = options;
+  const { diagonalTokens = defaults.diagonalTokens, ...threshold } = others;
   expectThreshold(subject, threshold, keyBlockTokens);
   expectDenseLastRows(subject, denseLastRows);
   const [rule, value] = Object.entries(threshold).find(([, given]) => given !== undefined) ?? [];

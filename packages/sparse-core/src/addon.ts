@@ -166,6 +166,7 @@ export interface Addon {
     stream: NativeStream,
     ...rest: readonly [...NativeAttentionArguments, keyBlocks: NativeTensor, keyBlockCounts: NativeTensor]
   ): void;
+  clusteredBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   compress24(
     stream: NativeStream,
     values: boolean,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/antidiagonal-block-scores/antidiagonal-block-scores.h"
+#include "kernels/clustered-block-scores/clustered-block-scores.h"
 #include "kernels/pooled-block-scores/pooled-block-scores.h"
 #include "kernels/vertical-slash-block-scores/vertical-slash-block-scores.h"
 #include "runtime/isa.h"
@@ -41,7 +42,7 @@ using Estimate = std::function<Status(const BlockScoresArguments&, ExecutionCont
 
 struct Named {
   const char* name;
-  bool shares;  // whether scores are shares, and not of lines
+  bool shares;  // whether those of a tile add up to 1
   Estimate estimate;
 };
 
@@ -61,6 +62,10 @@ Named antidiagonal(const char* name, int stride) {
 }
 
 const Named kEstimates[] = {
+    {"clustered", false,
+     [](const BlockScoresArguments& a, ExecutionContext& context) {
+       return clustered_block_scores(of<ClusteredBlockScoresArguments>(a), context);
+     }},
     {"pooled", true,
      [](const BlockScoresArguments& a, ExecutionContext& context) {
        return pooled_block_scores(of<PooledBlockScoresArguments>(a), context);
@@ -230,7 +235,7 @@ TEST("shares of each tile add up to one, at 131,072 tokens") {
       most = std::max(most, named.shares ? std::fabs(sum - 1) : scores[first]);
     }
     std::printf("     %s: %.1e apart, %.2f ms\n", named.name, most, milliseconds);
-    // A vertical-slash score is of a line, which is no more than 1.
+    // A vertical-slash score is of a line, a clustered one a root mean square: neither is more than 1.
     CHECK(most <= 1e-3);
   }
 }

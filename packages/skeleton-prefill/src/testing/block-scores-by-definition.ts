@@ -1,4 +1,4 @@
-import { dot, logSumExp } from './vectors.js';
+import { dot, logSumExp, minus } from './vectors.js';
 
 /** The last rows of a sequence, of one query head, over the keys of its kv head. */
 export interface ScoredHead {
@@ -62,7 +62,7 @@ export function topBlocks(scores: BlockScores, count: number): number[][] {
 export function pooledByDefinition(head: ScoredHead): BlockScores {
   const { queries, keys, scale } = head;
   const logarithms = forEachBlock(head, (rows, of) => {
-    const mean = Float64Array.from(keys[0] ?? [], (_, d) => of.reduce((sum, key) => sum + (keys[key]?.[d] ?? NaN), 0) / of.length);
+    const mean = meanOf(of.map((key) => keys[key] ?? new Float64Array()));
     const seeing = rows.filter((row) => positionOf(head, row) >= (of[0] ?? NaN));
     return logSumExp(seeing.map((row) => scale * dot(queries[row] ?? [], mean)));
   });
@@ -113,5 +113,46 @@ export function verticalSlashByDefinition(head: ScoredHead): BlockScores {
     const lags = numbersTo(tileRows + blockKeys - 1).map((place) => first - (of[0] ?? NaN) - blockKeys + 1 + place);
     const seen = positionOf(head, rows.at(-1) ?? NaN) >= (of[0] ?? NaN);
     return seen ? Math.log(Math.max(...of.map((key) => vertical[key] ?? 0), ...lags.map((lag) => slash[lag] ?? 0))) : -Infinity;
+  });
+}
+
+/** `[cluster]`, each some of the keys: those nearest to seeds that are far from each other. */
+function clustersOf(keys: readonly Float64Array[], most: number): Float64Array[][] {
+  const distancesFrom = (seed: Float64Array) => keys.map((key) => minus(key, seed)).map((apart) => dot(apart, apart));
+  const farthest = (distances: readonly number[]) => keys[distances.indexOf(Math.max(...distances))] ?? new Float64Array();
+  const nearest = keys.map(() => ({ cluster: 0, distance: Infinity }));
+  let seed = farthest(distancesFrom(meanOf(keys)));
+  for (let cluster = 0; cluster < most; cluster++) {
+    distancesFrom(seed).forEach((distance, key) => {
+      if (distance < (nearest[key]?.distance ?? NaN)) nearest[key] = { cluster, distance };
+    });
+    seed = farthest(nearest.map(({ distance }) => distance));
+  }
+  return numbersTo(most).map((cluster) => keys.filter((_, key) => nearest[key]?.cluster === cluster));
+}
+
+function meanOf(keys: readonly Float64Array[]): Float64Array {
+  return Float64Array.from(keys[0] ?? [], (_, d) => keys.reduce((sum, key) => sum + (key[d] ?? NaN), 0) / keys.length);
+}
+
+/** Ours: every second query of a tile over the mean keys of up to 8 clusters of each block that begins no later. */
+export function clusteredByDefinition(head: ScoredHead): BlockScores {
+  const { queries, keys, scale } = head;
+  const blocks = numbersTo(Math.ceil(keys.length / blockKeys)).map((block) => {
+    const clusters = clustersOf(keys.slice(block * blockKeys, (block + 1) * blockKeys), 8).filter((of) => of.length > 0);
+    return clusters.map((of) => ({ mean: meanOf(of), logarithm: Math.log(of.length) }));
+  });
+  const shares = queries.map((query, row) => {
+    if (row % 2 === 1) return [];
+    const logits = blocks.slice(0, Math.floor(positionOf(head, row) / blockKeys) + 1).map((clusters) => {
+      return Math.max(...clusters.map(({ mean, logarithm }) => scale * dot(query, mean) + logarithm));
+    });
+    const denominator = logSumExp(logits);
+    return logits.map((logit) => logit - denominator);
+  });
+  return forEachBlock(head, (rows, [first = NaN]) => {
+    const scored = rows.filter((_, index) => index % 2 === 0);
+    const squares = scored.map((row) => 2 * (shares[row]?.[first / blockKeys] ?? -Infinity));
+    return (logSumExp(squares) - Math.log(scored.length)) / 2;
   });
 }

@@ -1,0 +1,26 @@
+import type { PrefillAttention } from '@kv/sparse-core';
+
+import { denseCost } from './estimated-cost.js';
+import { clusteredBlockScores } from './operations/clustered-block-scores.js';
+import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
+
+/** On CUDA in tf32, twice. */
+const weightOf = { cpu: 1, cuda: 8 } as const;
+
+/**
+ * Attention of prompts over the blocks of keys in which a cluster of keys fits the queries of a tile: our own preset.
+ * The estimate finds sinks and neighbours too, so no sinks and a diagonal of 1 token are the defaults, and the last 32
+ * rows of a prompt attend to all keys.
+ * @throws InvalidValueError for options out of range; its `attend` throws a CapabilityError for a store without dense
+ * blocks
+ */
+export function clusteredPrefill(options: ScoredPrefillOptions): PrefillAttention {
+  return scoredPrefill(options, {
+    subject: 'clusteredPrefill',
+    label: 'clustered',
+    defaults: { sinkTokens: 0, diagonalTokens: 1, denseLastRows: 32 },
+    score: clusteredBlockScores,
+    // Half of the rows, an eighth of the keys, and products with keys only, which are half of attention.
+    cost: (kind, step) => (weightOf[kind] / 32) * denseCost(step),
+  });
+}
