@@ -25,6 +25,43 @@ struct Cut {
 constexpr int64_t kAllTies = INT64_MAX;
 
 // The functions are constexpr, so that a CUDA device may evaluate them too.
+// A tile of one head. Its blocks' scores are given, or follow from maxima, or are all minus infinity.
+struct ScoredTile {
+  int32_t seen;  // blocks of which the tile's last row sees a key
+  int32_t sinks;     // blocks below this one are always taken,
+  int32_t diagonal;  // and so are blocks from this one on
+  const float* scores;
+  const float* lags;  // lags[run - block], and the one before it, are those of a block
+  const float* blocks;
+  const float* rows;
+  int32_t runs;  // of 64 rows
+  bool mean;
+
+  constexpr bool always_takes(int32_t block) const { return block < sinks || block >= diagonal; }
+
+  // The given score, also of what is always taken; nothing where it is not known. A zero has no sign: the order of
+  // integers tells the two zeros apart.
+  constexpr float known_score(int32_t block) const {
+    return scores[block] < __builtin_inff() ? scores[block] + 0.0f : -__builtin_inff();
+  }
+
+  // Infinite where the block is taken whatever the threshold.
+  constexpr float score(int32_t block) const {
+    if (always_takes(block)) return __builtin_inff();
+    float score = -__builtin_inff();
+    if (scores != nullptr) score = larger(score, scores[block]);
+    if (lags == nullptr) return score + 0.0f;
+    float near = lags[-block - 1];
+    for (int32_t run = 0; run < runs; ++run) {
+      const float far = lags[run - block];
+      const float of_lags = mean && near != -__builtin_inff() ? (near + far) / 2 : larger(near, far);
+      score = larger(score, of_lags + blocks[block] + rows[run]);
+      near = far;
+    }
+    return score + 0.0f;
+  }
+};
+
 struct TileBlocks {
   const SelectKeyBlocksArguments& a;
 
@@ -73,39 +110,25 @@ struct TileBlocks {
     return {nullptr, lags, lags + lag_runs(), lags + lag_runs() + blocks()};
   }
 
-  constexpr bool always_takes(int32_t tile, int32_t block) const {
+  constexpr ScoredTile scored(const HeadEstimate& of, int32_t tile) const {
     const int32_t first_row = tile * a.tile_rows;
-    const int32_t first_key = block * kSelectedBlockTokens;
-    const bool sink = first_key < a.sink_tokens;
-    const bool diagonal = int64_t{first_key} + kSelectedBlockTokens > int64_t{position()} + first_row - a.diagonal_tokens + 1;
-    return sink || diagonal || tile_end(tile) > a.rows - a.dense_rows;
-  }
-
-  // The given score, also of what is always taken; nothing where it is not known. A zero has no sign: the order of
-  // integers tells the two zeros apart.
-  constexpr float known_score(const HeadEstimate& of, int32_t tile, int32_t block) const {
-    const float score = of.scores[int64_t{tile} * blocks() + block];
-    return score < __builtin_inff() ? score + 0.0f : -__builtin_inff();
-  }
-
-  // Infinite where the block is taken whatever the threshold.
-  constexpr float score(const HeadEstimate& of, int32_t tile, int32_t block) const {
-    if (always_takes(tile, block)) return __builtin_inff();
-    if (of.scores == nullptr && of.lags == nullptr) return -__builtin_inff();
-    const float score = of.scores != nullptr ? larger(-__builtin_inff(), of.scores[int64_t{tile} * blocks() + block])
-                                             : score_of_parts(of, tile, block);
-    return score + 0.0f;
-  }
-  constexpr float score_of_parts(const HeadEstimate& of, int32_t tile, int32_t block) const {
-    float score = -__builtin_inff();
-    for (int32_t run = tile * (a.tile_rows / kSelectedBlockTokens); run * kSelectedBlockTokens < tile_end(tile); ++run) {
-      const float far = of.lags[run - block + lag_offset()];
-      const float near = of.lags[run - block + lag_offset() - 1];
-      const bool mean = a.bound == SlashBound::paper && near != -__builtin_inff();
-      const float of_lags = mean ? (near + far) / 2 : larger(near, far);
-      score = larger(score, of_lags + of.blocks[block] + of.rows[run]);
-    }
-    return score;
+    const int64_t sinks = (int64_t{a.sink_tokens} + kSelectedBlockTokens - 1) / kSelectedBlockTokens;
+    // No key before this one is among the nearest of any row.
+    const int64_t nearest = int64_t{position()} + first_row - a.diagonal_tokens + 1;
+    const bool all = nearest < 0 || tile_end(tile) > a.rows - a.dense_rows;
+    const int32_t first_run = first_row / kSelectedBlockTokens;
+    ScoredTile scored{};
+    scored.seen = seen(tile);
+    scored.sinks = static_cast<int32_t>(sinks < scored.seen ? sinks : scored.seen);
+    scored.diagonal = all ? 0 : static_cast<int32_t>(nearest / kSelectedBlockTokens);
+    scored.runs = up(tile_end(tile)) - first_run;
+    scored.mean = a.bound == SlashBound::paper;
+    if (of.scores != nullptr) scored.scores = of.scores + int64_t{tile} * blocks();
+    if (of.lags == nullptr) return scored;
+    scored.lags = of.lags + first_run + lag_offset();
+    scored.blocks = of.blocks;
+    scored.rows = of.rows + first_run;
+    return scored;
   }
 };
 

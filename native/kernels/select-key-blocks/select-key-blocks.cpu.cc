@@ -54,8 +54,9 @@ void find_cuts(const TileBlocks& tiles, float* maxima, uint32_t* bins, Cut* cuts
       std::memset(of_head, 0, kOrderBins * sizeof(uint32_t));
       const HeadEstimate estimate = tiles.estimate_of(static_cast<int64_t>(head), maxima);
       for (int32_t tile = 0; tile < tiles.a.tiles(); ++tile) {
-        for (int32_t block = 0; block < tiles.seen(tile); ++block) {
-          const uint32_t other = order_of(bits_of(tiles.score(estimate, tile, block)));
+        const ScoredTile scored = tiles.scored(estimate, tile);
+        for (int32_t block = 0; block < scored.seen; ++block) {
+          const uint32_t other = order_of(bits_of(scored.score(block)));
           const bool counts = above == 32 || other >> above == order >> above;
           if (counts) ++of_head[other >> shift & ((1u << bits) - 1)];
         }
@@ -81,12 +82,12 @@ void find_cuts(const TileBlocks& tiles, float* maxima, uint32_t* bins, Cut* cuts
 }
 
 // From where on a tile takes blocks by its own scores. `orders` and `masses` have room for each of its blocks.
-Cut cut_of_tile(const TileBlocks& tiles, const HeadEstimate& of, int32_t tile, uint32_t* orders, uint32_t* masses) {
-  const int32_t seen = tiles.seen(tile);
+Cut cut_of_tile(const TileBlocks& tiles, const ScoredTile& tile, uint32_t* orders, uint32_t* masses) {
+  const int32_t seen = tile.seen;
   float best = -__builtin_inff();
-  for (int32_t i = 0; i < seen; ++i) best = larger(best, tiles.known_score(of, tile, i));
+  for (int32_t i = 0; i < seen; ++i) best = larger(best, tile.known_score(i));
   if (tiles.a.rule == BlockRule::of_max) return {best + tiles.a.threshold, kAllTies};
-  const auto mass = [&](int32_t block) { return mass_of(best - tiles.known_score(of, tile, block)); };
+  const auto mass = [&](int32_t block) { return mass_of(best - tile.known_score(block)); };
   uint64_t total = 0;
   for (int32_t i = 0; i < seen; ++i) total += mass(i);
   if (total == 0) return {-__builtin_inff(), kAllTies};
@@ -94,10 +95,10 @@ Cut cut_of_tile(const TileBlocks& tiles, const HeadEstimate& of, int32_t tile, u
   int64_t all = 0;
   int64_t always = 0;
   for (int32_t i = 0; i < seen; ++i) {
-    orders[i] = order_of(bits_of(tiles.known_score(of, tile, i)));
+    orders[i] = order_of(bits_of(tile.known_score(i)));
     masses[i] = static_cast<uint32_t>(mass(i) >> shift);
     all += masses[i];
-    if (!tiles.always_takes(tile, i)) continue;
+    if (!tile.always_takes(i)) continue;
     always += masses[i];
     masses[i] = 0;
   }
@@ -140,11 +141,12 @@ void select_key_blocks(const SelectKeyBlocksArguments& a, Workers& workers) {
     auto* orders = static_cast<uint32_t*>(by_tile ? workers.scratch(worker, 2 * blocks * sizeof(uint32_t)) : nullptr);
     Cut cut = a.rule == BlockRule::budget ? cuts[head] : Cut{a.threshold, kAllTies};
     for (int32_t tile = 0; tile < a.tiles(); ++tile) {
-      if (by_tile) cut = cut_of_tile(tiles, estimate, tile, orders, orders + blocks);
+      const ScoredTile scored = tiles.scored(estimate, tile);
+      if (by_tile) cut = cut_of_tile(tiles, scored, orders, orders + blocks);
       const int64_t list = static_cast<int64_t>(head) * a.tiles() + tile;
       int32_t taken = 0;
-      for (int32_t block = 0; block < tiles.seen(tile); ++block) {
-        const float score = tiles.score(estimate, tile, block);
+      for (int32_t block = 0; block < scored.seen; ++block) {
+        const float score = scored.score(block);
         const bool tie = score == cut.score && cut.ties > 0;
         if (tie) --cut.ties;
         if (tie || score > cut.score) a.key_blocks[list * a.capacity + taken++] = block;

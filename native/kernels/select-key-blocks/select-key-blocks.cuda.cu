@@ -12,6 +12,7 @@ using cuda::HeadEstimate;
 using cuda::kAllTies;
 using cuda::kOrderBins;
 using cuda::kOrderBits;
+using cuda::ScoredTile;
 using cuda::TileBlocks;
 
 constexpr int kThreads = 256;
@@ -82,8 +83,9 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
   const uint32_t known = launch.memory.found->order;
   const int above = shift + bits;
   for (int tile = static_cast<int>(blockIdx.x); tile < launch.a.tiles(); tile += static_cast<int>(gridDim.x)) {
-    for (int block = static_cast<int>(threadIdx.x); block < tiles.seen(tile); block += kThreads) {
-      const uint32_t order = cuda::order_of(__float_as_uint(tiles.score(estimate, tile, block)));
+    const ScoredTile scored = tiles.scored(estimate, tile);
+    for (int block = static_cast<int>(threadIdx.x); block < scored.seen; block += kThreads) {
+      const uint32_t order = cuda::order_of(__float_as_uint(scored.score(block)));
       if (above == 32 || order >> above == known >> above) atomicAdd(&bins[order >> shift & ((1u << bits) - 1)], 1);
     }
   }
@@ -129,11 +131,9 @@ __global__ void __launch_bounds__(kThreads) count_ties(const __grid_constant__ L
   const int tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (tile >= launch.a.tiles()) return;
-  const HeadEstimate estimate = tiles.estimate_of(head, launch.memory.maxima);
+  const ScoredTile scored = tiles.scored(tiles.estimate_of(head, launch.memory.maxima), tile);
   int ties = 0;
-  for (int block = lane; block < tiles.seen(tile); block += kWarp) {
-    ties += tiles.score(estimate, tile, block) == found.threshold ? 1 : 0;
-  }
+  for (int block = lane; block < scored.seen; block += kWarp) ties += scored.score(block) == found.threshold ? 1 : 0;
   ties = __reduce_add_sync(0xffffffffu, ties);
   if (lane == 0) launch.memory.ties[head * launch.a.tiles() + tile] = ties;
 }
@@ -172,20 +172,19 @@ constexpr int kMassBins = 1 << kMassBits;
 
 // From where on a tile takes blocks by its own scores, found by one warp. Masses are summed by some bits of their scores,
 // then, where the wanted mass is reached, by the next bits. `bins` has kMassBins.
-__device__ Cut cut_of_tile(const TileBlocks& tiles, const HeadEstimate& of, int tile, uint32_t* bins) {
+__device__ Cut cut_of_tile(const TileBlocks& tiles, const ScoredTile& tile, uint32_t* bins) {
   constexpr unsigned kAll = 0xffffffffu;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int seen = tiles.seen(tile);
-  const auto order = [&](int block) { return cuda::order_of(__float_as_uint(tiles.known_score(of, tile, block))); };
+  const auto order = [&](int block) { return cuda::order_of(__float_as_uint(tile.known_score(block))); };
   uint32_t best_order = 0;
-  for (int block = lane; block < seen; block += kWarp) best_order = max(best_order, order(block));
+  for (int block = lane; block < tile.seen; block += kWarp) best_order = max(best_order, order(block));
   best_order = __reduce_max_sync(kAll, best_order);
   const float best = __uint_as_float(cuda::bits_of_order(best_order));
   if (tiles.a.rule == BlockRule::of_max) return {best + tiles.a.threshold, kAllTies};
 
-  const auto mass = [&](int block) { return cuda::mass_of(best - tiles.known_score(of, tile, block)); };
+  const auto mass = [&](int block) { return cuda::mass_of(best - tile.known_score(block)); };
   uint64_t total = 0;
-  for (int block = lane; block < seen; block += kWarp) total += mass(block);
+  for (int block = lane; block < tile.seen; block += kWarp) total += mass(block);
   for (int distance = kWarp / 2; distance > 0; distance /= 2) total += __shfl_xor_sync(kAll, total, distance);
   if (total == 0) return {-INFINITY, kAllTies};
   const int shift = cuda::mass_shift(total);
@@ -199,11 +198,11 @@ __device__ Cut cut_of_tile(const TileBlocks& tiles, const HeadEstimate& of, int 
     for (int bin = lane; bin < kMassBins; bin += kWarp) bins[bin] = 0;
     __syncwarp();
     uint32_t always = 0;
-    for (int block = lane; block < seen; block += kWarp) {
+    for (int block = lane; block < tile.seen; block += kWarp) {
       const uint32_t above = order(block) - base;
       if (order(block) < base || uint64_t{above} >> bits != 0) continue;
       const auto of_block = static_cast<uint32_t>(mass(block) >> shift);
-      if (tiles.always_takes(tile, block)) always += of_block;
+      if (tile.always_takes(block)) always += of_block;
       else atomicAdd(&bins[above >> low], of_block);
     }
     __syncwarp();
@@ -244,23 +243,23 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   const int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (tile >= a.tiles()) return;
-  const HeadEstimate estimate = tiles.estimate_of(head, launch.memory.maxima);
+  const ScoredTile scored = tiles.scored(tiles.estimate_of(head, launch.memory.maxima), tile);
   const int64_t list = head * a.tiles() + tile;
   Cut cut{a.threshold, kAllTies};
   if (a.rule == BlockRule::budget) {
     const Found& found = *launch.memory.found;
     cut = {found.threshold, found.takes_all_ties() ? kAllTies : launch.memory.ties[list]};
   } else if (a.rule != BlockRule::threshold) {
-    cut = cut_of_tile(tiles, estimate, tile, bins[warp]);
+    cut = cut_of_tile(tiles, scored, bins[warp]);
   }
   int32_t* to = a.key_blocks + list * a.capacity;
   const unsigned earlier = (1u << lane) - 1;
   int taken = 0;
   int ties = 0;
-  for (int first = 0; first < tiles.seen(tile); first += kWarp) {
+  for (int first = 0; first < scored.seen; first += kWarp) {
     const int block = first + lane;
-    const float score = block < tiles.seen(tile) ? tiles.score(estimate, tile, block) : -INFINITY;
-    const unsigned equal = __ballot_sync(0xffffffffu, block < tiles.seen(tile) && score == cut.score);
+    const float score = block < scored.seen ? scored.score(block) : -INFINITY;
+    const unsigned equal = __ballot_sync(0xffffffffu, block < scored.seen && score == cut.score);
     const bool takes = score > cut.score || ((equal >> lane & 1) != 0 && ties + __popc(equal & earlier) < cut.ties);
     const unsigned all = __ballot_sync(0xffffffffu, takes);
     if (takes) to[taken + __popc(all & earlier)] = block;
