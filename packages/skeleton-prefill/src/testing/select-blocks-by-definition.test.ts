@@ -9,6 +9,7 @@ import {
   listsOfBudget,
   skeletonMoments,
   thresholdOfEpsilon,
+  thresholdOfMoments,
 } from './select-blocks-by-definition.js';
 import type { BlockOptions, Skeleton } from './select-blocks-by-definition.js';
 
@@ -72,6 +73,25 @@ describe('thresholds', () => {
     expect(listsAbove(scores, thresholdOfEpsilon(0, 2048)).flat()).toHaveLength(blocks);
     for (const budget of [0.2, 0.5, 1]) {
       expect(listsOfBudget([scores], budget).flat(2)).toHaveLength(Math.ceil(budget * blocks));
+    }
+  });
+});
+
+describe('the threshold of Eq. 14', () => {
+  it('is right of the maxima of 64 independent elements, and of blocks takes several times their budget', () => {
+    const random = new Random(11);
+    const skeleton = randomSkeleton(random, 2048);
+    const scores = blockScores(skeleton, { ...options, sinkTokens: 0 }).flat().filter((score) => score < Infinity);
+    const { mean, deviation } = skeletonMoments(skeleton);
+    const maxima = Array.from({ length: 4000 }, () => {
+      return Math.max(...Array.from({ length: blockTokens }, () => mean + deviation * random.normal()));
+    });
+    for (const budget of [0.25, 0.125]) {
+      const threshold = thresholdOfMoments(skeleton, budget);
+      const shareOf = (of: readonly number[]) => of.filter((score) => score >= threshold).length / of.length;
+      // Four deviations of 4000 draws.
+      expect(Math.abs(shareOf(maxima) - budget)).toBeLessThan(4 * Math.sqrt((budget * (1 - budget)) / maxima.length));
+      expect(shareOf(scores)).toBeGreaterThan(3 * budget);
     }
   });
 });

@@ -162,6 +162,31 @@ export function skeletonMoments({ slash, vertical, horizontal }: Skeleton): { me
 }
 
 /**
+ * Eq. 14: τ_B for a share of blocks, if a block's score were the largest of 64 independent normal elements. It is not: it is
+ * the sum of three maxima.
+ */
+export function thresholdOfMoments(skeleton: Skeleton, budget: number): number {
+  const { mean, deviation } = skeletonMoments(skeleton);
+  return mean + deviation * normalQuantile((1 - budget) ** (1 / blockTokens));
+}
+
+/** Φ⁻¹, by bisection of Φ(x) = 1/2 + φ(x) (x + x³/3 + x⁵/(3·5) + …). */
+function normalQuantile(probability: number): number {
+  const below = (x: number): number => {
+    let [sum, term] = [x, x];
+    for (let odd = 3; odd < 200; odd += 2) sum += term *= (x * x) / odd;
+    return 0.5 + (sum * Math.exp((-x * x) / 2)) / Math.sqrt(2 * Math.PI);
+  };
+  let [low, high] = [-6, 6];
+  for (let step = 0; step < 60; step++) {
+    const middle = (low + high) / 2;
+    if (below(middle) < probability) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+/**
  * Algorithm 2: columns, then diagonals, then rows, the largest first, each until none can have an element that is above
  * the threshold. As printed it stops earlier, and leaves elements out.
  * @returns the elements `row * N + key`
