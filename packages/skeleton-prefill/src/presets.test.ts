@@ -25,7 +25,7 @@ interface Preset {
   readonly label: string;
   /** Whether its estimate is worth it on CUDA for prompts as short as those of a test. */
   readonly estimatesOnCuda: boolean;
-  /** How far from its budget it may be. A window has one block more in all 12 tiles at once, of 62 blocks that are the budget. */
+  /** How far from its budget it may be. A window has one block more in all 12 tiles at once, of 54 blocks that are the budget. */
   readonly margin: number;
   /** Settings that only this one refuses. */
   readonly refused: readonly object[];
@@ -47,7 +47,7 @@ const presets: readonly Preset[] = [
   },
   { ...scored, name: 'clusteredPrefill', make: (of) => clusteredPrefill({ ...few, ...of }), label: 'clustered' },
   { ...scored, name: 'pooledPrefill', make: (of) => pooledPrefill({ ...few, ...of }), label: 'pooled' },
-  { ...scored, name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, ...of }), label: 'antidiagonal' },
+  { ...scored, name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, stride: 16, ...of }), label: 'antidiagonal' },
   { ...scored, name: 'verticalSlashPrefill', make: (of) => verticalSlashPrefill({ ...few, ...of }), label: 'vertical-slash' },
   {
     name: 'streamingPrefill',
@@ -55,7 +55,7 @@ const presets: readonly Preset[] = [
     lossless: [{ windowTokens: 1500 }, { windowTokens: 2 ** 31 - 1 }],
     label: 'streaming',
     estimatesOnCuda: true,
-    margin: 0.2,
+    margin: 0.25,
     refused: [{ windowTokens: 0 }, { windowTokens: 100, budget: 0.1 }],
   },
 ];
@@ -80,9 +80,9 @@ describe.each(presets)('$name', ({ make, lossless, label, estimatesOnCuda, margi
     });
 
     it.runIf(estimates)('computes its budget', async () => {
-      const { output, reports } = await method({ budget: 0.4 }).read(prompt, [1500]);
+      const { output, reports } = await method({ budget: 0.35 }).read(prompt, [1500]);
       expect(reports[0]?.fallback).toBeUndefined();
-      expect(Math.abs((reports[0]?.density ?? NaN) / 0.4 - 1)).toBeLessThan(margin);
+      expect(Math.abs((reports[0]?.density ?? NaN) / 0.35 - 1)).toBeLessThan(margin);
       expect(output.every(Number.isFinite)).toBe(true);
     });
 
