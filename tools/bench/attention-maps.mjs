@@ -8,7 +8,13 @@ import { parseArgs } from 'node:util';
 import { PNG } from 'pngjs';
 import { readTexts } from '../../packages/eval/dist/index.js';
 import { Model, prefill } from '../../packages/model/dist/index.js';
-import { decomposeAttention, decompositionStateBytes, selectKeyBlocks } from '../../packages/skeleton-prefill/dist/index.js';
+import {
+  clusteredBlockScores,
+  decomposeAttention,
+  decompositionStateBytes,
+  selectKeyBlocks,
+  verticalSlashBlockScores,
+} from '../../packages/skeleton-prefill/dist/index.js';
 import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
 
 const { values } = parseArgs({
@@ -23,6 +29,7 @@ const { values } = parseArgs({
 const [tokens, layer, head, budget] = [values.tokens, values.layer, values.head, values.budget].map(Number);
 const pixels = 256;
 const tile = { rows: 128, keys: 64 };
+const [tiles, blocks] = [Math.ceil(tokens / tile.rows), Math.ceil(tokens / tile.keys)];
 
 /** Queries, keys and parts of every head of one layer, read behind a prompt. */
 async function readLayer(ids) {
@@ -41,7 +48,10 @@ async function readLayer(ids) {
   const runner = model.createRunner({ policy: kvPolicy({ prefill: reading }), contextTokens: tokens, maxBatchRows: tokens });
   const sequence = runner.openSequence();
   (await prefill(runner, sequence, await idsOf(model, ids))).dispose();
-  return { ...(await found), ...model.config };
+  const read = await found;
+  runner.dispose();
+  model.dispose();
+  return read;
 }
 
 async function idsOf({ tokenizer }, texts) {
@@ -67,14 +77,34 @@ async function readParts(device, stream, { store, batch, query, keys, rope, scal
     inverseFrequencies: device.tensor('f32', ['pair'], [pairs], rope.inverseFrequencies),
     ...{ convention: rope.convention, attentionScale: rope.attentionScale },
   });
-  const [tiles, blocks] = [Math.ceil(tokens / tile.rows), Math.ceil(tokens / tile.keys)];
+  const scored = (operation) => {
+    const scores = zeros(['queryHead', 'queryTile', 'keyBlock'], [queryHeads, tiles, blocks]);
+    operation(stream, { query, blocks: store.denseBlocks(), slots, queryStart, scale, scores });
+    return { scores, tokens, rows: tokens };
+  };
+  const takes = (estimate, always) => takenBlocks(device, stream, { queryHeads, ...estimate }, always);
+  const masks = {
+    blocks: takes(parts),
+    'blocks-lines': takes(scored(verticalSlashBlockScores), { sinkTokens: 30 }),
+    'blocks-clusters': takes(scored(clusteredBlockScores), { sinkTokens: 0, diagonalTokens: 1 }),
+  };
+  const [queries, allKeys, slash, vertical, horizontal] = await Promise.all([query, keys, ...Object.values(parts)].map((tensor) => tensor.read(stream)));
+  const taken = Object.fromEntries(await Promise.all(Object.entries(masks).map(async ([name, mask]) => [name, await mask])));
+  return { queries, keys: allKeys, slash, vertical, horizontal, taken, scale, queryHeads, kvHeads, headDim };
+}
+
+/** Of each query head whether `taken[tile * blocks + block]`. */
+async function takenBlocks(device, stream, { queryHeads, ...estimate }, always) {
   const keyBlocks = device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [queryHeads, tiles, blocks]);
   const keyBlockCounts = device.tensor('i32', ['queryHead', 'queryTile'], [queryHeads, tiles]);
-  selectKeyBlocks(stream, { ...parts, threshold: { budget }, keyBlocks, keyBlockCounts });
-  const [queries, allKeys, slash, vertical, horizontal, lists, counts] = await Promise.all(
-    [query, keys, parts.slash, parts.vertical, parts.horizontal, keyBlocks, keyBlockCounts].map((tensor) => tensor.read(stream)),
-  );
-  return { queries, keys: allKeys, slash, vertical, horizontal, lists, counts, scale, queryHeads, kvHeads, headDim };
+  selectKeyBlocks(stream, { ...estimate, ...always, threshold: { budget }, keyBlocks, keyBlockCounts });
+  const [lists, counts] = await Promise.all([keyBlocks.read(stream), keyBlockCounts.read(stream)]);
+  const taken = Array.from({ length: queryHeads }, () => new Uint8Array(tiles * blocks));
+  counts.forEach((count, list) => {
+    const [ofHead, ofTile] = [Math.floor(list / tiles), list % tiles];
+    for (const block of lists.subarray(list * blocks, list * blocks + count)) taken[ofHead][ofTile * blocks + block] = 1;
+  });
+  return taken;
 }
 
 /** Logarithms of the attention map of a head, row by row. */
@@ -146,12 +176,11 @@ draw('slash', (row, key) => slash[row - key]);
 draw('vertical', (_row, key) => vertical[key]);
 draw('horizontal', (row) => horizontal[row]);
 draw('estimate', (row, key) => slash[row - key] + vertical[key] + horizontal[row], visible);
-const tiles = Math.ceil(tokens / tile.rows);
-const width = read.lists.length / (read.queryHeads * tiles);
-const taken = new Set();
-for (let t = 0; t < tiles; t++) {
-  for (let i = 0; i < read.counts[head * tiles + t]; i++) taken.add(t * 10000 + read.lists[(head * tiles + t) * width + i]);
+for (const [name, { [head]: taken }] of Object.entries(read.taken)) {
+  const isTaken = (row, key) => taken[Math.floor(row / tile.rows) * blocks + Math.floor(key / tile.keys)];
+  draw(name, isTaken, [0, 1]);
+  let mass = 0;
+  for (let row = 0; row < tokens; row++) for (let key = 0; key <= row; key++) mass += isTaken(row, key) * Math.exp(map[row * tokens + key]);
+  const share = (100 * taken.reduce((sum, one) => sum + one, 0)) / (tiles * (tiles + 1));
+  console.log(`${name}: ${share.toFixed(1)} % of the blocks of layer ${layer}, head ${head} hold ${((100 * mass) / tokens).toFixed(1)} % of its attention`);
 }
-const isTaken = (row, key) => taken.has(Math.floor(row / tile.rows) * 10000 + Math.floor(key / tile.keys));
-draw('blocks', (row, key) => Number(isTaken(row, key)), [0, 1]);
-console.log(`layer ${layer}, head ${head}: ${((taken.size / (tiles * (tiles + 1))) * 100).toFixed(1)} % of all blocks`);
