@@ -2,15 +2,16 @@
 // the test kit:
 //   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024,32768:hierasparse-k1-v1]... [--rounds 3]
 //     [--seconds 60] [--answer-tokens 64] [--rows 8192] [--device cuda]
-// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps or a policy of `kv`. Prompts of one
-// list take turns, until so many rounds are done or so many seconds have passed; those of the next list begin when the
-// memory of these is given back.
+// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps, a policy of `kv`, or as in
+// 131072:skeleton=0.03 a preset of block-sparse prefill and its budget. Prompts of one list take turns, until so many
+// rounds are done or so many seconds have passed; those of the next list begin when the memory of these is given back.
 import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
 import { createPolicy } from '../../packages/policies/dist/index.js';
 import { hbw } from '../../packages/hbw-select/dist/index.js';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
+import { clusteredPrefill, skeletonPrefill } from '../../packages/skeleton-prefill/dist/index.js';
 import { createDevice, kvPolicy } from '../../packages/sparse-core/dist/index.js';
 import { summarise } from '../bench/results.mjs';
 
@@ -36,10 +37,14 @@ const openSeconds = (performance.now() - opened) / 1000;
 const weightBytes = heldBytes();
 const { config } = model;
 
+const presets = { clustered: clusteredPrefill, skeleton: skeletonPrefill };
+
 /** What stands behind a prompt's colon: its policy, and how its rows say so. */
 function policyOf(cut) {
   if (cut === undefined) return { policy: kvPolicy(), name: 'dense' };
   if (/^\d+$/.test(cut)) return { policy: kvPolicy({ select: hbw({ capacity: Number(cut) }) }), name: `${cut} kept` };
+  const [, preset, budget] = /^(\w+)=([\d.]+)$/.exec(cut) ?? [];
+  if (preset !== undefined) return { policy: kvPolicy({ prefill: presets[preset]({ budget: Number(budget) }) }), name: `${preset}, budget ${budget}` };
   return { policy: createPolicy(cut), name: cut };
 }
 
@@ -72,11 +77,12 @@ function threadTimes() {
 async function answer(each, ids = each.ids) {
   const { runner } = each;
   const before = heldBytes();
-  let [most, kvBytes] = [before, 0];
+  let [most, kvBytes, density] = [before, 0, 1];
+  const onReport = (report) => (density = report.density);
   const onProgress = () => (most = Math.max(most, heldBytes()));
   const milliseconds = [];
   const host = [];
-  for await (const token of generateTokens(runner, ids, { maxTokens: answerTokens, endIds: [], onProgress })) {
+  for await (const token of generateTokens(runner, ids, { maxTokens: answerTokens, endIds: [], onProgress, onReport })) {
     milliseconds.push(token.milliseconds);
     if (milliseconds.length === 2 || token.finishReason !== null) host.push(threadTimes());
     onProgress();
@@ -86,7 +92,7 @@ async function answer(each, ids = each.ids) {
   each.bytes += heldBytes() - before;
   const [first, ...later] = milliseconds;
   const share = (thread) => (host[1][thread] - host[0][thread]) / (later.length - 1);
-  return { first, later, kvBytes, host: { script: share('script'), native: share('native') } };
+  return { first, later, kvBytes, density, host: { script: share('script'), native: share('native') } };
 }
 
 /** The figures of a case: what each row is called, its unit, and the samples. */
@@ -96,6 +102,7 @@ function figuresOf({ answers, mostBytes }) {
     ['each later token', 'ms', answers.flatMap(({ later }) => later)],
     ['processor time of the JavaScript thread, each later token', 'ms', answers.map(({ host }) => host.script)],
     ['processor time of all other threads, each later token', 'ms', answers.map(({ host }) => host.native)],
+    ['scores of the prompt computed', '%', answers.map(({ density }) => 100 * density)],
     ['key/value cache', 'GiB', answers.map(({ kvBytes }) => kvBytes / 2 ** 30)],
     ['device memory with weights', 'GiB', [(weightBytes + mostBytes) / 2 ** 30]],
   ];
@@ -120,7 +127,7 @@ function rowsOf(each, dense) {
     measure: [measure, ...names].join(', '),
     ...{ shapes, device: values.device, kind: 'measured', unit, better: 'lower', result: summary(samples) },
     ...(references[index] && { reference: { name: 'dense', ...summary(references[index][2]) } }),
-    ...(measure.startsWith('processor time') && { chart: false }),
+    ...((measure.startsWith('processor time') || unit === '%') && { chart: false }),
     ...{ date: new Date().toISOString().slice(0, 10), machine: device.name },
   }));
 }
