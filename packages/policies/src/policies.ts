@@ -4,7 +4,7 @@ import type { BlockSparsity } from '@kv/hierasparse';
 import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
 import type { KvPolicy, KvPolicyParts, KvSelector } from '@kv/sparse-core';
 import { show } from '@kv/sparse-core/native';
-import { skeletonPrefill } from '@kv/skeleton-prefill';
+import { clusteredPrefill, skeletonPrefill } from '@kv/skeleton-prefill';
 
 /** How a text is read and held: a policy without its selection. Policies of one reading share a text. */
 export interface Reading {
@@ -46,6 +46,8 @@ const sparseAfterSelection: Reading = {
 /** Prompts over the key blocks that count, and a dense cache: with the paper's threshold, and with a budget. */
 const skeleton: Reading = { name: 'skeleton', parts: () => ({ prefill: skeletonPrefill({ epsilon: 0.8 }) }) };
 const skeletonEighth: Reading = { name: 'skeleton-1/8', parts: () => ({ prefill: skeletonPrefill({ budget: 1 / 8 }) }) };
+/** The same with an estimate of our own. */
+const clustered: Reading = { name: 'clustered', parts: () => ({ prefill: clusteredPrefill({ epsilon: 0.8 }) }) };
 
 /** The shares of the prompt that a selection keeps: `hbw-1/4`, and so on. */
 const keptShares = [4, 8, 16];
@@ -73,6 +75,7 @@ export const policies: readonly NamedPolicy[] = [
     reading: skeletonEighth,
     select: () => hbw({ keepRatio: 1 / 4 }),
   },
+  { name: clustered.name, method: 'clustered', reading: clustered },
 ];
 
 function selections(reading: Reading, method: string, select: (keepRatio: number) => KvSelector): NamedPolicy[] {
