@@ -192,23 +192,23 @@ struct Band {
     for (int32_t tile = 0; tile * kScoredRowsOfTile < rows; ++tile) {
       float* scores = first.scores + int64_t{tile} * a.blocks;
       for (int32_t block = 0; block < a.blocks; ++block) {
-        scores[block] = block < seen_by_last() ? root_mean_square(block, tile * kScoredRowsOfTile) : -__builtin_inff();
+        scores[block] = block < seen_by_last() ? mean_share(block, tile * kScoredRowsOfTile) : -__builtin_inff();
       }
     }
   }
 
  private:
-  // The logarithm of the root mean square of a block's shares over the rows of a tile.
-  float root_mean_square(int32_t block, int32_t begin) const {
+  // The logarithm of the mean share of a block over the rows of a tile.
+  float mean_share(int32_t block, int32_t begin) const {
     const auto share = [&](int32_t row) { return load(logits + int64_t{block} * kRows + row) - load(denominators + row); };
     const int32_t end = begin + kScoredRowsOfTile;
     Vec peaks = splat(kLowestScore);
     for (int32_t row = begin; row < end; row += kLanes) peaks = maximum(peaks, share(row));
     const float peak = horizontal_maximum(peaks);
     Vec sum = {};
-    for (int32_t row = begin; row < end; row += kLanes) sum += exponential(2 * (share(row) - peak));
+    for (int32_t row = begin; row < end; row += kLanes) sum += exponential(share(row) - peak);
     const int32_t count = rows < end ? rows - begin : kScoredRowsOfTile;
-    return peak + __builtin_logf(horizontal_sum(sum) / static_cast<float>(count)) / 2;
+    return peak + __builtin_logf(horizontal_sum(sum) / static_cast<float>(count));
   }
 };
 

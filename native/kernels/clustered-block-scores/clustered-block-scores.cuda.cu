@@ -1,6 +1,6 @@
 // Clustered block scores on a CUDA device, in two steps: clusters of keys, then scores. A thread block of the second step
 // has 128 scored rows of one query head, which are two tiles. It goes over all clusters twice: first for each row's
-// denominator, then for the squares of the shares.
+// denominator, then for the shares.
 #include "kernels/clustered-block-scores/clustered-block-scores.h"
 
 #include "shared/block-scores/block-scores.cuda.h"
@@ -222,10 +222,10 @@ __global__ void __launch_bounds__(kThreads) score_bands(const __grid_constant__ 
     band.read_logits<Q>(shared, first, logits);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      float squares[4];
+      float shares[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) squares[i] = 2 * (logits[i / 2][i % 2][n] - denominators[i / 2][i % 2]);
-      const LogSum sum = sum_of<4 | 8 | 16>(squares);
+      for (int i = 0; i < 4; ++i) shares[i] = logits[i / 2][i % 2][n] - denominators[i / 2][i % 2];
+      const LogSum sum = sum_of<4 | 8 | 16>(shares);
       if (lane == 0) of_warps[warp / 2][Products::column_of(n, 0) / kKeyClusters] = sum;
     }
     __syncthreads();
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kThreads) score_bands(const __grid_constant__ 
     const int rows = min(kScoredRowsOfTile, band.rows - tile * kScoredRowsOfTile);
     if (tile < Band::kTiles && rows > 0 && first + block < a.blocks) {
       const LogSum sum = merged(of_warps[2 * tile][block], of_warps[2 * tile + 1][block]);
-      band.first.scores[int64_t{tile} * a.blocks + first + block] = (sum.logarithm() - logf(static_cast<float>(rows))) / 2;
+      band.first.scores[int64_t{tile} * a.blocks + first + block] = sum.logarithm() - logf(static_cast<float>(rows));
     }
   }
   const int scored = (end + Band::kBlocksOfRun - 1) / Band::kBlocksOfRun * Band::kBlocksOfRun;

@@ -3,8 +3,7 @@
 // cluster c has n[c] keys, and mean[c] is their mean. For query head h:
 //   logit[i, J] = max over c of (scale q[h, i] . mean[c] + ln n[c])
 //   share[i, J] = softmax over the blocks J whose first key row i sees
-//   score[h, I, J] = ln(root of the mean of share[i, J]^2 over every second row i of tile I, its first row included)
-// The squares keep a block that a few rows need and most do not.
+//   score[h, I, J] = ln(mean of share[i, J] over every second row i of tile I, its first row included)
 #pragma once
 
 #include "shared/block-scores/block-scores.h"

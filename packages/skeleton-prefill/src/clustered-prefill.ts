@@ -9,8 +9,7 @@ const weightOf = { cpu: 1, cuda: 8 } as const;
 
 /**
  * Attention of prompts over the blocks of keys in which a cluster of keys fits the queries of a tile: our own preset.
- * The estimate finds sinks and neighbours too, so no sinks and a diagonal of 1 token are the defaults, and the last 32
- * rows of a prompt attend to all keys.
+ * One sink and a diagonal of 64 tokens are the defaults, and the last 32 rows of a prompt attend to all keys.
  * @throws InvalidValueError for options out of range; its `attend` throws a CapabilityError for a store without dense
  * blocks
  */
@@ -18,7 +17,7 @@ export function clusteredPrefill(options: ScoredPrefillOptions): PrefillAttentio
   return scoredPrefill(options, {
     subject: 'clusteredPrefill',
     label: 'clustered',
-    defaults: { sinkTokens: 0, diagonalTokens: 1, denseLastRows: 32 },
+    defaults: { sinkTokens: 1, diagonalTokens: 64, denseLastRows: 32 },
     score: clusteredBlockScores,
     // Half of the rows, an eighth of the keys, and products with keys only, which are half of attention.
     cost: (kind, step) => (weightOf[kind] / 32) * denseCost(step),

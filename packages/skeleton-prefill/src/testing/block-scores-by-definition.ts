@@ -152,7 +152,6 @@ export function clusteredByDefinition(head: ScoredHead): BlockScores {
   });
   return forEachBlock(head, (rows, [first = NaN]) => {
     const scored = rows.filter((_, index) => index % 2 === 0);
-    const squares = scored.map((row) => 2 * (shares[row]?.[first / blockKeys] ?? -Infinity));
-    return (logSumExp(squares) - Math.log(scored.length)) / 2;
+    return logSumExp(scored.map((row) => shares[row]?.[first / blockKeys] ?? -Infinity)) - Math.log(scored.length);
   });
 }
