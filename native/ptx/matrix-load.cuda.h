@@ -24,9 +24,20 @@ __device__ inline void load_matrices_transposed(uint32_t (&fragment)[4], const v
                : "memory");
 }
 
-// Needs sm_90.
+// Needs sm_90. `row` is an address in shared memory.
+__device__ inline void store_matrices_at(uint32_t row, const uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(fragment[0]),
+               "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
+               : "memory");
+}
+
 __device__ inline void store_matrices(void* row, const uint32_t (&fragment)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+  store_matrices_at(shared_address(row), fragment);
+}
+
+// Like store_matrices, but transposes each matrix.
+__device__ inline void store_matrices_transposed(void* row, const uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]), "r"(fragment[3])
                : "memory");
 }

@@ -24,6 +24,13 @@ __device__ inline uint64_t wgmma_operand(const void* shared, uint32_t panel_byte
   return uint64_t{kSwizzle128 | kEightRows} << 32 | low;
 }
 
+// The same for rows of 64 bytes, swizzled as SWIZZLE_64B leaves them. Each 8 rows take 512 bytes.
+__device__ inline uint64_t wgmma_narrow_operand(const void* shared) {
+  constexpr uint32_t kSwizzle64 = 2u << 30;
+  constexpr uint32_t kEightRows = 512 >> 4;
+  return uint64_t{kSwizzle64 | kEightRows} << 32 | (1u << 16 | shared_address(shared) >> 4);
+}
+
 // The same operand, `bytes` later in memory.
 __device__ inline uint64_t wgmma_advance(uint64_t operand, uint32_t bytes) {
   const uint32_t low = static_cast<uint32_t>(operand) + (bytes >> 4);

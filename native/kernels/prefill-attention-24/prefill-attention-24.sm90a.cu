@@ -1,12 +1,12 @@
-// Prefill attention over dense and 2:4 blocks for Hopper, with mma and mma.sp.
+// Prefill attention over dense and 2:4 blocks for Hopper, with wgmma and wgmma.sp.
 //
-// A persistent thread block takes work tiles of 24 query rows for each of its consumer warps. One producer warp reads
-// the index maps and copies the keys and values of a tile through a ring of stages. Consumer warps meet only in the
-// ring, so the softmax of some runs during the products of others.
+// A persistent thread block takes work tiles of some query rows for each of its consumer warpgroups. One producer warp
+// reads the index maps and copies the keys and values of a tile through two rings of stages. Consumers meet only in
+// the rings, so the softmax of some runs during the products of others.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/prefill-attention-24/prefill-attention-24-warp.cuda.h"
+#include "kernels/prefill-attention-24/prefill-attention-24-warpgroup.cuda.h"
 #include "kernels/prefill-attention-24/prefill-attention-24-work.cuda.h"
 #include "kernels/prefill-attention-24/prefill-attention-24.cuda.h"
 #include "ptx/bulk-copy.cuda.h"
@@ -19,24 +19,34 @@
 namespace kv::sm90a {
 namespace {
 
+// Each consumer reads keys and values from shared memory anew. With 128 dims two of many rows are therefore faster than
+// three of fewer. With 64 dims exponentials take as long as products, and more warps hide more of both.
 template <typename ElementType, int kDim>
 struct Shape {
   using Element = ElementType;
   using Roles = WarpRoles<kDim == 128 ? 2 : 3>;
   static constexpr int kHeadDim = kDim;
-  static constexpr int kTileRows = PrefillWarp24<Element, kDim>::kRows * Roles::kConsumerWarps;
-  static constexpr int kStages = 6;  // of one block each
+  static constexpr int kRows = kDim == 128 ? 96 : 64;  // of a consumer
+  static constexpr int kTileRows = kRows * Roles::kConsumerWarpgroups;
+  static constexpr int kStages = kDim == 128 ? 3 : 5;  // of keys, and as many of values
   static constexpr int kWorkStages = 2;
+};
+
+// Keys or values on their way from the producer to the consumers, a block in each stage.
+template <typename Shape>
+struct BlockRing {
+  BlockStage24<typename Shape::Element, Shape::kHeadDim> blocks[Shape::kStages];
+  int sparse[Shape::kStages];  // 0 or 1
+  StageRing<Shape::kStages> ring;
 };
 
 template <typename Shape>
 struct SharedStorage {
-  BlockStage24<typename Shape::Element, Shape::kHeadDim> keys[Shape::kStages];
-  BlockStage24<typename Shape::Element, Shape::kHeadDim> values[Shape::kStages];
-  int kinds[Shape::kStages];  // 1 for sparse keys, 2 for sparse values
+  using Consumer = WarpgroupStorage24<typename Shape::Element, Shape::kHeadDim, Shape::kRows>;
+  Consumer consumers[Shape::Roles::kConsumerWarpgroups];
+  BlockRing<Shape> keys;
+  BlockRing<Shape> values;
   PrefillTile24 work[Shape::kWorkStages];  // key_blocks < 0 means that no work is left
-  PrefillTile24 work_of_warp[Shape::Roles::kConsumerWarps];
-  StageRing<Shape::kStages> block_ring;
   StageRing<Shape::kWorkStages> work_ring;
   uint64_t tail_landed;  // for the values of a block that is not full
 };
@@ -96,122 +106,200 @@ class Producer {
     }
   }
 
-  // Copies a block, of which the first `tokens` count, to the next stage.
+  // Copies a block, of which the first `tokens` count, to the next stages.
   __device__ void load(int key_entry, int value_entry, int tokens) {
-    shared_.block_ring.wait_empty(block_at_);
-    auto& keys = shared_.keys[block_at_.stage];
-    auto& values = shared_.values[block_at_.stage];
-    uint64_t* full = &shared_.block_ring.full[block_at_.stage];
     const bool whole = tokens >= kBlock24Tokens;
-    if (lane_ == 0) {
-      uint64_t* landed = whole ? full : &shared_.tail_landed;
-      shared_.kinds[block_at_.stage] = (is_dense(key_entry) ? 0 : 1) | (is_dense(value_entry) ? 0 : 2);
-      ptx::mbarrier_arrive_expect_bytes(landed, bytes(key_entry) + bytes(value_entry));
-      copy(&parameters_.dense_keys, parameters_.arguments.sparse_keys, key_entry, keys, landed);
-      copy(&parameters_.dense_values, parameters_.arguments.sparse_values, value_entry, values, landed);
-    }
-    __syncwarp();
+    uint64_t* values_full = &shared_.values.ring.full[value_at_.stage];
+    copy(parameters_.dense_keys, parameters_.arguments.sparse_keys, key_entry, shared_.keys, key_at_,
+         &shared_.keys.ring.full[key_at_.stage]);
+    copy(parameters_.dense_values, parameters_.arguments.sparse_values, value_entry, shared_.values, value_at_,
+         whole ? values_full : &shared_.tail_landed);
     if (!whole) {
       // Weights of absent keys are 0. But 0 times the memory's old content may be NaN, so these rows are cleared.
       // Such a block is dense.
       ptx::mbarrier_wait(&shared_.tail_landed, tail_parity_);
       tail_parity_ ^= 1;
-      clear_rows(values.dense, tokens, kBlock24Tokens);
+      clear_rows(shared_.values.blocks[value_at_.stage].dense, tokens, kBlock24Tokens);
       ptx::fence_async_proxy();
+      __syncwarp();
+      if (lane_ == 0) ptx::mbarrier_arrive(values_full);
     }
-    // Every lane arrives for itself: compute-sanitizer does not see that one lane's arrival covers the writes of its
-    // warp.
-    if (lane_ > 0 || !whole) ptx::mbarrier_arrive(full);
+    key_at_.advance();
+    value_at_.advance();
+  }
+
+  // Starts the copy of a block to a stage. The bytes count on `landed`.
+  __device__ void copy(const CUtensorMap& dense, const SparseBlocks24& sparse, int entry, BlockRing<Shape>& to,
+                       RingPosition<Shape::kStages> at, uint64_t* landed) {
+    to.ring.wait_empty(at);
+    if (lane_ == 0) {
+      Stage& block = to.blocks[at.stage];
+      to.sparse[at.stage] = is_dense(entry) ? 0 : 1;
+      if (is_dense(entry)) {
+        ptx::mbarrier_arrive_expect_bytes(landed, sizeof(block.dense));
+        copy_box(block.dense, 0, &dense, 0, entry, landed);
+      } else {
+        const int64_t index = block_number(entry);
+        ptx::mbarrier_arrive_expect_bytes(landed, kNonZeroBytes + kMetadataBytes);
+        ptx::bulk_copy(&block, static_cast<const char*>(sparse.non_zeros) + index * kNonZeroBytes, kNonZeroBytes,
+                       landed);
+        ptx::bulk_copy(block.metadata, sparse.metadata + index * (kMetadataBytes / sizeof(uint32_t)), kMetadataBytes,
+                       landed);
+      }
+    }
     __syncwarp();
-    block_at_.advance();
   }
 
   using Stage = BlockStage24<typename Shape::Element, Shape::kHeadDim>;
   static constexpr int kNonZeroBytes = sizeof(Stage::sparse_keys);
   static constexpr int kMetadataBytes = sizeof(Stage::metadata);
 
-  __device__ int bytes(int entry) { return is_dense(entry) ? sizeof(Stage::dense) : kNonZeroBytes + kMetadataBytes; }
-
-  __device__ void copy(const CUtensorMap* dense, const SparseBlocks24& sparse, int entry, Stage& block,
-                       uint64_t* barrier) {
-    if (!is_dense(entry)) {
-      const int64_t index = block_number(entry);
-      ptx::bulk_copy(&block, static_cast<const char*>(sparse.non_zeros) + index * kNonZeroBytes, kNonZeroBytes,
-                     barrier);
-      ptx::bulk_copy(block.metadata, sparse.metadata + index * (kMetadataBytes / sizeof(uint32_t)), kMetadataBytes,
-                     barrier);
-    } else {
-      copy_box(block.dense, 0, dense, 0, entry, barrier);
-    }
-  }
-
   const Parameters& parameters_;
   SharedStorage<Shape>& shared_;
   const int lane_;
-  RingPosition<Shape::kStages> block_at_;
+  RingPosition<Shape::kStages> key_at_;
+  RingPosition<Shape::kStages> value_at_;
   RingPosition<Shape::kWorkStages> work_at_;
   uint32_t tail_parity_ = 0;
 };
 
-// ---- Consumers: a warp computes the outputs of 24 rows. ----
+// ---- Consumers: a warpgroup computes the outputs of Shape::kRows rows. ----
 
 template <typename Shape>
 class Consumer {
  public:
   using Element = typename Shape::Element;
-  using Attention = PrefillWarp24<Element, Shape::kHeadDim>;
+  using Attention = PrefillWarpgroup24<Element, Shape::kHeadDim, Shape::kRows>;
 
   __device__ Consumer(const Parameters& parameters, SharedStorage<Shape>& shared)
       : arguments_(parameters.arguments),
         shared_(shared),
-        warp_row_((threadIdx.x - kWarpgroupThreads) / 32 * Attention::kRows) {}
+        // By a shuffle, so that the compiler sees that it is the same in all lanes, and so are addresses and branches.
+        warpgroup_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads - 1, 0)) {}
 
   __device__ void run() {
-    // Each warp has a copy of the tile in shared memory, because registers are scarce.
-    PrefillTile24& tile = shared_.work_of_warp[warp_row_ / Attention::kRows];
     for (;;) {
       shared_.work_ring.wait_full(work_at_);
-      if (threadIdx.x % 32 == 0) {
-        tile = shared_.work[work_at_.stage];
-        ptx::mbarrier_arrive(&shared_.work_ring.empty[work_at_.stage]);
-      }
-      work_at_.advance();
-      __syncwarp();
+      const PrefillTile24& tile = shared_.work[work_at_.stage];
       if (tile.key_blocks < 0) break;
       attend(tile);
       __syncwarp();
+      shared_.work_ring.release(work_at_);
+      work_at_.advance();
     }
   }
 
  private:
+  using Operand = typename Attention::Operand;
+  using Position = RingPosition<Shape::kStages>;
+
   __device__ void attend(const PrefillTile24& tile) {
-    Attention attention(arguments_.scale);
-    const int first_row = tile.first_row + warp_row_;
-    load_queries<Element>(arguments_, tile, first_row, attention);
-    const SeenBlocks blocks = tile.blocks(first_row, Attention::kRows);
-    for (int number = 0; number < tile.key_blocks; ++number) {
-      shared_.block_ring.wait_full(block_at_);
-      if (number < blocks.seen) {
-        // The lane that will release the stage reads this for all.
-        const int kinds = __shfl_sync(0xffffffffu, threadIdx.x % 32 == 0 ? shared_.kinds[block_at_.stage] : 0, 0);
-        const bool sparse_keys = (kinds & 1) != 0;
-        const bool sparse_values = (kinds & 2) != 0;
-        weigh_keys(tile, first_row, number, number >= blocks.full, shared_.keys[block_at_.stage], sparse_keys,
-                   attention);
-        attention.accumulate(shared_.values[block_at_.stage], sparse_values);
+    const int first_row = tile.first_row + warpgroup_ * Shape::kRows;
+    const SeenBlocks blocks = tile.blocks(first_row, Shape::kRows);
+    Attention attention(arguments_.scale, shared_.consumers[warpgroup_], 1 + warpgroup_);
+    attention.load_queries(arguments_, tile, first_row);
+    if (blocks.seen > 0) {
+      Operand keys;
+      Operand values;
+      first_step(tile, first_row, blocks.seen, keys, values, attention);
+      int number = 1;
+      for (; number < min(blocks.full, blocks.seen); ++number) {
+        step<false>(tile, first_row, number, blocks.seen, keys, values, attention);
       }
-      __syncwarp();
-      shared_.block_ring.release(block_at_);
-      block_at_.advance();
+      for (; number < blocks.seen; ++number) {
+        step<true>(tile, first_row, number, blocks.seen, keys, values, attention);
+      }
+      last_step(values, attention);
     }
-    attention.finish();
-    store_outputs<Element>(arguments_, tile, first_row, attention);
+    for (int number = blocks.seen; number < tile.key_blocks; ++number) skip();
+    attention.store_outputs(arguments_, tile, first_row);
+  }
+
+  // Computes the weights of the first block.
+  __device__ __forceinline__ void first_step(const PrefillTile24& tile, int first_row, int seen, Operand& keys,
+                                             Operand& values, Attention& attention) {
+    await_keys(keys, attention);
+    score<true>(tile, first_row, 0, keys, attention);
+    attention.raise(Attention::kAllColumns);
+    attention.template weigh<false>();
+    const Position key_at = key_at_;
+    key_at_.advance();
+    if (seen > 1) await_keys(keys, attention);
+    await_values(values, attention);
+    attention.agree(false);
+    shared_.keys.ring.release(key_at);
+  }
+
+  // Computes the weights of a block, whose keys have landed. Meanwhile the weights of the previous block are multiplied
+  // by their values, which have landed too.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(const PrefillTile24& tile, int first_row, int number, int seen, Operand& keys,
+                                       Operand& values, Attention& attention) {
+    attention.score(keys);
+    attention.accumulate(values);
+    attention.template wait_scores<Attention::kPanels>();
+    if (kMasked) attention.mask(tile, first_row, number);
+    const bool too_large = attention.template weigh<false>();
+    const Position key_at = key_at_;
+    const Position value_at = value_at_;
+    key_at_.advance();
+    value_at_.advance();
+    if (number + 1 < seen) await_keys(keys, attention);
+    shared_.values.ring.wait_full(value_at_);
+    attention.wait_outputs();
+    // Not before: the products were still reading the metadata from registers.
+    await_values(values, attention);
+    if (!attention.agree(too_large)) {
+      score<kMasked>(tile, first_row, number, attention.keys(shared_.keys, key_at.stage), attention);
+      attention.raise(attention.columns_to_raise());
+      attention.template weigh<true>();
+      attention.agree(false);
+    }
+    shared_.values.ring.release(value_at);
+    shared_.keys.ring.release(key_at);
+  }
+
+  // Multiplies the weights of the last block by their values.
+  __device__ __forceinline__ void last_step(const Operand& values, Attention& attention) {
+    attention.accumulate(values);
+    attention.wait_outputs();
+    shared_.values.ring.release(value_at_);
+    value_at_.advance();
+  }
+
+  // Passes a block that no row sees.
+  __device__ void skip() {
+    shared_.keys.ring.wait_full(key_at_);
+    shared_.keys.ring.release(key_at_);
+    key_at_.advance();
+    shared_.values.ring.wait_full(value_at_);
+    shared_.values.ring.release(value_at_);
+    value_at_.advance();
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void score(const PrefillTile24& tile, int first_row, int number, const Operand& keys,
+                                        Attention& attention) {
+    attention.score(keys);
+    attention.template wait_scores<0>();
+    if (kMasked) attention.mask(tile, first_row, number);
+  }
+
+  __device__ __forceinline__ void await_keys(Operand& keys, const Attention& attention) {
+    shared_.keys.ring.wait_full(key_at_);
+    keys = attention.keys(shared_.keys, key_at_.stage);
+  }
+
+  __device__ __forceinline__ void await_values(Operand& values, const Attention& attention) {
+    shared_.values.ring.wait_full(value_at_);
+    values = attention.values(shared_.values, value_at_.stage);
   }
 
   const Attention24Arguments& arguments_;
   SharedStorage<Shape>& shared_;
-  const int warp_row_;
-  RingPosition<Shape::kStages> block_at_;
+  const int warpgroup_;
+  Position key_at_;
+  Position value_at_;
   RingPosition<Shape::kWorkStages> work_at_;
 };
 
@@ -221,7 +309,8 @@ __global__ void __launch_bounds__(Shape::Roles::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Shape>*>(shared_memory);
   if (threadIdx.x == 0) {
-    shared.block_ring.init(Shape::Roles::kConsumerWarps, 32);
+    shared.keys.ring.init(Shape::Roles::kConsumerWarps);
+    shared.values.ring.init(Shape::Roles::kConsumerWarps);
     shared.work_ring.init(Shape::Roles::kConsumerWarps);
     ptx::mbarrier_init(&shared.tail_landed, 1);
     ptx::fence_mbarrier_init();

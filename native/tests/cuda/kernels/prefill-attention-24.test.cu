@@ -168,6 +168,9 @@ Outcome attend(const Case& test, Random& random) {
     succeeds(launch());
     succeeds(cudaDeviceSynchronize());
     outcome.expect(operands.output.host() == mixed_output, "differs from dense storage of the same");
+    succeeds(sm80::prefill_attention_24(arguments, nullptr));
+    succeeds(cudaDeviceSynchronize());
+    outcome.expect(operands.output.host() == mixed_output, "differs from the kernel of Ampere");
   }
   return outcome;
 }
