@@ -8,6 +8,7 @@
 #include "runtime/workers.h"
 #include "tests/check.h"
 #include "tests/cuda/cuda-testing.h"
+#include "tests/cuda/kernels/case-loop.h"
 #include "tests/cuda/kernels/device.cuda.h"
 
 using namespace kv;
@@ -159,6 +160,30 @@ TEST("key blocks are selected by scores on the GPU as on the CPU, to the last bl
         selection.scores = scores;
         selection.check_devices();
       }
+    }
+  }
+}
+
+TEST("key blocks of 131,072 tokens are selected on the GPU as on the CPU, to the last block") {
+  if (only_small_cases()) return;
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  const auto draw = [&] { return 2 * normal(random) - 6; };
+  for (const int rows : {8192, 131072}) {
+    for (const Rule& rule : {Rule{BlockRule::budget, 0, 0.03}, Rule{BlockRule::mass, 0, 0.95}}) {
+      Selection selection = of_rows(rows, rule);
+      SelectKeyBlocksArguments& a = selection.a;
+      a.query_heads = 2;
+      a.tokens = 131072;
+      a.capacity = 2048;
+      selection.scores = drawn(a.lists() * a.capacity, draw);
+      selection.check_devices();
+      if (rule.rule == BlockRule::mass) continue;
+      selection.scores.clear();
+      selection.slash = drawn(int64_t{2} * a.tokens, draw);
+      selection.vertical = drawn(int64_t{2} * a.tokens, draw);
+      selection.horizontal = drawn(int64_t{2} * a.rows, draw);
+      selection.check_devices();
     }
   }
 }
