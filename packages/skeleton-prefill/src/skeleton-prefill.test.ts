@@ -121,7 +121,7 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
   });
 
   it('refuses options out of range', () => {
-    const wrong = [{}, { budget: 0 }, { budget: 2 }, { epsilon: -1 }, { epsilon: 1, budget: 1 }];
+    const wrong = [{}, { budget: 0 }, { budget: 2 }, { epsilon: -1 }, { epsilon: 1, budget: 1 }, { mass: 0.5 }, { budget: 0.5, mass: 0.5 }];
     for (const options of wrong) expect(() => skeletonPrefill(options as SkeletonPrefillOptions)).toThrow(InvalidValueError);
     for (const settings of [{ denseLastRows: -1 }, { samples: 0 }, { ridge: 0 }, { sinkTokens: 5000 }, { slashBound: 'mean' }]) {
       expect(() => skeletonPrefill({ budget: 0.1, ...(settings as object) })).toThrow(InvalidValueError);

@@ -5,7 +5,7 @@ import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-spars
 import { decompositionCost } from './estimated-cost.js';
 import { decomposeAttention, decomposeOptions, decompositionStateBytes } from './operations/decompose-attention.js';
 import type { DecomposeAttentionOptions } from './operations/decompose-attention.js';
-import { expectSlashBound, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
+import { estimateRules, expectSlashBound, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
 import type { EstimateThreshold, SlashBound } from './operations/select-key-blocks.js';
 
 export interface SkeletonPrefillSettings extends DecomposeAttentionOptions {
@@ -28,7 +28,7 @@ export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttenti
   expectObject('skeletonPrefill', 'options', options);
   const { epsilon, budget, slashBound = 'safe', denseLastRows = tileRows } = options;
   const threshold = { epsilon, budget } as EstimateThreshold;
-  expectThreshold('skeletonPrefill', threshold, keyBlockTokens);
+  expectThreshold('skeletonPrefill', options, keyBlockTokens, estimateRules);
   expectSlashBound('skeletonPrefill', slashBound);
   expectDenseLastRows('skeletonPrefill', denseLastRows);
   const optionsOf = (headDim: number) => decomposeOptions('skeletonPrefill', options, headDim);

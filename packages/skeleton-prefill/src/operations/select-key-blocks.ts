@@ -45,6 +45,9 @@ type OneOf<Rules> = {
 /** In the order of `BlockRule` in the operation's header. */
 const blockRules = ['epsilon', 'budget', 'mass', 'ofMax'] as const;
 
+/** Those of any estimate. */
+export const estimateRules: readonly (keyof BlockRules)[] = ['epsilon', 'budget'];
+
 const ranges = {
   epsilon: { holds: (value: number) => value >= 0, wanted: 'a number from 0 on' },
   budget: { holds: (value: number) => value > 0 && value <= 1, wanted: 'above 0 up to 1' },
@@ -155,9 +158,7 @@ export function selectKeyBlocks(stream: Stream, args: SelectKeyBlocksArguments):
     expect('the listedBlock axis', room, room >= blocks, `${blocks} blocks or more`);
     if (scores) expect('the keyBlock axis', scores.shape[2], scores.shape[2] === blocks, `${blocks} blocks`);
     const settings = [tileRows, sinkTokens, diagonalTokens, denseRows, slashBounds.indexOf(slashBound)] as const;
-    const threshold = expectThreshold('selectKeyBlocks', args.threshold, tokens);
-    const needsScores = args.threshold.mass !== undefined || args.threshold.ofMax !== undefined;
-    expect('threshold', args.threshold, scores !== undefined || !needsScores, 'an epsilon or a budget, unless there are scores');
+    const threshold = expectThreshold('selectKeyBlocks', args.threshold, tokens, scores ? blockRules : estimateRules);
     loadAddon().selectKeyBlocks(stream.native, ...natives, tokens, rows, ...settings, ...threshold);
   });
 }
@@ -174,10 +175,12 @@ export function expectThreshold(
   subject: string,
   given: BlockThreshold,
   tokens: number,
+  allowed: readonly (keyof BlockRules)[] = blockRules,
 ): readonly [rule: number, threshold: number, share: number] {
   expectObject(subject, 'threshold', given);
   const [name = 'epsilon', ...others] = blockRules.filter((rule) => given[rule] !== undefined);
-  expectThat(subject, 'threshold', given, given[name] !== undefined && others.length === 0, `one of ${blockRules.join(', ')}`);
+  const isOne = given[name] !== undefined && others.length === 0 && allowed.includes(name);
+  expectThat(subject, 'threshold', given, isOne, `one of ${allowed.join(', ')}`);
   const value = given[name] ?? NaN;
   const { holds, wanted } = ranges[name];
   expectThat(subject, `threshold.${name}`, value, isFinite32(value) && holds(value), wanted);
