@@ -24,44 +24,37 @@ struct Clusters {
         logarithms(means + int64_t{a.kv_heads} * a.blocks * kKeyClusters * a.head_dim) {}
 };
 
-// The keys of one block, lanes side by side.
+// The keys of one block.
 struct BlockKeys {
-  float* keys;  // [dim, key]
-  float* seed;  // [dim]
+  float* keys;        // [key, dim]
+  float* transposed;  // [dim, key]; zeros behind the last key
+  float* mean;        // [dim]
   int32_t dim;
   int32_t count;
 
-  static int64_t floats(int32_t dim) { return int64_t{dim} * (kScoredBlockKeys + 1); }
+  static int64_t floats(int32_t dim) { return int64_t{dim} * (2 * kScoredBlockKeys + 1); }
 
   template <class T>
   void load_keys(const BlockScoresArguments& a, const int32_t* blocks, int32_t first) const {
-    std::memset(keys, 0, sizeof(float) * static_cast<size_t>(dim) * kScoredBlockKeys);
-    for (int32_t i = 0; i < count; ++i) {
-      const T* key = key_at<T>(a, blocks, first + i);
-      for (int32_t d = 0; d < dim; ++d) keys[d * kScoredBlockKeys + i] = to_float(key[d]);
-    }
-  }
-
-  void seed_with_mean() const {
+    for (int32_t i = 0; i < count; ++i) load_row(key_at<T>(a, blocks, first + i), keys + i * dim, dim, dim);
+    std::memset(keys + count * dim, 0, sizeof(float) * static_cast<size_t>((kScoredBlockKeys - count) * dim));
     for (int32_t d = 0; d < dim; ++d) {
-      Vec sum = {};
-      for (int32_t i = 0; i < kScoredBlockKeys; i += kLanes) sum += load(keys + d * kScoredBlockKeys + i);
-      seed[d] = horizontal_sum(sum) / static_cast<float>(count);
+      for (int32_t i = 0; i < kScoredBlockKeys; ++i) transposed[d * kScoredBlockKeys + i] = keys[i * dim + d];
     }
   }
 
-  void seed_with(int32_t key) const {
-    for (int32_t d = 0; d < dim; ++d) seed[d] = keys[d * kScoredBlockKeys + key];
+  void add_key(int32_t key, float* to) const {
+    for (int32_t d = 0; d < dim; ++d) to[d] += keys[key * dim + d];
   }
 
   // Squared distances of all keys from the seed.
-  void measure(float* distances) const {
+  void measure(const float* seed, float* distances) const {
     constexpr int kVectors = kScoredBlockKeys / kLanes;
     Vec sums[kVectors] = {};
     for (int32_t d = 0; d < dim; ++d) {
       const Vec at = splat(seed[d]);
       for (int v = 0; v < kVectors; ++v) {
-        const Vec apart = load(keys + d * kScoredBlockKeys + v * kLanes) - at;
+        const Vec apart = load(transposed + d * kScoredBlockKeys + v * kLanes) - at;
         sums[v] += apart * apart;
       }
     }
@@ -69,10 +62,10 @@ struct BlockKeys {
   }
 
   // The first of the farthest keys; the first key where all distances are NaN.
-  int32_t farthest(const float* distances) const {
+  const float* farthest(const float* distances) const {
     int32_t best = 0;
     for (int32_t i = 1; i < count; ++i) best = distances[i] > distances[best] ? i : best;
-    return best;
+    return keys + best * dim;
   }
 
   void write_clusters(float* means, float* logarithms) const {
@@ -80,26 +73,26 @@ struct BlockKeys {
     float nearest[kScoredBlockKeys];
     int32_t cluster_of[kScoredBlockKeys] = {};
     for (float& distance : nearest) distance = __builtin_inff();
-    seed_with_mean();
-    measure(distances);
-    int32_t next = farthest(distances);
+    std::memset(mean, 0, sizeof(float) * static_cast<size_t>(dim));
+    for (int32_t i = 0; i < count; ++i) add_key(i, mean);
+    for (int32_t d = 0; d < dim; ++d) mean[d] /= static_cast<float>(count);
+    measure(mean, distances);
+    const float* seed = farthest(distances);
     for (int32_t cluster = 0; cluster < kKeyClusters; ++cluster) {
-      seed_with(next);
-      measure(distances);
+      measure(seed, distances);
       // A key that is not finite stays in the first cluster.
-      for (int32_t i = 0; i < count; ++i) {
-        if (!(distances[i] < nearest[i])) continue;
-        nearest[i] = distances[i];
-        cluster_of[i] = cluster;
+      for (int32_t i = 0; i < kScoredBlockKeys; ++i) {
+        const bool nearer = distances[i] < nearest[i];
+        nearest[i] = nearer ? distances[i] : nearest[i];
+        cluster_of[i] = nearer ? cluster : cluster_of[i];
       }
-      next = farthest(nearest);
+      seed = farthest(nearest);
     }
     int32_t sizes[kKeyClusters] = {};
-    for (int32_t i = 0; i < count; ++i) ++sizes[cluster_of[i]];
     std::memset(means, 0, sizeof(float) * static_cast<size_t>(dim) * kKeyClusters);
     for (int32_t i = 0; i < count; ++i) {
-      float* mean = means + cluster_of[i] * dim;
-      for (int32_t d = 0; d < dim; ++d) mean[d] += keys[d * kScoredBlockKeys + i];
+      ++sizes[cluster_of[i]];
+      add_key(i, means + cluster_of[i] * dim);
     }
     for (int32_t cluster = 0; cluster < kKeyClusters; ++cluster) {
       const auto size = static_cast<float>(sizes[cluster]);
@@ -123,6 +116,7 @@ struct Band {
   int32_t* seen;        // [row]: how many blocks it sees; 0 behind the last row
   float* logits;        // [block, row]
   int32_t rows = 0;     // scored ones that there are
+  int32_t end = 0;      // of the panels that have any of them
 
   static int64_t floats(const BlockScoresArguments& a) {
     return int64_t{kRows} * (a.head_dim + 2 + a.blocks) + kKeyClusters * kPanelRows;
@@ -137,6 +131,7 @@ struct Band {
     logits = denominators + 2 * kRows;
     const int32_t left = static_cast<int32_t>(divide_up(first.tokens - first.position, kScoredRowStep));
     rows = left < kRows ? left : kRows;
+    end = static_cast<int32_t>(divide_up(rows, kPanelRows)) * kPanelRows;
     for (int32_t row = 0; row < kRows; ++row) seen[row] = row < rows ? first.seen_by(row * kScoredRowStep) : 0;
   }
 
@@ -144,7 +139,7 @@ struct Band {
 
   template <class T>
   void load_queries() const {
-    for (int32_t row = 0; row < kRows; ++row) {
+    for (int32_t row = 0; row < end; ++row) {
       float* to = queries + row / kPanelRows * kPanelRows * a.head_dim + row % kPanelRows;
       const T* query = row < rows ? query_at<T>(a, first.first_row + row * kScoredRowStep, first.query_head) : nullptr;
       for (int32_t d = 0; d < a.head_dim; ++d) to[d * kPanelRows] = query == nullptr ? 0 : to_float(query[d]) * a.scale;
@@ -156,7 +151,7 @@ struct Band {
       const int64_t first_cluster = (first.kv_head * a.blocks + block) * kKeyClusters;
       const float* means = clusters.means + first_cluster * a.head_dim;
       const float* logarithms = clusters.logarithms + first_cluster;
-      for (int32_t panel = 0; panel < kRows; panel += kPanelRows) {
+      for (int32_t panel = 0; panel < end; panel += kPanelRows) {
         for (int32_t cluster = 0; cluster < kKeyClusters; cluster += kStep) {
           multiply<false>(means + cluster * a.head_dim, a.head_dim, 1, queries + panel * a.head_dim, a.head_dim, nullptr,
                           products + cluster * kPanelRows);
@@ -177,7 +172,7 @@ struct Band {
 
   // The logarithms of the rows' denominators; 0 behind the last row.
   void write_denominators() const {
-    for (int32_t row = 0; row < kRows; row += kLanes) {
+    for (int32_t row = 0; row < end; row += kLanes) {
       Vec peak = splat(kLowestScore);
       for (int32_t block = 0; block < seen_by_last(); ++block) peak = maximum(peak, load(logits + int64_t{block} * kRows + row));
       Vec sum = {};
@@ -201,13 +196,13 @@ struct Band {
   // The logarithm of the mean share of a block over the rows of a tile.
   float mean_share(int32_t block, int32_t begin) const {
     const auto share = [&](int32_t row) { return load(logits + int64_t{block} * kRows + row) - load(denominators + row); };
-    const int32_t end = begin + kScoredRowsOfTile;
+    const int32_t tile_end = begin + kScoredRowsOfTile < end ? begin + kScoredRowsOfTile : end;
     Vec peaks = splat(kLowestScore);
-    for (int32_t row = begin; row < end; row += kLanes) peaks = maximum(peaks, share(row));
+    for (int32_t row = begin; row < tile_end; row += kLanes) peaks = maximum(peaks, share(row));
     const float peak = horizontal_maximum(peaks);
     Vec sum = {};
-    for (int32_t row = begin; row < end; row += kLanes) sum += exponential(share(row) - peak);
-    const int32_t count = rows < end ? rows - begin : kScoredRowsOfTile;
+    for (int32_t row = begin; row < tile_end; row += kLanes) sum += exponential(share(row) - peak);
+    const int32_t count = rows < begin + kScoredRowsOfTile ? rows - begin : kScoredRowsOfTile;
     return peak + __builtin_logf(horizontal_sum(sum) / static_cast<float>(count));
   }
 };
@@ -222,7 +217,8 @@ void clustered_block_scores(const ClusteredBlockScoresArguments& a, Workers& wor
     const auto first = static_cast<int32_t>(block % a.blocks) * kScoredBlockKeys;
     const int32_t left = a.key_counts[cache_head] - first;
     auto* memory = static_cast<float*>(workers.scratch(worker, static_cast<size_t>(BlockKeys::floats(a.head_dim)) * sizeof(float)));
-    const BlockKeys keys{memory, memory + int64_t{a.head_dim} * kScoredBlockKeys, a.head_dim,
+    const int64_t block_floats = int64_t{a.head_dim} * kScoredBlockKeys;
+    const BlockKeys keys{memory, memory + block_floats, memory + 2 * block_floats, a.head_dim,
                          left < kScoredBlockKeys ? left : kScoredBlockKeys};
     with_float_type(a.cache_dtype, [&](auto element) {
       keys.load_keys<decltype(element)>(a, a.block_table + cache_head * a.table_width, first);
