@@ -18,7 +18,7 @@ list(FILTER cuda_every EXCLUDE REGEX "\\.(sm90a|sm80)\\.cu$")
 function(add_cuda_objects name architectures)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_RUNTIME_LIBRARY Static)
-  target_compile_options(${name} PRIVATE -lineinfo --expt-relaxed-constexpr -Xfatbin=-compress-all
+  target_compile_options(${name} PRIVATE --expt-relaxed-constexpr --compress-mode=size
                                          -Xcompiler=-Wall,-Wextra,-Wno-psabi)
 endfunction()
 
