@@ -51,6 +51,9 @@ class Queue : public std::enable_shared_from_this<Queue> {
  public:
   virtual ~Queue() = default;
   virtual void* cuda_stream() const { return nullptr; }
+  // A second stream for a part of an operation that need not wait for the rest of it. The operation orders the two.
+  // Where thread blocks of both could start, those of this stream do. Null where there is none.
+  virtual void* side_stream() { return nullptr; }
   virtual Fault* fault() const { return nullptr; }
   // Working memory on the device for operations of this queue. The memory stays the queue's. Null when it does not
   // fit.

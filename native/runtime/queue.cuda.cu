@@ -148,7 +148,20 @@ CudaQueue::~CudaQueue() {
   workspace_.reset();
   zeroed_.reset();
   if (trunk_ == nullptr) cudaFreeAsync(faults_, stream_);
+  if (side_ != nullptr) cudaStreamDestroy(side_);
   cudaStreamDestroy(stream_);
+}
+
+void* CudaQueue::side_stream() {
+  int lowest = 0;
+  int highest = 0;
+  if (side_ != nullptr) return side_;
+  if (cudaDeviceGetStreamPriorityRange(&lowest, &highest) == cudaSuccess &&
+      cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, highest) == cudaSuccess) {
+    return side_;
+  }
+  cudaGetLastError();
+  return side_ = nullptr;
 }
 
 std::shared_ptr<CudaScratch> CudaQueue::allocate(size_t bytes) {

@@ -46,6 +46,7 @@ class CudaQueue : public Queue {
   // The stream into which the queue's own thread launches. A capture uses another stream: other threads free memory
   // in the order of `stream_` meanwhile, and their calls would be captured.
   void* cuda_stream() const override { return capturing_ != nullptr ? capturing_ : stream_; }
+  void* side_stream() override;
   // The stream that gives the queue its order, for every thread.
   cudaStream_t stream() const { return stream_; }
   Fault* fault() const override { return &faults_->fault; }
@@ -80,6 +81,7 @@ class CudaQueue : public Queue {
   std::shared_ptr<CudaScratch> workspace_;
   std::shared_ptr<CudaScratch> zeroed_;
   cudaStream_t capturing_ = nullptr;
+  cudaStream_t side_ = nullptr;  // made when it is first asked for
   // Used by the trunk only. Null until the first host part.
   std::shared_ptr<HostFailure> host_failure_;
   HostTasks host_tasks_;  // launched, not known to be done

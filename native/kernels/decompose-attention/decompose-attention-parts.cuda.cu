@@ -1,7 +1,12 @@
 // The parts s, v and h (lines 14 to 19), and the last row, for which the estimate of the denominator is made exact.
+#include <cub/block/block_load.cuh>
+#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
+#include <cub/block/block_store.cuh>
 
 #include "kernels/decompose-attention/decompose-attention.cuda.h"
+#include "ptx/async-copy.cuda.h"
+#include "ptx/mma-f64.cuda.h"
 
 namespace kv {
 namespace decomposition {
@@ -9,170 +14,346 @@ namespace {
 
 constexpr int kScanThreads = 512;
 constexpr int kScanItems = 8;
+constexpr int kScanTokens = kScanThreads * kScanItems;
+constexpr int kSlashHeads = 32;    // query heads of a thread block
+constexpr int kVerticalHeads = 8;  // query heads at once, as many as mma multiplies
+constexpr int kVerticalWarps = kTurnTokens / 16;
 
 // Without samples there is no interior, and nothing to estimate.
 __device__ const double* solution_of(const Launch& launch, int query_head) {
   return launch.memory.solutions + int64_t{query_head} * launch.a.coefficients();
 }
 
-// Line 14: one thread block for each 64 lags and query head.
-__global__ void __launch_bounds__(kTurnTokens) write_slash(const __grid_constant__ Launch launch) {
-  if (*launch.memory.fits == 0) return;
-  extern __shared__ double2 turned[];  // [pair]: alpha rotated by the thread block's first lag
-  const DecomposeAttentionArguments& a = launch.a;
-  const int query_head = static_cast<int>(blockIdx.y);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lag = static_cast<int>(blockIdx.x) * kTurnTokens + thread;
-  float* to = a.slash + int64_t{query_head} * a.tokens + lag;
-  if (launch.samples == 0) {
-    if (lag < a.tokens) *to = 0;
-    return;
-  }
-  const double* alpha = solution_of(launch, query_head);
-  const double* middle = launch.memory.middles + int64_t{query_head / a.group()} * a.coefficients();
-  for (int pair = thread; pair < a.pairs; pair += kTurnTokens) {
-    const double2 base = launch.memory.bases[int64_t{blockIdx.x} * a.pairs + pair];
-    const double of_cosine = alpha[pair];
-    const double of_sine = alpha[a.pairs + pair];
-    turned[pair] = {of_cosine * base.x - of_sine * base.y, -(of_cosine * base.y + of_sine * base.x)};
-  }
-  __syncthreads();
-  double value = 0;
-  for (int pair = 0; pair < a.pairs; ++pair) {
-    const double2 within = launch.memory.turns[pair * kTurnTokens + thread];
-    value += within.x * turned[pair].x + within.y * turned[pair].y;
-    value -= middle[pair] * alpha[pair] + middle[a.pairs + pair] * alpha[a.pairs + pair];
-  }
-  if (lag < a.tokens) *to = static_cast<float>(value);
+__device__ double* sums_of_blocks(const Launch& launch, bool vertical, int query_head) {
+  return launch.memory.block_sums + (int64_t{vertical} * launch.a.query_heads + query_head) * launch.blocks();
 }
 
-// Line 15, and the last row of line 6: one thread block for each 64 keys and kv head. A thread has one key and some
-// query heads.
-template <class T, class Q>
-__global__ void __launch_bounds__(kThreads) write_vertical(const __grid_constant__ Launch launch) {
+// The sum over the lanes that hold other rows of the same columns of an mma's result.
+__device__ double sum_of_rows(double x) {
+  for (int distance = 4; distance < kWarp; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
+
+// Line 14: one thread block for each 64 lags and some query heads. A warp has 16 lags of 16 of them, and multiplies
+// cosines and sines by alpha; the four lanes with neighbouring columns have a pair each.
+__global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
-  extern __shared__ float keys_here[];  // [key, dim + 1]
-  __shared__ float peaks[kThreads];
-  __shared__ float totals[kThreads];
+  extern __shared__ double2 turned[];  // [pair, kSlashHeads + 1]: alpha rotated by the thread block's first lag
+  __shared__ double sums[kTurnTokens / 16][kSlashHeads];
+  const DecomposeAttentionArguments& a = launch.a;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarp;
+  const int block = static_cast<int>(blockIdx.x);
+  const int first_head = static_cast<int>(blockIdx.y) * kSlashHeads;
+  const int padded = (a.pairs + 3) / 4 * 4;
+  for (int i = thread; i < padded * kSlashHeads; i += kThreads) {
+    const int pair = i % padded;
+    const int query_head = first_head + i / padded;
+    double2 own = {0, 0};
+    if (pair < a.pairs && query_head < a.query_heads && launch.samples > 0) {
+      const double* alpha = solution_of(launch, query_head);
+      own = turned_back({alpha[pair], -alpha[a.pairs + pair]}, launch.memory.bases[int64_t{block} * a.pairs + pair]);
+    }
+    turned[pair * (kSlashHeads + 1) + i / padded] = own;
+  }
+  __syncthreads();
+  const int tile = thread / kWarp % (kTurnTokens / 16);
+  const int left = thread / kWarp / (kTurnTokens / 16) * (kSlashHeads / 2);
+  double values[2][4] = {};
+#pragma unroll 4
+  for (int k = 0; k < padded; k += 4) {
+    const double2* turns = launch.memory.turns + min(k + lane % 4, a.pairs - 1) * kTurnTokens + 16 * tile + lane / 4;
+    const double2 upper = turns[0];
+    const double2 lower = turns[8];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const double2 column = turned[(k + lane % 4) * (kSlashHeads + 1) + left + 8 * j + lane / 4];
+      ptx::mma_m16n8k8(values[j], {upper.x, lower.x, upper.y, lower.y}, {column.x, column.y});
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int column = left + 8 * j + lane % 4 * 2 + side;
+      const int query_head = first_head + column;
+      const bool real = query_head < a.query_heads;
+      const double offset = real && launch.samples > 0 ? launch.memory.offsets[query_head].x : 0;
+      double sum = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int lag = block * kTurnTokens + 16 * tile + 8 * half + lane / 4;
+        const float value = static_cast<float>(values[j][2 * half + side] - offset);
+        if (!real || lag >= a.tokens) continue;
+        a.slash[int64_t{query_head} * a.tokens + lag] = value;
+        sum += static_cast<double>(value);
+      }
+      sum = sum_of_rows(sum);
+      if (lane < 4) sums[tile][column] = sum;
+    }
+  }
+  __syncthreads();
+  if (thread >= kSlashHeads || first_head + thread >= a.query_heads) return;
+  double sum = 0;
+  for (int i = 0; i < kTurnTokens / 16; ++i) sum += sums[i][thread];
+  sums_of_blocks(launch, false, first_head + thread)[block] = sum;
+}
+
+// Elements of a key's row in shared memory, so that eight rows lie in other banks.
+template <class T>
+__host__ __device__ constexpr int key_stride(int dims) {
+  return (dims * static_cast<int>(sizeof(T)) + 127) / 128 * (128 / static_cast<int>(sizeof(T))) + 16 / static_cast<int>(sizeof(T));
+}
+
+// Line 15, and the last row of line 6: one thread block for each 64 keys and kv head. A warp has 16 keys, and multiplies
+// them by kappa; the four lanes with neighbouring columns have a column of the keys each.
+template <class T, class Q>
+__global__ void __launch_bounds__(kVerticalWarps* kWarp) write_vertical(const __grid_constant__ Launch launch) {
+  if (*launch.memory.fits == 0) return;
+  constexpr int kOwnThreads = kVerticalWarps * kWarp;
+  extern __shared__ __align__(16) char shared[];
+  __shared__ const T* rows[kTurnTokens];
+  __shared__ double sums[kVerticalWarps][kVerticalHeads];
+  __shared__ float2 exponentials[kVerticalWarps][kVerticalHeads];
   const DecomposeAttentionArguments& a = launch.a;
   const Interior interior(a);
   const int block = static_cast<int>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarp;
+  const int warp = thread / kWarp;
   const int first = block * kTurnTokens;
   const int count = min(kTurnTokens, a.tokens - first);
-  const int stride = a.head_dim + 1;
-  const int own = thread % kTurnTokens;
-  constexpr int kHeads = kThreads / kTurnTokens;  // query heads at once
+  const int columns = columns_of(a);
+  const int padded = (columns + 3) / 4 * 4;
+  const int stride = key_stride<T>(a.head_dim);
+  auto* kappas = reinterpret_cast<double2*>(shared);  // [column, kVerticalHeads + 1], rotated by the first key
+  constexpr int kQueryStride = kVerticalHeads + 2;  // so that four columns lie in other banks
+  auto* queries = reinterpret_cast<float2*>(kappas + padded * (kVerticalHeads + 1));  // [column, kQueryStride]
+  auto* middles = queries + padded * kQueryStride;                                    // [column]: the centre
+  T* keys_here = reinterpret_cast<T*>(middles + padded);                              // [key, stride]
   const StoredKeys<T> keys(a, head);
-  const double* middle = launch.memory.middles + int64_t{head} * a.coefficients() + 2 * a.pairs;
-  for (int i = thread; i < count * a.head_dim; i += kThreads) {
-    const int token = i / a.head_dim;
-    keys_here[token * stride + i % a.head_dim] = plain_of(launch, keys.at(first + token), first + token, i % a.head_dim);
-  }
+  if (thread < kTurnTokens) rows[thread] = keys.at(first + min(thread, count - 1));
   __syncthreads();
-  for (int g = thread / kTurnTokens; g < a.group(); g += kHeads) {
-    const int query_head = head * a.group() + g;
-    const double* kappa = solution_of(launch, query_head) + 2 * a.pairs;
-    double value = 0;
-    for (int d = 0; d < a.head_dim && launch.samples > 0 && own < count; ++d) {
-      value += (static_cast<double>(keys_here[own * stride + d]) - middle[d]) * kappa[d];
+  if (launch.tensor_cores) {
+    const int pieces = a.head_dim * static_cast<int>(sizeof(T)) / 16;
+    for (int i = thread; i < kTurnTokens * pieces; i += kOwnThreads) {
+      const int piece = i % pieces * (16 / static_cast<int>(sizeof(T)));
+      ptx::async_copy_16(keys_here + i / pieces * stride + piece, rows[i / pieces] + piece, true);
     }
-    if (own < count) a.vertical[int64_t{query_head} * a.tokens + first + own] = static_cast<float>(value);
+    ptx::async_copy_commit();
+  } else {
+    for (int d = lane; d < a.head_dim; d += kWarp) {
+#pragma unroll 8
+      for (int key = warp; key < kTurnTokens; key += kVerticalWarps) keys_here[key * stride + d] = rows[key][d];
+    }
   }
-  __syncthreads();
   const double* centre = launch.layout().centre(a.state, head);
-  for (int i = thread; i < count * a.head_dim; i += kThreads) {
-    const int token = i / a.head_dim;
-    const int d = i % a.head_dim;
-    keys_here[token * stride + d] = to_float(keys.at(first + token)[d]) - static_cast<float>(centre[d]);
+  for (int i = thread; i < padded; i += kOwnThreads) {
+    const Column column(a, min(i, columns - 1));
+    middles[i] = {static_cast<float>(centre[column.first]), column.second < 0 ? 0 : static_cast<float>(centre[column.second])};
   }
-  const int key = first + own;
-  const bool inside = own < count && key >= interior.sinks && key < interior.end(a.tokens - 1);
-  for (int g = thread / kTurnTokens; g < (a.group() + kHeads - 1) / kHeads * kHeads; g += kHeads) {
-    const int query_head = head * a.group() + min(g, a.group() - 1);
-    const Q* query = query_at<Q>(a, a.rows - 1, query_head);
-    float logit = -INFINITY;
+  for (int first_head = 0; first_head < a.group(); first_head += kVerticalHeads) {
+    const int heads = min(kVerticalHeads, a.group() - first_head);
     __syncthreads();
-    if (inside) {
-      logit = -launch.memory.mean[int64_t{query_head} * a.rows + a.rows - 1];
-      for (int d = 0; d < a.head_dim; ++d) logit += to_float(query[d]) * a.scale * keys_here[own * stride + d];
+    for (int i = thread; i < padded * kVerticalHeads; i += kOwnThreads) {
+      const int index = i % padded;
+      const int g = i / padded;
+      double2 kappa = {0, 0};
+      float2 query = {0, 0};
+      if (index < columns && g < heads) {
+        const int query_head = head * a.group() + first_head + g;
+        const Column column(a, index);
+        const bool turned = column.second >= 0;
+        const Q* from = query_at<Q>(a, a.rows - 1, query_head);
+        query = {to_float(from[column.first]) * a.scale, turned ? to_float(from[column.second]) * a.scale : 0};
+        if (launch.samples > 0) {
+          const double* solution = solution_of(launch, query_head) + 2 * a.pairs;
+          kappa = {solution[column.first], turned ? solution[column.second] : 0};
+        }
+        if (turned) {
+          const double2 base = launch.memory.bases[int64_t{block} * a.pairs + index];
+          const double shrink = 1 / static_cast<double>(a.attention_scale);
+          kappa = turned_back(kappa, {base.x * shrink, -base.y * shrink});
+        }
+      }
+      kappas[index * (kVerticalHeads + 1) + g] = kappa;
+      queries[index * kQueryStride + g] = query;
     }
-    peaks[thread] = logit;
+    ptx::async_copy_wait<0>();
     __syncthreads();
-    for (int half = kTurnTokens / 2; half > 0; half /= 2) {
-      if (own < half) peaks[thread] = peaks[thread + half] > peaks[thread] ? peaks[thread + half] : peaks[thread];
-      __syncthreads();
+    double values[4] = {};
+    float logits[2][kVerticalHeads] = {};
+#pragma unroll 2
+    for (int k = 0; k < padded; k += 4) {
+      const int index = min(k + lane % 4, columns - 1);
+      const Column column(a, index);
+      const bool turned = column.second >= 0;
+      float2 before[2];
+      float2 centred[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = 16 * warp + 8 * half + lane / 4;
+        const T* row = keys_here + key * stride;
+        const float2 own = {to_float(row[column.first]), turned ? to_float(row[column.second]) : 0};
+        before[half] = turned ? turned_back(own, launch.memory.turns_of_pair[index * kTurnTokens + key]) : own;
+        centred[half] = {own.x - middles[index].x, own.y - middles[index].y};
+      }
+#pragma unroll
+      for (int g = 0; g < kVerticalHeads; g += 2) {
+        if (g >= heads) continue;
+        const float4 query = *reinterpret_cast<const float4*>(queries + (k + lane % 4) * kQueryStride + g);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          logits[half][g] += centred[half].x * query.x + centred[half].y * query.y;
+          logits[half][g + 1] += centred[half].x * query.z + centred[half].y * query.w;
+        }
+      }
+      const double2 kappa = kappas[(k + lane % 4) * (kVerticalHeads + 1) + lane / 4];
+      ptx::mma_m16n8k8(values, {before[0].x, before[1].x, before[0].y, before[1].y}, {kappa.x, kappa.y});
     }
-    const float peak = peaks[thread - own];
-    totals[thread] = inside ? expf(logit - peak) : 0;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const int g = lane % 4 * 2 + side;
+      const int query_head = head * a.group() + first_head + min(g, heads - 1);
+      const double offset = launch.samples > 0 ? launch.memory.offsets[query_head].y : 0;
+      double sum = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = 16 * warp + 8 * half + lane / 4;
+        const float value = launch.samples > 0 ? static_cast<float>(values[2 * half + side] - offset) : 0;
+        if (g >= heads || key >= count) continue;
+        a.vertical[int64_t{query_head} * a.tokens + first + key] = value;
+        sum += static_cast<double>(value);
+      }
+      sum = sum_of_rows(sum);
+      if (lane < 4) sums[warp][g] = sum;
+    }
+#pragma unroll
+    for (int g = 0; g < kVerticalHeads; ++g) {
+      if (g >= heads) continue;
+      float peak = -INFINITY;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = 16 * warp + 8 * half + lane / 4;
+        float& logit = logits[half][g];
+        logit += __shfl_xor_sync(0xffffffffu, logit, 1);
+        logit += __shfl_xor_sync(0xffffffffu, logit, 2);
+        const bool inside = key < count && first + key >= interior.sinks && first + key < interior.end(a.tokens - 1);
+        if (!inside) logit = -INFINITY;
+        peak = logit > peak ? logit : peak;
+      }
+      for (int distance = 4; distance < kWarp; distance *= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, peak, distance);
+        peak = other > peak ? other : peak;
+      }
+      float total = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) total += logits[half][g] == -INFINITY ? 0 : expf(logits[half][g] - peak);
+      for (int distance = 4; distance < kWarp; distance *= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+      if (lane == 0) exponentials[warp][g] = {peak, total};
+    }
     __syncthreads();
-    for (int half = kTurnTokens / 2; half > 0; half /= 2) {
-      if (own < half) totals[thread] += totals[thread + half];
-      __syncthreads();
+    if (thread >= heads) continue;
+    const int query_head = head * a.group() + first_head + thread;
+    double sum = 0;
+    float peak = -INFINITY;
+    for (int i = 0; i < kVerticalWarps; ++i) {
+      sum += sums[i][thread];
+      peak = exponentials[i][thread].x > peak ? exponentials[i][thread].x : peak;
     }
-    if (own == 0 && g < a.group()) {
-      launch.memory.last_rows[int64_t{query_head} * launch.blocks() + block] = {peak, totals[thread]};
+    float total = 0;
+    for (int i = 0; i < kVerticalWarps; ++i) {
+      const float2 part = exponentials[i][thread];
+      if (part.y != 0) total += part.y * expf(part.x - peak);
     }
+    sums_of_blocks(launch, true, query_head)[block] = sum;
+    launch.memory.last_rows[int64_t{query_head} * launch.blocks() + block] = {peak, total};
   }
 }
 
-// Running sums of the slash part or the vertical part of one query head.
-__global__ void __launch_bounds__(kScanThreads) add_up_parts(const __grid_constant__ Launch launch) {
-  if (*launch.memory.fits == 0) return;
-  using Scan = cub::BlockScan<double, kScanThreads>;
-  __shared__ typename Scan::TempStorage storage;
-  const DecomposeAttentionArguments& a = launch.a;
-  const int64_t query_head = blockIdx.x;
-  const float* from = (blockIdx.y == 0 ? a.slash : a.vertical) + query_head * a.tokens;
-  double* to = (blockIdx.y == 0 ? launch.memory.slash_sums : launch.memory.vertical_sums) + query_head * (a.tokens + 1);
-  double before = 0;
-  if (threadIdx.x == 0) to[0] = 0;
-  for (int64_t first = 0; first < a.tokens; first += kScanThreads * kScanItems) {
-    double values[kScanItems];
-    const int64_t own = first + int64_t{threadIdx.x} * kScanItems;
-    for (int i = 0; i < kScanItems; ++i) values[i] = own + i < a.tokens ? static_cast<double>(from[own + i]) : 0;
-    double all = 0;
-    Scan(storage).InclusiveSum(values, values, all);
-    for (int i = 0; i < kScanItems; ++i) {
-      if (own + i < a.tokens) to[own + i + 1] = before + values[i];
-    }
-    before += all;
-    __syncthreads();
-  }
-}
-
-// Line 16: one warp for each query head.
-__global__ void __launch_bounds__(kWarp) find_zetas(const __grid_constant__ Launch launch) {
-  if (*launch.memory.fits == 0) return;
+// Line 16, by one thread block.
+__device__ void find_zeta(const Launch& launch, int query_head) {
+  using Reduce = cub::BlockReduce<double, kScanThreads>;
+  __shared__ typename Reduce::TempStorage storage;
+  __shared__ double most;
   const DecomposeAttentionArguments& a = launch.a;
   const Interior interior(a);
-  const int64_t query_head = blockIdx.x;
-  const double2* parts = launch.memory.last_rows + query_head * launch.blocks();
+  const double2* parts = launch.memory.last_rows + int64_t{query_head} * launch.blocks();
   double peak = -INFINITY;
+  for (int i = static_cast<int>(threadIdx.x); i < launch.blocks(); i += kScanThreads) {
+    if (parts[i].y != 0 && parts[i].x > peak) peak = parts[i].x;
+  }
+  peak = Reduce(storage).Reduce(peak, [](double x, double y) { return x > y ? x : y; });
+  if (threadIdx.x == 0) most = peak;
+  __syncthreads();
   double total = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < launch.blocks(); i += kWarp) {
-    const double2 part = parts[i];
-    if (part.y == 0) continue;
-    const double most = part.x > peak ? part.x : peak;
-    total = (total == 0 ? 0 : total * exp(peak - most)) + part.y * exp(part.x - most);
-    peak = most;
+  for (int i = static_cast<int>(threadIdx.x); i < launch.blocks(); i += kScanThreads) {
+    if (parts[i].y != 0) total += parts[i].y * exp(parts[i].x - most);
   }
-  double most = peak;
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const double other = __shfl_xor_sync(0xffffffffu, most, distance);
-    most = other > most ? other : most;
-  }
-  total = total == 0 ? 0 : total * exp(peak - most);
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+  total = Reduce(storage).Sum(total);
   if (threadIdx.x != 0) return;
-  const double variance = launch.memory.variance[query_head * a.rows + a.rows - 1];
+  const double variance = launch.memory.variance[int64_t{query_head} * a.rows + a.rows - 1];
+  const double mean = launch.memory.last_means[query_head];
   const double count = a.formulas == DecompositionFormulas::paper ? 1 : interior.count(a.tokens - 1);
-  launch.memory.zetas[query_head] = variance / 2 - (most + log(total)) + log(count);
+  launch.memory.zetas[query_head] = variance / 2 - (most - mean + log(total)) + log(count);
+}
+
+// The first segment of kScanTokens, behind the first one, of whose running sums this call's rows need any.
+__host__ __device__ int32_t first_segment(const Interior& interior) {
+  const int32_t lag = interior.first_row - interior.sinks;
+  const int32_t key = interior.end(interior.first_row);
+  const int32_t first = (lag < key ? lag : key) / kScanTokens;
+  return first > 1 ? first : 1;
+}
+
+// Running sums of the slash part and of the vertical part, each without its own element: one thread block for each
+// segment. And the zetas.
+__global__ void __launch_bounds__(kScanThreads) add_up_parts(const __grid_constant__ Launch launch) {
+  if (*launch.memory.fits == 0) return;
+  using Load = cub::BlockLoad<float, kScanThreads, kScanItems, cub::BLOCK_LOAD_WARP_TRANSPOSE>;
+  using Store = cub::BlockStore<double, kScanThreads, kScanItems, cub::BLOCK_STORE_WARP_TRANSPOSE>;
+  using Scan = cub::BlockScan<double, kScanThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  using Reduce = cub::BlockReduce<double, kScanThreads>;
+  __shared__ union {
+    typename Load::TempStorage load;
+    typename Store::TempStorage store;
+    typename Scan::TempStorage scan;
+    typename Reduce::TempStorage reduce;
+  } storage;
+  __shared__ double before;
+  const DecomposeAttentionArguments& a = launch.a;
+  const int query_head = static_cast<int>(blockIdx.y);
+  if (blockIdx.z == 2) {
+    if (blockIdx.x == 0 && launch.samples > 0) find_zeta(launch, query_head);
+    return;
+  }
+  const bool vertical = blockIdx.z == 1;
+  const int32_t segment = blockIdx.x == 0 ? 0 : first_segment(Interior(a)) + static_cast<int32_t>(blockIdx.x) - 1;
+  const int32_t first = segment * kScanTokens;
+  const float* from = (vertical ? a.vertical : a.slash) + int64_t{query_head} * a.tokens;
+  float own[kScanItems];
+  Load(storage.load).Load(from + first, own, a.tokens - first, 0.0f);
+  const double* blocks = sums_of_blocks(launch, vertical, query_head);
+  double sum = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < first / kTurnTokens; i += kScanThreads) sum += blocks[i];
+  __syncthreads();
+  sum = Reduce(storage.reduce).Sum(sum);
+  if (threadIdx.x == 0) before = sum;
+  double values[kScanItems];
+#pragma unroll
+  for (int i = 0; i < kScanItems; ++i) values[i] = static_cast<double>(own[i]);
+  __syncthreads();
+  Scan(storage.scan).ExclusiveSum(values, values);
+#pragma unroll
+  for (int i = 0; i < kScanItems; ++i) values[i] += before;
+  __syncthreads();
+  double* to = (vertical ? launch.memory.vertical_sums : launch.memory.slash_sums) + int64_t{query_head} * (a.tokens + 1);
+  Store(storage.store).Store(to + first, values, a.tokens + 1 - first);
 }
 
 // Lines 17 to 19.
-__global__ void __launch_bounds__(kThreads) write_horizontal(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads) find_horizontal(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   const DecomposeAttentionArguments& a = launch.a;
   const Interior interior(a);
@@ -183,44 +364,56 @@ __global__ void __launch_bounds__(kThreads) write_horizontal(const __grid_consta
   const int count = interior.count(row);
   const int end = interior.end(row);
   const int sinks = interior.sinks;
-  const double shape = launch.memory.log_shape[query_head * a.rows + i];
-  double value = -shape;
+  const float shape = launch.memory.log_shape[query_head * a.rows + i];
+  float value = -shape;
   if (count > 0) {
     const double* of_lags = launch.memory.slash_sums + query_head * (a.tokens + 1);
     const double* of_keys = launch.memory.vertical_sums + query_head * (a.tokens + 1);
     const double drift = a.formulas == DecompositionFormulas::paper
                              ? of_lags[end] - of_lags[sinks > 0 ? sinks - 1 : 0]
                              : of_lags[row - sinks + 1] - of_lags[interior.diagonal] + of_keys[end] - of_keys[sinks];
-    const double variance = launch.memory.variance[query_head * a.rows + i];
-    const double inside = log(static_cast<double>(count)) + variance / 2 - launch.memory.zetas[query_head];
-    const double high = shape < inside ? inside : shape;
-    const double low = shape < inside ? shape : inside;
-    value = -drift / count - (high + log1p(exp(low - high)));
+    const float variance = launch.memory.variance[query_head * a.rows + i];
+    const float inside = logf(static_cast<float>(count)) + variance / 2 - static_cast<float>(launch.memory.zetas[query_head]);
+    const float high = shape < inside ? inside : shape;
+    const float low = shape < inside ? shape : inside;
+    value = -static_cast<float>(drift / count) - (high + log1pf(expf(low - high)));
   }
-  a.horizontal[query_head * a.rows + i] = static_cast<float>(value);
+  a.horizontal[query_head * a.rows + i] = value;
 }
 
 }  // namespace
 
-Status write_parts(const Launch& launch) {
+Status write_slash_and_vertical(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   const unsigned blocks = static_cast<unsigned>(launch.blocks());
-  const size_t pairs = static_cast<size_t>(a.pairs) * sizeof(double2);
-  write_slash<<<dim3(blocks, launch.query_heads()), kTurnTokens, pairs, launch.stream>>>(launch);
-  const size_t bytes = static_cast<size_t>(kTurnTokens) * static_cast<size_t>(a.head_dim + 1) * sizeof(float);
-  cudaError_t error = cudaSuccess;
+  const size_t pairs = static_cast<size_t>(a.pairs + 3) / 4 * 4;
+  const size_t slash_bytes = pairs * (kSlashHeads + 1) * sizeof(double2);
+  cudaError_t error = cudaFuncSetAttribute(write_slash, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(slash_bytes));
+  if (error != cudaSuccess) return cuda_status(error);
+  const dim3 slash(blocks, static_cast<unsigned>((a.query_heads + kSlashHeads - 1) / kSlashHeads));
+  write_slash<<<slash, kThreads, slash_bytes, launch.stream>>>(launch);
+  const size_t columns = static_cast<size_t>(columns_of(a) + 3) / 4 * 4;
   with_cuda_float_type(a.cache_dtype, [&](auto element) {
     with_cuda_float_type(a.query_dtype, [&](auto query) {
-      const auto kernel = write_vertical<decltype(element), decltype(query)>;
+      using T = decltype(element);
+      const auto kernel = write_vertical<T, decltype(query)>;
+      const size_t bytes = columns * ((kVerticalHeads + 1) * sizeof(double2) + (kVerticalHeads + 3) * sizeof(float2)) +
+                           static_cast<size_t>(kTurnTokens * key_stride<T>(a.head_dim)) * sizeof(T);
       error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-      if (error == cudaSuccess) kernel<<<dim3(blocks, launch.kv_heads()), kThreads, bytes, launch.stream>>>(launch);
+      if (error == cudaSuccess) kernel<<<dim3(blocks, launch.kv_heads()), kVerticalWarps * kWarp, bytes, launch.stream>>>(launch);
     });
   });
   if (error != cudaSuccess) return cuda_status(error);
-  add_up_parts<<<dim3(launch.query_heads(), 2), kScanThreads, 0, launch.stream>>>(launch);
-  if (launch.samples > 0) find_zetas<<<launch.query_heads(), kWarp, 0, launch.stream>>>(launch);
+  return launch_status();
+}
+
+Status write_horizontal(const Launch& launch) {
+  const DecomposeAttentionArguments& a = launch.a;
+  const int32_t segments = a.tokens / kScanTokens + 1;  // of one sum more than there are tokens
+  const int32_t needed = 1 + max(segments - first_segment(Interior(a)), 0);
+  add_up_parts<<<dim3(static_cast<unsigned>(needed), launch.query_heads(), 3), kScanThreads, 0, launch.stream>>>(launch);
   const unsigned rows = static_cast<unsigned>((a.rows + kThreads - 1) / kThreads);
-  write_horizontal<<<dim3(rows, launch.query_heads()), kThreads, 0, launch.stream>>>(launch);
+  find_horizontal<<<dim3(rows, launch.query_heads()), kThreads, 0, launch.stream>>>(launch);
   return launch_status();
 }
 

@@ -1,30 +1,15 @@
-// Sums over keys, and each row's mean, variance and Λ-shape (lines 3 to 8), for any dtype and head size.
+// Each row's mean, variance and Λ-shape (lines 3 to 8), for any dtype and head size.
 #include "kernels/decompose-attention/decompose-attention.cuda.h"
 
 namespace kv {
 namespace decomposition {
 namespace {
 
-constexpr int kCentreTokens = 1024;  // the centre is the mean of at most so many first keys
 constexpr int kSide = 128;           // rows and columns of the part of a matrix to which a thread block adds products
 constexpr int kChunkKeys = 32;
 constexpr int kWarpRows = 8;
 constexpr int kPassRows = kWarps * kWarpRows;
 constexpr float kLowest = -3e38f;  // finite, so that infinities are never subtracted
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) find_centre(const __grid_constant__ Launch launch) {
-  if (*launch.memory.fits == 0) return;
-  const DecomposeAttentionArguments& a = launch.a;
-  const int head = static_cast<int>(blockIdx.x);
-  const int dim = static_cast<int>(blockIdx.y);
-  const StoredKeys<T> keys(a, head);
-  const int count = min(a.tokens, kCentreTokens);
-  float sum = 0;
-  for (int token = static_cast<int>(threadIdx.x); token < count; token += kThreads) sum += to_float(keys.at(token)[dim]);
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) launch.layout().centre(a.state, head)[dim] = static_cast<double>(sum / static_cast<float>(count));
-}
 
 // Adds the products of `count` keys in shared memory, [key, dim], to the part of a matrix that begins at (top, left).
 __device__ void add_products(float* matrix, int dims, int top, int left, const float* keys, int count, bool fresh) {
@@ -87,10 +72,7 @@ __global__ void __launch_bounds__(kThreads) add_run(const __grid_constant__ Laun
   const double* centre = launch.layout().centre(a.state, head);
   const StoredKeys<T> keys(a, head);
   const int32_t end = launch.run_end(interior, run);
-  double key_sum = 0;
-  double plain_sum = 0;
   bool fresh = true;
-  const int dim = static_cast<int>(threadIdx.x);
   for (int32_t first = launch.run_first(interior, run); first < end || fresh; first += kChunkKeys) {
     const int count = max(0, min(end - first, kChunkKeys));
     __syncthreads();
@@ -98,47 +80,6 @@ __global__ void __launch_bounds__(kThreads) add_run(const __grid_constant__ Laun
     __syncthreads();
     add_products(moments, a.head_dim, part / parts * kSide, part % parts * kSide, chunk, count, fresh);
     fresh = false;
-    if (part != 0 || dim >= a.head_dim) continue;
-    for (int i = 0; i < count; ++i) {
-      key_sum += static_cast<double>(chunk[i * a.head_dim + dim]);
-      plain_sum += static_cast<double>(plain_of(launch, keys.at(first + i), first + i, dim));
-    }
-  }
-  if (part != 0 || dim >= a.head_dim) return;
-  launch.memory.key_sums[sums * a.head_dim + dim] = key_sum;
-  launch.memory.plain_sums[sums * a.head_dim + dim] = plain_sum;
-}
-
-// Replaces the sums of the runs by running sums, on top of the sum of earlier calls. One thread computes one element.
-template <class T>
-__device__ void add_up(const Launch& launch, T* sums, int64_t size, int64_t element, double* kept) {
-  double sum = launch.a.seen_tokens > 0 ? *kept : 0;
-  for (int32_t run = 0; run <= launch.runs; ++run) {
-    T& of_run = sums[run * size + element];
-    sum += static_cast<double>(of_run);
-    of_run = static_cast<T>(sum);
-  }
-  *kept = sum;
-}
-
-__global__ void __launch_bounds__(kThreads) add_up_runs(const __grid_constant__ Launch launch) {
-  if (*launch.memory.fits == 0) return;
-  const DecomposeAttentionArguments& a = launch.a;
-  const int head = static_cast<int>(blockIdx.y);
-  const int64_t dims = a.head_dim;
-  int64_t element = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t sums = int64_t{head} * (launch.runs + 1) * dims;
-  const DecompositionState layout = launch.layout();
-  if (element < dims * dims) {
-    add_up(launch, launch.memory.moments + sums * dims, dims * dims, element, layout.moments(a.state, head) + element);
-    return;
-  }
-  element -= dims * dims;
-  if (element < dims) {
-    add_up(launch, launch.memory.key_sums + sums, dims, element, layout.key_sum(a.state, head) + element);
-  } else if (element < 2 * dims) {
-    element -= dims;
-    add_up(launch, launch.memory.plain_sums + sums, dims, element, layout.plain_sum(a.state, head) + element);
   }
 }
 
@@ -179,7 +120,14 @@ __global__ void __launch_bounds__(kThreads) add_rows(const __grid_constant__ Lau
   const double* centre = launch.layout().centre(a.state, head);
   const StoredKeys<T> keys(a, head);
   float* own_queries = queries + thread / kWarp * kWarpRows * stride;
-  for (int d = thread; d < dims; d += kThreads) sum[d] = static_cast<float>(launch.memory.key_sums[sums * dims + d]);
+  const int32_t before = interior.end(interior.first_row + run * kRunTokens);
+  for (int d = thread; d < dims; d += kThreads) {
+    double all = launch.key_sums_before(head, before / kTurnTokens)[d];
+    for (int32_t key = max(before / kTurnTokens * kTurnTokens, launch.first_key(interior)); key < before; ++key) {
+      all += static_cast<double>(to_float(keys.at(key)[d]) - static_cast<float>(centre[d]));
+    }
+    sum[d] = static_cast<float>(all);
+  }
 
   const int end = min(a.rows, (run + 1) * kRunTokens);
   for (int first = run * kRunTokens; first < end; first += kTileTokens) {
@@ -277,7 +225,7 @@ __global__ void __launch_bounds__(kThreads) add_rows(const __grid_constant__ Lau
         const float mean = total_sum / counted;
         const float variance = total_square / counted - mean * mean;
         const int64_t to = int64_t{head * group + row % group} * a.rows + first + row / group;
-        launch.memory.mean[to] = mean;
+        if (position == a.tokens - 1) launch.memory.last_means[head * group + row % group] = mean;
         launch.memory.variance[to] = variance > 0 || variance != variance ? variance : 0;
         launch.memory.log_shape[to] = peak - mean + logf(total);
       }
@@ -320,22 +268,16 @@ Status launch_rows_of(const Launch& launch) {
 
 }  // namespace
 
-Status add_keys_and_rows(const Launch& launch) {
+Status add_rows(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   const unsigned parts = static_cast<unsigned>((a.head_dim + kSide - 1) / kSide);
   const size_t chunk = static_cast<size_t>(kChunkKeys) * static_cast<size_t>(a.head_dim) * sizeof(float);
   Status status;
   with_cuda_float_type(a.cache_dtype, [&](auto element) {
     using T = decltype(element);
-    if (a.seen_tokens == 0) {
-      find_centre<T><<<dim3(launch.kv_heads(), static_cast<unsigned>(a.head_dim)), kThreads, 0, launch.stream>>>(launch);
-    }
     const dim3 runs(static_cast<unsigned>(launch.runs) + 1, launch.kv_heads(), parts * parts);
     add_run<T><<<runs, kThreads, chunk, launch.stream>>>(launch);
-    const int64_t elements = int64_t{a.head_dim} * (a.head_dim + 2);
-    add_up_runs<<<dim3(static_cast<unsigned>((elements + kThreads - 1) / kThreads), launch.kv_heads()), kThreads, 0,
-                  launch.stream>>>(launch);
-    status = launch_status();
+    status = add_up_runs(launch);
     if (!status.ok()) return;
     with_cuda_float_type(a.query_dtype, [&](auto query) { status = launch_rows_of<T, decltype(query)>(launch); });
   });

@@ -1,6 +1,6 @@
 // The decomposition on a CUDA device: working memory, the checks that only the device can make, and the order of steps.
 #include "kernels/decompose-attention/decompose-attention.cuda.h"
-#include "runtime/device.h"
+#include "runtime/queue.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
 
 namespace kv {
@@ -8,7 +8,7 @@ namespace decomposition {
 namespace {
 
 // Whether there are as many rows and keys as the outputs have room for. The tables are checked.
-__global__ void check_counts(const __grid_constant__ Launch launch) {
+__device__ void check_counts(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   if (threadIdx.x == 0) *launch.memory.fits = 1;
   __syncthreads();
@@ -22,17 +22,27 @@ __global__ void check_counts(const __grid_constant__ Launch launch) {
   }
 }
 
-__global__ void make_turns(const __grid_constant__ Launch launch) {
+// One thread for each pair of each position below kTurnTokens, and of each kTurnTokens-th one. The last thread block
+// checks counts.
+__global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Launch launch) {
+  if (blockIdx.x == gridDim.x - 1) return check_counts(launch);
   const DecomposeAttentionArguments& a = launch.a;
-  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t within = int64_t{kTurnTokens} * a.pairs;
-  if (index >= within + int64_t{launch.blocks()} * a.pairs) return;
-  const bool base = index >= within;
-  const int64_t pair = base ? (index - within) % a.pairs : index / kTurnTokens;
-  const int64_t position = base ? (index - within) / a.pairs * kTurnTokens : index % kTurnTokens;
+  const Memory& memory = launch.memory;
+  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t row = index / a.pairs;
+  const int pair = static_cast<int>(index % a.pairs);
+  if (row >= kTurnTokens + launch.blocks()) return;
+  const bool within = row < kTurnTokens;
+  const int64_t position = within ? row : (row - kTurnTokens) * kTurnTokens;
   double2 turn;
   sincos(static_cast<double>(a.inverse_frequencies[pair]) * static_cast<double>(position), &turn.y, &turn.x);
-  (base ? launch.memory.bases[index - within] : launch.memory.turns[index]) = turn;
+  if (!within) {
+    memory.bases[(row - kTurnTokens) * a.pairs + pair] = turn;
+    return;
+  }
+  memory.turns[pair * kTurnTokens + row] = turn;
+  memory.turns_of_pair[pair * kTurnTokens + row] = memory.turns_of_key[index] =
+      make_float2(static_cast<float>(turn.x), static_cast<float>(turn.y));
 }
 
 // Carves arrays out of one piece of memory; without memory it counts bytes.
@@ -55,30 +65,36 @@ void carve(Carver& carver, Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   Memory& m = launch.memory;
   const int64_t n = a.coefficients();
-  const int64_t sums = int64_t{a.kv_heads} * (launch.runs + 1) * a.head_dim;
+  const int64_t runs = int64_t{a.kv_heads} * (launch.runs + 1);
   carver.take(m.fits, 1);
   carver.take(m.turns, int64_t{kTurnTokens} * a.pairs);
   carver.take(m.bases, int64_t{launch.blocks()} * a.pairs);
-  carver.take(m.moments, sums * a.head_dim);
-  carver.take(m.key_sums, sums);
-  carver.take(m.plain_sums, sums);
-  carver.take(m.mean, int64_t{a.query_heads} * a.rows);
+  carver.take(m.turns_of_pair, int64_t{kTurnTokens} * a.pairs);
+  carver.take(m.turns_of_key, int64_t{kTurnTokens} * a.pairs);
+  carver.take(m.key_sums, int64_t{a.kv_heads} * launch.key_blocks() * 2 * a.head_dim);
+  carver.take(m.moments, runs * a.head_dim * a.head_dim);
+  if (launch.tensor_cores) {
+    const int64_t tiles = int64_t{a.kv_heads} * launch.mma_tiles();
+    carver.take(m.covariances, tiles * static_cast<int64_t>(covariance_bytes(a)));
+    carver.take(m.tile_means, tiles * a.head_dim);
+    carver.take(m.tile_scales, tiles);
+  }
+  carver.take(m.last_means, a.query_heads);
   carver.take(m.variance, int64_t{a.query_heads} * a.rows);
   carver.take(m.log_shape, int64_t{a.query_heads} * a.rows);
   carver.take(m.samples, launch.samples);
   carver.take(m.angles, int64_t{launch.samples} * 2 * a.pairs);
-  carver.take(m.regressors, int64_t{a.kv_heads} * launch.samples * n);
-  carver.take(m.wanted, int64_t{a.query_heads} * launch.samples);
-  carver.take(m.left_out, int64_t{a.kv_heads} * launch.samples);
-  carver.take(m.gram_parts, kSplits * int64_t{a.kv_heads} * n * n);
-  carver.take(m.right_parts, kSplits * int64_t{a.query_heads} * n);
+  carver.take(m.lines, int64_t{a.kv_heads} * launch.samples * launch.line_values());
+  carver.take(m.gram_parts, kSplits * int64_t{a.kv_heads} * (n + a.group()) * n);
   carver.take(m.systems, int64_t{a.kv_heads} * (n + a.group()) * n);
   carver.take(m.solutions, int64_t{a.query_heads} * n);
   carver.take(m.middles, int64_t{a.kv_heads} * n);
+  carver.take(m.offsets, a.query_heads);
   carver.take(m.last_rows, int64_t{a.query_heads} * launch.blocks());
   carver.take(m.zetas, a.query_heads);
   carver.take(m.slash_sums, int64_t{a.query_heads} * (a.tokens + 1));
   carver.take(m.vertical_sums, int64_t{a.query_heads} * (a.tokens + 1));
+  carver.take(m.block_sums, int64_t{2} * a.query_heads * launch.blocks());
 }
 
 }  // namespace
@@ -91,7 +107,7 @@ Status decompose_attention_cuda(const DecomposeAttentionArguments& given, Execut
   }
   const Interior interior(given);
   Launch launch{given, {}, (given.rows + kRunTokens - 1) / kRunTokens, interior.own_samples(given.samples), 0,
-                context.faults(describe_decompose_attention_fault), stream_of(context)};
+                fits_tensor_cores(given), context.faults(describe_decompose_attention_fault), stream_of(context)};
   if (launch.samples > 0) launch.weight = static_cast<double>(interior.own_elements()) / launch.samples;
   Carver counting;
   carve(counting, launch);
@@ -104,13 +120,27 @@ Status decompose_attention_cuda(const DecomposeAttentionArguments& given, Execut
   launch.a = with_tables(given, tables);
   Carver carver(memory + tables_bytes);
   carve(carver, launch);
-  check_counts<<<1, kThreads, 0, launch.stream>>>(launch);
   const int64_t turns = int64_t{kTurnTokens + launch.blocks()} * given.pairs;
-  make_turns<<<static_cast<unsigned>((turns + kThreads - 1) / kThreads), kThreads, 0, launch.stream>>>(launch);
+  start<<<static_cast<unsigned>((turns + kThreads - 1) / kThreads + 1), kThreads, 0, launch.stream>>>(launch);
   status = launch_status();
-  if (status.ok()) status = add_keys_and_rows(launch);
-  if (status.ok()) status = solve_least_squares(launch);
-  if (status.ok()) status = write_parts(launch);
+  if (status.ok()) status = add_keys(launch);
+  if (!status.ok()) return status;
+
+  // The rows need all of the device, samples and their solution little of it for long.
+  Launch beside = launch;
+  if (void* side = context.queue->side_stream()) beside.stream = static_cast<cudaStream_t>(side);
+  if (beside.stream != launch.stream) status = run_after(beside.stream, launch.stream);
+  if (!status.ok()) return status;
+  status = add_samples(beside);
+  if (status.ok()) status = solve_least_squares(beside);
+  if (status.ok()) status = write_slash_and_vertical(beside);
+  if (status.ok()) status = launch.tensor_cores ? add_rows_mma(launch) : add_rows(launch);
+  // Even after a failure, so that nothing runs on in memory that goes back.
+  if (beside.stream != launch.stream) {
+    const Status joined = run_after(launch.stream, beside.stream);
+    if (status.ok()) status = joined;
+  }
+  if (status.ok()) status = write_horizontal(launch);
   return status;
 }
 

@@ -17,35 +17,42 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kTileTokens = 64;             // rows that share the sums over the keys that all have in their interior
 constexpr int kRunTokens = 8 * kTileTokens;  // rows of a block
-constexpr int kTurnTokens = 64;             // positions that share a base
+constexpr int kTurnTokens = 64;             // positions that share a base; keys of a block, and lags
+constexpr int kMmaTokens = 128;             // rows of a tile on tensor cores
 constexpr int kMostDims = 256;
-constexpr int kSplits = 16;  // parts of the samples whose products are added up apart; fixed, and so is their order
+// Parts of the samples whose products are added up apart. Fixed, and so is their order. With 8 kv heads of 128 dims their
+// thread blocks fill an H200 twice.
+constexpr int kSplits = 11;
 
 // In device memory. Arrays of kv heads come before those of rows or samples.
 struct Memory {
   int32_t* fits;          // [1]: whether the tables are what the tensors say; else nothing is read or written
   double2* turns;         // [pair, kTurnTokens]: cosine and sine of the positions below kTurnTokens
   double2* bases;         // [block, pair]: of each kTurnTokens-th position
+  float2* turns_of_pair;  // [pair, kTurnTokens]: the same as `turns` in f32
+  float2* turns_of_key;   // [kTurnTokens, pair]
+  double* key_sums;       // [kv_head, key_blocks, 2, dim]: of the interior's keys before a block: without their centre,
+                          // and before their rotation
   float* moments;         // [kv_head, run + 1, dim, dim]: of keys without their centre, with those of all runs before
-  double* key_sums;       // [kv_head, run + 1, dim]
-  double* plain_sums;     // [kv_head, run + 1, dim]
-  float* mean;            // [query_head, row]
+  char* covariances;      // [kv_head, mma tile, part, dim, dim], of the keys' dtype
+  float* tile_means;      // [kv_head, mma tile, dim]
+  float* tile_scales;     // [kv_head, mma tile]: what covariances are to be multiplied by
+  float* last_means;      // [query_head]: of the last row
   float* variance;        // [query_head, row]
   float* log_shape;       // [query_head, row]
   InteriorSample* samples;  // [sample]
   double* angles;         // [sample, 2 * pair]: what A of line 11 has for every kv head
-  double* regressors;     // [kv_head, sample, coefficient]: A
-  double* wanted;         // [query_head, sample]: b
-  int32_t* left_out;      // [kv_head, sample]: whether it is not finite
-  double* gram_parts;     // [split, kv_head, coefficient, coefficient]
-  double* right_parts;    // [split, query_head, coefficient]
+  double* lines;          // [kv_head, sample, line_values]: A, and b of each query head as more columns
+  double* gram_parts;     // [split, kv_head, coefficient + group, coefficient]
   double* systems;        // [kv_head, coefficient + group, coefficient]: the matrix, and right sides as more rows
   double* solutions;      // [query_head, coefficient]
   double* middles;        // [kv_head, coefficient]: the means of the last row
-  double2* last_rows;     // [query_head, block]: maximum and sum of the last row's exponentials
+  double2* offsets;       // [query_head]: slash and vertical part of these means
+  double2* last_rows;     // [query_head, block]: maximum of the last row's logits, and sum of its exponentials
   double* zetas;          // [query_head]
   double* slash_sums;     // [query_head, token + 1]
   double* vertical_sums;  // [query_head, token + 1]
+  double* block_sums;     // [2, query_head, block]: of the slash part and of the vertical part
 };
 
 struct Launch {
@@ -53,24 +60,38 @@ struct Launch {
   Memory memory;
   int32_t runs;
   int32_t samples;
-  double weight;  // of a sample
+  double weight;      // of a sample
+  bool tensor_cores;  // whether they take these tensors
   FaultSink faults;
   cudaStream_t stream;
 
   __host__ __device__ int blocks() const { return (a.tokens + kTurnTokens - 1) / kTurnTokens; }
+  // Blocks of keys, and one for the sums over all.
+  __host__ __device__ int key_blocks() const { return (a.tokens > a.sink_tokens ? a.tokens : a.sink_tokens) / kTurnTokens + 2; }
+  __host__ __device__ int mma_tiles() const { return (a.rows + kMmaTokens - 1) / kMmaTokens; }
+  // Even, so that pieces of 16 bytes are aligned.
+  __host__ __device__ int line_values() const { return (a.coefficients() + a.group() + 1) / 2 * 2; }
   __host__ __device__ unsigned kv_heads() const { return static_cast<unsigned>(a.kv_heads); }
   __host__ __device__ unsigned query_heads() const { return static_cast<unsigned>(a.query_heads); }
   __host__ __device__ DecompositionState layout() const { return DecompositionState(a); }
 
+  // The first key that this call adds to the sums over keys.
+  __host__ __device__ int32_t first_key(const Interior& interior) const {
+    return a.seen_tokens > 0 ? interior.end(a.seen_tokens - 1) : interior.sinks;
+  }
   // Keys that run `run` adds: those before the interior's end of its first row; the last run those of the last row.
   __host__ __device__ int32_t run_end(const Interior& interior, int32_t run) const {
     return interior.end(run < runs ? interior.first_row + run * kRunTokens : a.tokens - 1);
   }
   __host__ __device__ int32_t run_first(const Interior& interior, int32_t run) const {
-    if (run > 0) return run_end(interior, run - 1);
-    return a.seen_tokens > 0 ? interior.end(a.seen_tokens - 1) : interior.sinks;
+    return run > 0 ? run_end(interior, run - 1) : first_key(interior);
+  }
+  __device__ double* key_sums_before(int kv_head, int32_t block) const {
+    return memory.key_sums + (int64_t{kv_head} * key_blocks() + block) * 2 * a.head_dim;
   }
 };
+
+__device__ inline int32_t shift_of(int32_t tokens) { return (tokens & (tokens - 1)) == 0 ? __ffs(tokens) - 1 : -1; }
 
 // What one head's keys are read with.
 template <class T>
@@ -80,15 +101,18 @@ struct StoredKeys {
   int64_t block_stride;
   int64_t token_stride;
   int32_t block_tokens;
+  int32_t shift;  // of a token's block, or -1 if blocks have no power of two of tokens
 
   __device__ StoredKeys(const DecomposeAttentionArguments& a, int kv_head)
       : pool(static_cast<const T*>(a.keys)),
         blocks(a.block_table + (int64_t{a.slots[0]} * a.kv_heads + kv_head) * a.table_width),
         block_stride(a.block_stride),
         token_stride(a.token_stride),
-        block_tokens(a.block_tokens) {}
+        block_tokens(a.block_tokens),
+        shift(shift_of(a.block_tokens)) {}
   __device__ const T* at(int32_t token) const {
-    return pool + blocks[token / block_tokens] * block_stride + token % block_tokens * token_stride;
+    const int32_t block = shift >= 0 ? token >> shift : token / block_tokens;
+    return pool + blocks[block] * block_stride + (token - block * block_tokens) * token_stride;
   }
 };
 
@@ -104,24 +128,42 @@ __device__ inline double2 turn_of(const Launch& launch, int32_t position, int pa
   return {base.x * within.x - base.y * within.y, base.y * within.x + base.x * within.y};
 }
 
-// Dim `dim` of a key before its rotation.
-template <class T>
-__device__ float plain_of(const Launch& launch, const T* key, int32_t position, int dim) {
-  const DecomposeAttentionArguments& a = launch.a;
-  const float own = to_float(key[dim]);
-  if (dim >= 2 * a.pairs) return own;
-  const bool interleaved = a.convention == RopeConvention::interleaved;
-  const int pair = interleaved ? dim / 2 : dim % a.pairs;
-  const bool first = dim == first_of_pair(a, pair);
-  const double2 turn = turn_of(launch, position, pair);
-  const double partner = to_float(key[first ? second_of_pair(a, pair) : first_of_pair(a, pair)]);
-  const double turned = first ? own * turn.x + partner * turn.y : own * turn.x - partner * turn.y;
-  return static_cast<float>(turned / static_cast<double>(a.attention_scale));
+// Keys are gone through column by column. A column is the two dims of a pair, or one dim that no pair rotates.
+__host__ __device__ inline int columns_of(const DecomposeAttentionArguments& a) { return a.head_dim - a.pairs; }
+struct Column {
+  int first;
+  int second;  // -1: none
+
+  __device__ Column(const DecomposeAttentionArguments& a, int column)
+      : first(column < a.pairs ? first_of_pair(a, column) : column + a.pairs),
+        second(column < a.pairs ? second_of_pair(a, column) : -1) {}
+};
+
+// Two numbers rotated back by an angle. In f32 every kernel gets the same bits: least squares of few keys would show
+// other roundings.
+__device__ inline float2 turned_back(float2 pair, float2 turn) {
+  return {__fmaf_rn(pair.x, turn.x, __fmul_rn(pair.y, turn.y)), __fmaf_rn(pair.y, turn.x, -__fmul_rn(pair.x, turn.y))};
+}
+__device__ inline double2 turned_back(double2 pair, double2 turn) {
+  return {pair.x * turn.x + pair.y * turn.y, pair.y * turn.x - pair.x * turn.y};
 }
 
-Status add_keys_and_rows(const Launch& launch);
+// The steps. add_keys is the first one. The rows may then be computed beside the samples, the least squares and the
+// parts that follow from them. write_horizontal needs all.
+Status add_keys(const Launch& launch);
+Status add_samples(const Launch& launch);
 Status solve_least_squares(const Launch& launch);
-Status write_parts(const Launch& launch);
+Status write_slash_and_vertical(const Launch& launch);
+Status add_rows(const Launch& launch);
+Status add_rows_mma(const Launch& launch);
+Status write_horizontal(const Launch& launch);
+
+// Running sums over the runs of what they add to the moments.
+Status add_up_runs(const Launch& launch);
+
+// Whether tensor cores take these tensors: 16-bit keys and queries of the usual head sizes.
+bool fits_tensor_cores(const DecomposeAttentionArguments& arguments);
+size_t covariance_bytes(const DecomposeAttentionArguments& arguments);  // of one tile
 
 }  // namespace decomposition
 }  // namespace kv

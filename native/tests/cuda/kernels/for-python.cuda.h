@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "runtime/device.h"
 #include "runtime/fault.h"
 #include "shared/paged/paged-attention.h"
 #include "tests/cuda/kernels/device.cuda.h"
@@ -29,6 +30,40 @@ inline Fault* fault_for_python() {
     return pinned;
   }();
   return fault;
+}
+
+// Working memory that only grows; call an operation once before its launches are captured.
+class GrowingQueue : public Queue {
+ public:
+  void* workspace(size_t bytes) override {
+    if (bytes > bytes_) {
+      cudaFree(data_);
+      bytes_ = cudaMalloc(&data_, bytes) == cudaSuccess ? bytes : 0;
+    }
+    return bytes_ == 0 ? nullptr : data_;
+  }
+  void* side_stream() override {
+    if (side_ == nullptr) succeeds(cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, -5));
+    return side_;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  cudaStream_t side_ = nullptr;
+};
+
+// Launches an operation on a stream of the script.
+template <class Arguments>
+Status launch_for_python(Status (*operation)(const Arguments&, ExecutionContext&), const Arguments& arguments, void* stream) {
+  static GrowingQueue queue;
+  static Workers workers(1);
+  ExecutionContext context{workers};
+  context.device = DeviceKind::cuda;
+  context.cuda_stream = stream;
+  context.queue = &queue;
+  context.fault = fault_for_python();
+  return operation(arguments, context);
 }
 
 // `sizes`: kernel (0 prefill, 1 decode, 2 prefill for sm_80), rows, batch, query heads, kv heads, head dim, block

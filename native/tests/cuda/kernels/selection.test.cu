@@ -30,34 +30,6 @@ void select_tokens(const SelectTokensArguments& arguments, Workers& workers);
 namespace kv::tests {
 namespace {
 
-// Working memory that only grows; call an operation once before its launches are captured.
-class GrowingQueue : public Queue {
- public:
-  void* workspace(size_t bytes) override {
-    if (bytes > bytes_) {
-      cudaFree(data_);
-      bytes_ = cudaMalloc(&data_, bytes) == cudaSuccess ? bytes : 0;
-    }
-    return bytes_ == 0 ? nullptr : data_;
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
-template <class Arguments>
-Status run(Status (*operation)(const Arguments&, ExecutionContext&), const Arguments& arguments, void* stream) {
-  static GrowingQueue queue;
-  static Workers workers(1);
-  ExecutionContext context{workers};
-  context.device = DeviceKind::cuda;
-  context.cuda_stream = stream;
-  context.queue = &queue;
-  context.fault = fault_for_python();
-  return operation(arguments, context);
-}
-
 // Any options, and rows of up to `most_tokens` tokens, of which at most `most_kept` are kept.
 struct Case {
   std::string name;
@@ -116,7 +88,7 @@ Outcome select(const Case& test, Random& random) {
   on_device.rows = rows_buffer.get();
   on_device.indices = indices_buffer.get();
   on_device.counts = counts_buffer.get();
-  succeeds(run(select_tokens_cuda, on_device, nullptr));
+  succeeds(launch_for_python(select_tokens_cuda, on_device, nullptr));
   succeeds(cudaDeviceSynchronize());
 
   a.scores = scores.data();
@@ -154,7 +126,7 @@ int32_t size(const int64_t* sizes, int i) { return static_cast<int32_t>(sizes[i]
 
 template <class Arguments>
 int result_of(Status (*operation)(const Arguments&, ExecutionContext&), const Arguments& arguments, void* stream) {
-  return result_for_python(run(operation, arguments, stream));
+  return result_for_python(launch_for_python(operation, arguments, stream));
 }
 
 }  // namespace
