@@ -14,13 +14,7 @@ Arguments block_scores_arguments(OperationCall& call) {
   const OutputArgument scores = call.output(2);
   const PagedBatchTensors tensors(call, 3);
   Arguments arguments;
-  tensors.describe(arguments, query.extent(0));
-  arguments.query = query.data;
-  arguments.query_token_stride = query.stride(0);
-  arguments.query_head_stride = query.stride(1);
-  arguments.query_dtype = query.dtype();
-  arguments.query_heads = static_cast<int32_t>(query.extent(1));
-  arguments.keys = tensors.keys.data;
+  tensors.describe(arguments, query);
   arguments.scores = scores.as<float>();
   arguments.tiles = static_cast<int32_t>(scores.extent(1));
   arguments.blocks = static_cast<int32_t>(scores.extent(2));

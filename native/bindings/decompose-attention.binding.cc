@@ -17,13 +17,7 @@ Napi::Value decompose_attention(const Napi::CallbackInfo& info) {
   const OutputArgument horizontal = call.output(6);
   const PagedBatchTensors tensors(call, 7);
   DecomposeAttentionArguments arguments;
-  tensors.describe(arguments, query.extent(0));
-  arguments.query = query.data;
-  arguments.query_token_stride = query.stride(0);
-  arguments.query_head_stride = query.stride(1);
-  arguments.query_dtype = query.dtype();
-  arguments.query_heads = static_cast<int32_t>(query.extent(1));
-  arguments.keys = tensors.keys.data;
+  tensors.describe(arguments, query);
   arguments.inverse_frequencies = inverse_frequencies.as<float>();
   arguments.pairs = static_cast<int32_t>(inverse_frequencies.extent(0));
   arguments.state = state.as<double>();

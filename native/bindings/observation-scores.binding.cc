@@ -12,13 +12,7 @@ Napi::Value observation_scores(const Napi::CallbackInfo& info) {
   const OutputArgument scores = call.output(2);
   const PagedBatchTensors tensors(call, 3);
   ObservationScoresArguments arguments;
-  tensors.describe(arguments, query.extent(0));
-  arguments.query = query.data;
-  arguments.query_token_stride = query.stride(0);
-  arguments.query_head_stride = query.stride(1);
-  arguments.query_dtype = query.dtype();
-  arguments.query_heads = static_cast<int32_t>(query.extent(1));
-  arguments.keys = tensors.keys.data;
+  tensors.describe(arguments, query);
   arguments.scale = static_cast<float>(call.number(9));
   arguments.domain = static_cast<ScoreDomain>(call.integer(10));
   arguments.reduction = static_cast<GroupReduction>(call.integer(11));

@@ -41,6 +41,18 @@ struct PagedBatchTensors {
     batch.key_counts = key_counts.as<int32_t>();
     batch.slot_count = static_cast<int32_t>(key_counts.extent(0));
   }
+
+  // What an operation with queries [token, queryHead, dim] takes besides.
+  template <class Arguments>
+  void describe(Arguments& arguments, const TensorArgument& query) const {
+    describe(arguments, query.extent(0));
+    arguments.query = query.data;
+    arguments.query_token_stride = query.stride(0);
+    arguments.query_head_stride = query.stride(1);
+    arguments.query_dtype = query.dtype();
+    arguments.query_heads = static_cast<int32_t>(query.extent(1));
+    arguments.keys = keys.data;
+  }
 };
 
 // (stream, query, output [token, queryHead, dim], logSumExp [token, queryHead] or undefined, the six arguments of
@@ -50,19 +62,13 @@ inline PagedAttentionArguments paged_attention_arguments(OperationCall& call) {
   const OutputArgument output = call.output(2);
   const PagedBatchTensors tensors(call, 4);
   PagedAttentionArguments arguments;
-  tensors.describe(arguments, query.extent(0));
-  arguments.query = query.data;
-  arguments.query_token_stride = query.stride(0);
-  arguments.query_head_stride = query.stride(1);
-  arguments.query_dtype = query.dtype();
+  tensors.describe(arguments, query);
   arguments.output = output.data;
   arguments.output_token_stride = output.stride(0);
   arguments.output_head_stride = output.stride(1);
   arguments.output_dtype = output.dtype();
   arguments.log_sum_exp = call.optional_output(3).as<float>();
-  arguments.keys = tensors.keys.data;
   arguments.values = tensors.values.data;
-  arguments.query_heads = static_cast<int32_t>(query.extent(1));
   arguments.scale = static_cast<float>(call.number(10));
   arguments.causal = call.flag(11);
   return arguments;
