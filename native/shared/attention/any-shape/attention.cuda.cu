@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(PagedAttentionArgum
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int32_t token = static_cast<int32_t>(blockIdx.x);
   const int32_t head = static_cast<int32_t>(blockIdx.y) * kWarps + warp;
-  if (head >= a.query_heads || token >= a.query_start[a.batch]) return;
+  if (head >= a.query_heads || token < a.query_start[0] || token >= a.query_start[a.batch]) return;
   const int32_t entry = entry_of(a, token);
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head / (a.query_heads / a.kv_heads);
   const int32_t* blocks = a.block_table + cache_head * a.table_width;

@@ -41,7 +41,8 @@ function poisonedLogSumExp(device: Device, tokens: number, queryHeads: number) {
 
 /**
  * Runs `attention` on a random problem of these sizes, and holds every output element to the float64 oracle. Of the keys
- * that a row sees, it `attends` to all unless told otherwise.
+ * that a row sees, it `attends` to all unless told otherwise. Rows ahead of the first entry's are no entry's, and stay as
+ * they are.
  */
 export async function checkAgainstOracle(
   attention: Attention,
@@ -59,7 +60,9 @@ export async function checkAgainstOracle(
     device.kind === 'cuda' && cacheDType !== 'f32' && queryDType === cacheDType && outputDType === cacheDType;
   const causal = random.integer(0, 3) > 0;
   const scale = dim ** -0.5;
-  const tokens = cache.queryStart.at(-1) ?? NaN;
+  const ahead = random.integer(0, 3);
+  const starts = cache.queryStart.map((start) => ahead + start);
+  const tokens = starts.at(-1) ?? NaN;
   const queryHeads = kvHeads * group;
   // One row and one head more than are used, so that strides are not those of the shape.
   const shape = [tokens + 1, queryHeads + 1, dim] as const;
@@ -69,18 +72,20 @@ export async function checkAgainstOracle(
   using wholeOutput = device.tensor(outputDType, axes, shape, poison(outputDType, shape));
   using logSumExp = poisonedLogSumExp(device, tokens, queryHeads);
   using slots = device.tensor('i32', ['batch'], [rows.length], cache.slots);
-  using queryStart = device.tensor('i32', ['boundary'], [rows.length + 1], cache.queryStart);
+  using queryStart = device.tensor('i32', ['boundary'], [rows.length + 1], starts);
   const output = wholeOutput.slice('token', 0, tokens).slice('queryHead', 0, queryHeads);
   const query = wholeQuery.slice('token', 0, tokens).slice('queryHead', 0, queryHeads);
   attention(stream, { query, output, logSumExp, blocks: cache.blocks, slots, queryStart, scale, causal });
 
   const [actual, actualLogSumExp] = [decode(outputDType, await output.read()), await logSumExp.read()];
   const queries = decode(queryDType, elements);
+  expect(actual.subarray(0, ahead * queryHeads * dim).every(Number.isNaN)).toBe(true);
+  expect(actualLogSumExp.subarray(0, ahead * queryHeads).every(Number.isNaN)).toBe(true);
   rows.forEach((n, entry) => {
     for (let index = 0; index < n * queryHeads; index++) {
       const [row, head] = [Math.floor(index / queryHeads), index % queryHeads];
       const kvHead = Math.floor(head / group);
-      const token = (cache.queryStart[entry] ?? NaN) + row;
+      const token = (starts[entry] ?? NaN) + row;
       const keyCount = keyCounts[entry]?.[kvHead] ?? NaN;
       const first = (token * (queryHeads + 1) + head) * dim;
       const visible = Math.max(0, causal ? keyCount - n + row + 1 : keyCount);
