@@ -20,6 +20,8 @@ export function packageTests(packageName: string): ViteUserConfig {
       // Most of a test is its oracle, on one thread.
       maxWorkers: availableParallelism(),
       testTimeout: 120_000,
+      // All lines of two large arrays that differ throughout would take hours to compare.
+      diff: { truncateThreshold: 1000 },
       server: { deps: { inline: [/^@kv\//] } },
       reporters: ['default', ['json', { outputFile: fromRoot(`build/test-reports/${packageName}.json`) }]],
     },

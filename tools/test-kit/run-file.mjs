@@ -36,6 +36,8 @@ const config = {
   testTimeout: 600_000,
   hookTimeout: 60_000,
   retry: 0,
+  // All lines of two large arrays that differ throughout would take hours to compare.
+  diffOptions: { truncateThreshold: 1000 },
   includeTaskLocation: false,
   tags: [],
   tagsFilter: undefined,
