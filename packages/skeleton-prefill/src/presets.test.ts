@@ -131,6 +131,18 @@ describe.each(presets)('$name', ({ make, lossless, label, estimatesOnCuda, margi
       expect(rows.flatMap((row, index) => (row.every(Number.isFinite) ? [] : [index]))).toEqual([800 * 4 + 2]);
     });
 
+    it('shows a key that is NaN in all rows that see it, and in no other', async () => {
+      const keys = prompt.keys.slice();
+      keys.fill(NaN, 800 * 2 * 32, (800 * 2 + 1) * 32);
+      const { output } = await method({ budget: 0.4 }).read({ ...prompt, keys }, [1500]);
+      const rows = Array.from({ length: 1500 * 4 }, (_, row) => output.subarray(row * 32, (row + 1) * 32));
+      const found = rows.flatMap((row, index) => (row.every(Number.isFinite) ? [] : [index]));
+      const seeing = Array.from({ length: 700 * 2 }, (_, row) => (800 + (row >> 1)) * 4 + (row & 1));
+      expect(found.length).toBeGreaterThan(0);
+      // A window leaves the key behind.
+      expect(label === 'streaming' ? seeing : found).toEqual(label === 'streaming' ? expect.arrayContaining(found) : seeing);
+    });
+
     it('refuses, by name, a store without dense blocks', () => {
       const stream = open().createStream();
       const batch = createRowBatch(stream.device, stream, [{ slot: 0, position: 0, rows: 1 }]);

@@ -73,6 +73,16 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
     expect(given.output).not.toEqual(dense.output);
   });
 
+  it('computes all where no head has a finite estimate, bit for bit as dense attention, and says so', async () => {
+    const keys = prompt.keys.slice();
+    keys.fill(NaN, 900 * 2 * 32, 901 * 2 * 32);
+    const given = await skeleton({ budget: 0.3 }).read({ ...prompt, keys }, [1500]);
+    const dense = await layerOf(densePrefill()).read({ ...prompt, keys }, [1500]);
+    expect(given.output).toEqual(dense.output);
+    expect(given.reports[0]?.density).toBe(1);
+    expect(given.output.subarray(0, 900 * 4 * 32).every(Number.isFinite)).toBe(true);
+  });
+
   it('reads a batch as it reads each prompt alone, short ones densely', async () => {
     const other = syntheticPrompt(2, 1200);
     const few = syntheticPrompt(3, 40);

@@ -1,4 +1,4 @@
-import { InvalidValueError, ropeDescription, ShapeError } from '@kv/sparse-core';
+import { createRowBatch, densePagedStore, InvalidValueError, ropeDescription, ShapeError } from '@kv/sparse-core';
 import type { FloatDType, RopeConvention, RopeDescription } from '@kv/sparse-core';
 import { describeOnDevices, Random, randomCache } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
@@ -129,6 +129,64 @@ describeOnDevices('decomposeAttention', ({ name, open }) => {
     }
   });
 
+  it('finds them in chunks of 64 and of 512 rows as in all at once', async () => {
+    const tokens = 1100;
+    const problem = syntheticAttention(new Random(7), small.rope, { tokens, dim: 34, sinkTokens: options.sinkTokens });
+    const rows = rounded('f32', { queries: [problem.queries], keys: [problem.keys] });
+    const given: Case = { ...small, dim: 34, group: 1, kvHeads: 1, tokens };
+    const wanted = logAttention({ ...problem, queries: rows.queries[0] ?? [], keys: rows.keys[0] ?? [] }, tokens - 1);
+    for (const chunk of [64, 512, tokens]) {
+      const steps = Array.from({ length: Math.ceil(tokens / chunk) }, (_, step) => Math.min(tokens, (step + 1) * chunk));
+      const { slash, vertical, horizontal } = await onDevice(given, rows, steps, { samples: 3000 });
+      const h = horizontal[0]?.at(-1) ?? NaN;
+      const found = wanted.map((_, key) => (slash[0]?.[tokens - 1 - key] ?? NaN) + (vertical[0]?.[key] ?? NaN) + h);
+      const [first, end] = [options.sinkTokens, tokens - options.diagonalTokens];
+      expect(largestDifference(found.slice(first, end), wanted.slice(first, end)), `chunks of ${chunk}`).toBeLessThan(tolerance);
+    }
+  });
+
+  it('takes means of angles over a million tokens, in closed form', async () => {
+    const [tokens, rows, dim] = [2 ** 20, 64, 8];
+    const device = open();
+    const stream = device.createStream();
+    const [store] = densePagedStore({ dtype: 'f32' }).create([{ index: 0, queryHeads: 1, kvHeads: 1, headDim: dim }], {
+      ...{ device, slots: 1, tokensPerSlot: tokens, tokens },
+    });
+    if (store === undefined) throw new Error('a layer has a store');
+    const noise = (count: number, from: number) => Float32Array.from({ length: count * dim }, (_, index) => Math.sin((index + from) ** 2 % 1e4));
+    for (const [position, end] of [[0, tokens - rows], [tokens - rows, tokens]] as const) {
+      using batch = createRowBatch(device, stream, [{ slot: 0, position, rows: end - position }]);
+      using keys = device.tensor('f32', ['token', 'kvHead', 'dim'], [end - position, 1, dim], noise(end - position, position));
+      store.prepare(stream, batch);
+      store.append(stream, { batch, keys, values: keys });
+      store.advance(batch);
+    }
+    const blocks = store.denseBlocks();
+    if (blocks === undefined) throw new Error('a dense store has dense blocks');
+    const rope = ropeDescription({ theta: 5e5, headDim: dim });
+    const slash = device.tensor('f32', ['queryHead', 'lag'], [1, tokens]);
+    const vertical = device.tensor('f32', ['queryHead', 'key'], [1, tokens]);
+    decomposeAttention(stream, {
+      ...{ ...options, samples: 200, convention: rope.convention, scale: 1, seenTokens: 0, slash, vertical, blocks },
+      query: device.tensor('f32', ['token', 'queryHead', 'dim'], [rows, 1, dim], noise(rows, 1)),
+      slots: device.tensor('i32', ['batch'], [1], Int32Array.of(0)),
+      queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows)),
+      inverseFrequencies: device.tensor('f32', ['pair'], [4], rope.inverseFrequencies),
+      state: device.tensor('u8', ['byte'], [decompositionStateBytes({ queryHeads: 1, kvHeads: 1, headDim: dim, pairs: 4 })]),
+      horizontal: device.tensor('f32', ['queryHead', 'row'], [1, rows]),
+    });
+    const { sinkTokens, diagonalTokens } = options;
+    // Both parts are relative to their means over the last row's interior, which are 0 but for the rounding of each to f32.
+    for (const [part, first] of [[slash, diagonalTokens], [vertical, sinkTokens]] as const) {
+      const interior = (await part.read()).subarray(first, first + tokens - sinkTokens - diagonalTokens);
+      const sum = interior.reduce((all, x) => all + x, 0);
+      const most = interior.reduce((largest, x) => Math.max(largest, Math.abs(x)), 0);
+      expect(most).toBeGreaterThan(1e-6);
+      expect(Math.abs(sum / interior.length) / most).toBeLessThan(2 ** -23);
+    }
+    store.dispose();
+  });
+
   it('has for query heads that share keys what each has by itself', async () => {
     const rows = randomRows(small);
     const keys = rows.queries.map((_, head) => rows.keys[Math.floor(head / small.group)] ?? []);
@@ -163,11 +221,19 @@ describeOnDevices('decomposeAttention', ({ name, open }) => {
     expect(key.horizontal.map((horizontal) => Number.isNaN(horizontal[149]))).toEqual([false, false, true, true]);
   });
 
-  it('of constant keys is NaN or finite, and never fails', async () => {
+  it('knows maps of keys that are all the same, and is NaN where nothing at all differs', async () => {
     const rows = randomRows(small);
-    const keys = rows.keys.map((of) => of.map(() => new Float64Array(small.dim)));
-    const { slash } = await onDevice(small, { ...rows, keys }, [150]);
-    expect(slash).toHaveLength(4);
+    const none = rows.keys.map((of) => of.map(() => new Float64Array(small.dim)));
+    const even = await onDevice(small, { ...rows, keys: none }, [150]);
+    for (const [head, horizontal] of even.horizontal.entries()) {
+      expect([...(even.slash[head] ?? []), ...(even.vertical[head] ?? [])].every((part) => part === 0)).toBe(true);
+      // A few roundings of logarithms of f32, which are 2⁻²² each near 5.
+      horizontal.forEach((h, row) => expect(Math.abs(h + Math.log(row + 1)), `row ${row}`).toBeLessThan(2 ** -19));
+    }
+    const still = { ...small.rope, inverseFrequencies: new Float32Array(16), attentionScale: 1 };
+    const alike = rows.keys.map((of) => of.map(() => new Float64Array(small.dim).fill(0.5)));
+    const unknown = await onDevice({ ...small, rope: still }, { ...rows, keys: alike }, [150]);
+    expect([...unknown.slash, ...unknown.vertical].every((part) => part.every(Number.isNaN))).toBe(true);
   });
 
   it('refuses counts and tables that are not those of the tensors, and options out of range', async () => {
