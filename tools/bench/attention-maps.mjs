@@ -8,14 +8,9 @@ import { parseArgs } from 'node:util';
 import { PNG } from 'pngjs';
 import { readTexts } from '../../packages/eval/dist/index.js';
 import { Model, prefill } from '../../packages/model/dist/index.js';
-import {
-  clusteredBlockScores,
-  decomposeAttention,
-  decompositionStateBytes,
-  selectKeyBlocks,
-  verticalSlashBlockScores,
-} from '../../packages/skeleton-prefill/dist/index.js';
+import { clusteredBlockScores, selectKeyBlocks, verticalSlashBlockScores } from '../../packages/skeleton-prefill/dist/index.js';
 import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { decomposeLayer } from './attention-parts.mjs';
 
 const { values } = parseArgs({
   options: {
@@ -60,25 +55,13 @@ async function idsOf({ tokenizer }, texts) {
   return Int32Array.from(parts.flatMap((part) => [...part.subarray(0, tokens / texts.length)]));
 }
 
-async function readParts(device, stream, { store, batch, query, keys, rope, scale }) {
+async function readParts(device, stream, call) {
+  const { store, batch, query, keys, scale } = call;
   const { queryHeads, kvHeads, headDim } = store.layer;
-  const pairs = rope.inverseFrequencies.length;
-  const bytes = decompositionStateBytes({ queryHeads, kvHeads, headDim, pairs });
-  const zeros = (axes, shape) => device.tensor('f32', axes, shape);
-  const parts = {
-    slash: zeros(['queryHead', 'lag'], [queryHeads, tokens]),
-    vertical: zeros(['queryHead', 'key'], [queryHeads, tokens]),
-    horizontal: zeros(['queryHead', 'row'], [queryHeads, tokens]),
-  };
   const { slots, queryStart } = batch;
-  decomposeAttention(stream, {
-    ...{ query, blocks: store.denseBlocks(), slots, queryStart, scale, ...parts, seenTokens: 0 },
-    state: device.tensor('u8', ['byte'], [bytes], new Uint8Array(bytes)),
-    inverseFrequencies: device.tensor('f32', ['pair'], [pairs], rope.inverseFrequencies),
-    ...{ convention: rope.convention, attentionScale: rope.attentionScale },
-  });
+  const parts = decomposeLayer(device, stream, call);
   const scored = (operation) => {
-    const scores = zeros(['queryHead', 'queryTile', 'keyBlock'], [queryHeads, tiles, blocks]);
+    const scores = device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [queryHeads, tiles, blocks]);
     operation(stream, { query, blocks: store.denseBlocks(), slots, queryStart, scale, scores });
     return { scores, tokens, rows: tokens };
   };

@@ -2,17 +2,21 @@
 // docs/benchmarks/skeleton-quality.json. Needs built packages.
 //
 //   node tools/bench/attention-sparsity.mjs [--tokens 4096]
+import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import ts from 'typescript';
 import { readTexts } from '../../packages/eval/dist/index.js';
 import { Model, prefill } from '../../packages/model/dist/index.js';
-import { selectKeyBlocks, skeletonPrefill } from '../../packages/skeleton-prefill/dist/index.js';
+import { skeletonPrefill } from '../../packages/skeleton-prefill/dist/index.js';
 import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { decomposeLayer } from './attention-parts.mjs';
 import { keepRows, stamp, summarise } from './results.mjs';
+import { blocksOfSyntheticMap, blockTokens } from './synthetic-maps.mjs';
 
 const { values } = parseArgs({ options: { tokens: { type: 'string', default: '4096' } } });
 const tokens = Number(values.tokens);
-const [epsilon, blockTokens, tileRows] = [0.8, 64, 128];
+const epsilon = 0.8;
 const device = createDevice({ threads: 2 });
 const folder = fileURLToPath(new URL('../../models/needle-8m', import.meta.url));
 const model = await Model.open(folder, { device });
@@ -131,7 +135,7 @@ async function mapsOfModel() {
   ];
 }
 
-/** What skeletonPrefill leaves out of prompts of several lengths, and what its estimate takes of all multiplications. */
+/** What skeletonPrefill leaves out of prompts of several lengths. */
 async function prompts() {
   const rows = [];
   for (const count of [1024, 2048, 4096, 8192, 16384]) {
@@ -143,65 +147,68 @@ async function prompts() {
   return rows;
 }
 
-/** A map of one head that is a slash, a vertical and a horizontal part: nearer keys count more, and a few columns for all rows. */
-function syntheticParts(count) {
-  let seed = 1;
-  const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
-  const normal = () => Math.sqrt(-2 * Math.log(random())) * Math.cos(2 * Math.PI * random());
-  const slash = Float32Array.from({ length: count }, (_, lag) => -1.5 * Math.log1p(lag / 16) + 0.5 * Math.cos(lag / 97));
-  const vertical = Float32Array.from({ length: count }, () => normal() + (random() < 0.001 ? 6 : 0));
-  // The logarithm of what a row adds up to, of some rows, and in between on a line.
-  const step = Math.max(1, Math.floor(count / 512));
-  const sums = new Map();
-  const sumOf = (at) => {
-    if (!sums.has(at)) {
-      let sum = 0;
-      for (let key = 0; key <= at; key++) sum += Math.exp(slash[at - key] + vertical[key]);
-      sums.set(at, Math.log(sum));
-    }
-    return sums.get(at);
-  };
-  const horizontal = Float32Array.from({ length: count }, (_, at) => {
-    const before = at - (at % step);
-    const after = Math.min(before + step, count - 1);
-    return -(sumOf(before) + ((sumOf(after) - sumOf(before)) * (at - before)) / step);
-  });
-  return { slash, vertical, horizontal };
-}
-
 async function syntheticMaps() {
   const rows = [];
   for (const [count, name] of [[10240, '10K'], [131072, '128K'], [1048576, '1M']]) {
-    const parts = syntheticParts(count);
-    let [taken, seen] = [0, 0];
-    const stepRows = 65536;
-    for (let end = Math.min(stepRows, count); ; end = Math.min(end + stepRows, count)) {
-      const first = Math.floor((end - 1) / stepRows) * stepRows;
-      const [stream, rowsOfStep] = [device.defaultStream, end - first];
-      const tiles = Math.ceil(rowsOfStep / tileRows);
-      const upTo = (axis, numbers, from = 0) => device.tensor('f32', ['queryHead', axis], [1, end - from], numbers.slice(from, end));
-      const slash = upTo('lag', parts.slash);
-      const vertical = upTo('key', parts.vertical);
-      const horizontal = upTo('row', parts.horizontal, first);
-      const keyBlocks = device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [1, tiles, Math.ceil(end / blockTokens)]);
-      const keyBlockCounts = device.tensor('i32', ['queryHead', 'queryTile'], [1, tiles]);
-      const threshold = { epsilon: (epsilon * end) / count };
-      selectKeyBlocks(stream, { slash, vertical, horizontal, threshold, keyBlocks, keyBlockCounts, diagonalTokens: 100 });
-      for (const [tile, listed] of (await keyBlockCounts.read(stream)).entries()) {
-        taken += listed;
-        seen += Math.ceil((first + Math.min((tile + 1) * tileRows, rowsOfStep)) / blockTokens);
-      }
-      for (const tensor of [slash, vertical, horizontal, keyBlocks, keyBlockCounts]) tensor.dispose();
-      if (end === count) break;
-    }
+    const { taken, seen } = await blocksOfSyntheticMap(device, count, epsilon);
     rows.push(row(`left out of a synthetic map of ${name} tokens, ε = ${epsilon}`, { tokens: count, epsilon }, '%', [100 * (1 - taken / seen)], 'simulated'));
   }
   return rows;
+}
+
+/** The tests' definitions, among them Eq. 12 to 14, which no kernel has. */
+async function definitions() {
+  const source = readFileSync(new URL('../../packages/skeleton-prefill/src/testing/select-blocks-by-definition.ts', import.meta.url), 'utf8');
+  const { outputText } = ts.transpileModule(source, { compilerOptions: { module: 'esnext', target: 'es2022' } });
+  return await import(`data:text/javascript,${encodeURIComponent(outputText)}`);
+}
+
+/** Which blocks the threshold of Eq. 14 takes for a budget, of parts of different widths and of those of the small model. */
+async function thresholdsOfMoments() {
+  const { blockScores, thresholdOfMoments } = await definitions();
+  const budget = 1 / 8;
+  const options = { sinkTokens: 0, diagonalTokens: 1, tileRows: 64, slashBound: 'safe', denseRows: 0 };
+  const takenOf = (skeleton) => {
+    const scores = blockScores(skeleton, options).flat().filter((score) => score < Infinity);
+    const threshold = thresholdOfMoments(skeleton, budget);
+    return (100 * scores.filter((score) => score >= threshold).length) / scores.length;
+  };
+  let seed = 1;
+  const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
+  const normals = (width) => {
+    return Float64Array.from({ length: tokens }, () => width * Math.sqrt(-2 * Math.log(random())) * Math.cos(2 * Math.PI * random()));
+  };
+  const measure = (of) => `blocks that Eq. 14 takes for a budget of 1/8, of ${of} of ${tokens} tokens`;
+  const rows = [['equally wide', 1, 1, 1], ['s ten times as wide', 10, 1, 1], ['v ten times as wide', 1, 10, 1], ['h ten times as wide', 1, 1, 10]].map(
+    ([name, slash, vertical, horizontal]) => {
+      const taken = takenOf({ slash: normals(slash), vertical: normals(vertical), horizontal: normals(horizontal) });
+      return row(measure(`normal s, v and h, ${name},`), { tokens, budget }, '%', [taken], 'simulated');
+    },
+  );
+  const reads = [];
+  await readPrompt(tokens, densePrefill(), (stream, call) => {
+    const parts = Object.values(decomposeLayer(device, stream, call));
+    reads.push(Promise.all(parts.map((part) => part.read(stream))));
+  });
+  const heads = (await Promise.all(reads)).flatMap((parts) => {
+    return Array.from({ length: parts[0].length / tokens }, (_, head) => {
+      const [slash, vertical, horizontal] = parts.map((part) => part.subarray(head * tokens, (head + 1) * tokens));
+      return takenOf({ slash, vertical, horizontal });
+    });
+  });
+  const shapes = { model: 'needle-8m', tokens, budget, heads: heads.length };
+  const mean = heads.reduce((sum, taken) => sum + taken, 0) / heads.length;
+  return [
+    ...rows,
+    row(measure('the heads of the small model'), shapes, '%', heads),
+    row(measure('all heads of the small model together'), shapes, '%', [mean]),
+  ];
 }
 
 keepRows('skeleton-quality', 'Sparse Skeleton: what it leaves out, and what that costs', [
   ...(await mapsOfModel()),
   ...(await prompts()),
   ...(await syntheticMaps()),
+  ...(await thresholdsOfMoments()),
 ]);
 model.dispose();

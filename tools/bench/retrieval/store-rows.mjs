@@ -5,51 +5,15 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { keepRows, stamp } from '../results.mjs';
 import { settings } from './store-settings.mjs';
+import { answerFigures, estimate, mean, percentOf, readResults, round } from './summaries.mjs';
 
 const { values, positionals } = parseArgs({ options: { machine: { type: 'string' } }, allowPositionals: true });
 const page = new URL('../../../docs/methods/hierasparse.md', import.meta.url);
 
-/** The results of the items that were measured under every setting. */
-function readResults() {
-  const lines = positionals.flatMap((file) => readFileSync(file, 'utf8').split('\n').filter(Boolean));
-  const all = lines.map((line) => JSON.parse(line));
-  return [...groupBy(all, ({ item }) => item).values()].filter(({ length }) => length === settings.length).flat();
-}
-
-function groupBy(items, keyOf) {
-  const groups = new Map();
-  for (const item of items) groups.set(keyOf(item), [...(groups.get(keyOf(item)) ?? []), item]);
-  return groups;
-}
-
-const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
-const mean = (numbers) => sum(numbers) / numbers.length;
-const round = (number, digits) => Number(number.toFixed(digits));
-
-/** The mean of a sample and its standard error. */
-function estimate(numbers) {
-  const middle = mean(numbers);
-  const variance = sum(numbers.map((number) => (number - middle) ** 2)) / (numbers.length - 1);
-  return { mean: middle, error: Math.sqrt(variance / numbers.length), samples: numbers.length };
-}
-
-/** The share of right answers in %, and its standard error: the mean over strata, each as large as another. */
-function percentOf(answers, stratumOf) {
-  const strata = [...groupBy(answers, stratumOf).values()].map((some) =>
-    estimate(some.map(({ right }) => 100 * Number(right))),
-  );
-  return {
-    mean: mean(strata.map((stratum) => stratum.mean)),
-    error: Math.sqrt(sum(strata.map(({ error }) => error ** 2))) / strata.length,
-    samples: answers.length,
-  };
-}
-
-const results = readResults();
+const results = readResults(positionals, settings.length);
 const [asked, texts] = [({ right }) => right !== undefined, ({ tokens }) => tokens].map((wanted) => results.filter(wanted));
 const tasks = [...new Set(asked.map(({ task }) => task))].sort();
 const lengths = [...new Set(asked.map(({ length }) => length))].sort((a, b) => a - b);
-const cellOf = ({ task, length }) => `${task} ${length}`;
 const [{ device }] = results;
 
 /** How much less likely a setting makes each text than the dense cache, in nats a token. */
@@ -64,9 +28,9 @@ function scoreOf(name) {
   const losses = texts.filter(({ setting }) => setting === name).map(({ crossEntropy }) => crossEntropy);
   const longest = own.filter(({ length }) => length === lengths.at(-1));
   return {
-    all: percentOf(own, cellOf),
-    ofTasks: tasks.map((task) => percentOf(own.filter((each) => each.task === task), cellOf)),
-    ofLengths: lengths.map((length) => percentOf(own.filter((each) => each.length === length), cellOf)),
+    all: percentOf(own),
+    ofTasks: tasks.map((task) => percentOf(own.filter((each) => each.task === task))),
+    ofLengths: lengths.map((length) => percentOf(own.filter((each) => each.length === length))),
     loss: estimate(losses),
     perplexities: losses.map(Math.exp),
     beyondDense: estimate(lossesBeyondDense(name)),
@@ -79,12 +43,7 @@ const [dense] = scores;
 const tokensOf = (length) => length.toLocaleString('en-US');
 
 /** The figures of a row: over the tasks, and over the texts. */
-const ofAnswers = ({ all, ofTasks }) => ({
-  median: round(all.mean, 1),
-  low: round(Math.min(...ofTasks.map((task) => task.mean)), 1),
-  high: round(Math.max(...ofTasks.map((task) => task.mean)), 1),
-  samples: all.samples,
-});
+const ofAnswers = ({ all, ofTasks }) => answerFigures(all, ofTasks);
 const ofTexts = ({ loss, perplexities }) => ({
   median: round(Math.exp(loss.mean), 4),
   low: round(Math.min(...perplexities), 4),

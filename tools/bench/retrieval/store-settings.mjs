@@ -1,5 +1,6 @@
 // Which sparse caches are compared: what of a prompt is sparse while it is read, and what is after it.
 import { hieraSparsePrefill, hieraSparseStore } from '../../../packages/hierasparse/dist/index.js';
+import { kvPolicy } from '../../../packages/sparse-core/dist/index.js';
 
 const [half, values, keys, both] = [
   { keys: 0.5, values: 0.5 },
@@ -19,11 +20,11 @@ const setting = (prompt, after) => ({
   prompt: nameOf(prompt),
   after: nameOf(after),
   // Prompts that stay dense are computed by the store's attention over dense blocks, as they are in the command.
-  parts: () => ({ prefill: hieraSparsePrefill(prompt), store: hieraSparseStore(after) }),
+  policy: () => kvPolicy({ prefill: hieraSparsePrefill(prompt), store: hieraSparseStore(after) }),
 });
 
 export const settings = [
-  { name: 'dense', prompt: 'dense', after: 'dense', parts: () => ({}) },
+  { name: 'dense', prompt: 'dense', after: 'dense', policy: () => kvPolicy() },
   ...[values, keys, half, both].map((after) => setting({}, after)),
   setting(values, values),
   setting(values, both),

@@ -1,20 +1,21 @@
-// Asks the small model's questions, and measures its perplexity, with each sparsity of a HieraSparse cache, and writes a
-// JSON line for each result. What a file holds already is not measured again. Needs built packages, or the test kit;
-// shards may run at the same time. store-rows.mjs makes rows of what this wrote.
+// Asks the small model's questions, and measures its perplexity, under each policy of a list, and writes a JSON line for
+// each result. What a file holds already is not measured again. Needs built packages, or the test kit; shards may run at
+// the same time. store-rows.mjs and prompt-rows.mjs make rows of what this wrote.
 //
-//   node tools/bench/retrieval/stores.mjs --out raw.jsonl [--device cuda] [--threads 1] [--shard 0/4]
-//     [--texts 24] [--lengths 4096,8192] [--examples 40]
+//   node tools/bench/retrieval/stores.mjs --out raw.jsonl [--settings store-settings] [--device cuda] [--threads 1]
+//     [--shard 0/4] [--texts 24] [--lengths 4096,8192] [--examples 40]
 import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { encodeExample, readRetrievalExamples, readTexts, textLoss } from '../../../packages/eval/dist/index.js';
 import { generateTokens, Model } from '../../../packages/model/dist/index.js';
-import { createDevice, kvPolicy } from '../../../packages/sparse-core/dist/index.js';
-import { settings } from './store-settings.mjs';
+import { createDevice } from '../../../packages/sparse-core/dist/index.js';
 
 const { values } = parseArgs({
   options: {
     out: { type: 'string' },
+    // The list of policies: a file beside this one.
+    settings: { type: 'string', default: 'store-settings' },
     device: { type: 'string', default: 'cpu' },
     threads: { type: 'string', default: '1' },
     shard: { type: 'string', default: '0/1' },
@@ -24,6 +25,7 @@ const { values } = parseArgs({
     examples: { type: 'string', default: '40' },
   },
 });
+const { settings } = await import(`./${values.settings}.mjs`);
 const [shard, shards] = values.shard.split('/').map(Number);
 const lengths = values.lengths.split(',').map(Number);
 const folder = fileURLToPath(new URL('../../../models/needle-8m', import.meta.url));
@@ -33,20 +35,21 @@ const ownShare = (items) => items.filter((_, index) => index % shards === shard)
 const known = existsSync(values.out) ? readFileSync(values.out, 'utf8').split('\n').filter(Boolean) : [];
 const done = new Set(known.map((line) => JSON.parse(line)).map(({ setting, item }) => `${setting} ${item}`));
 
-/** Whether greedy decoding gives the whole answer, and what the cache held when the prompt was read. */
+/** Whether greedy decoding gives the whole answer, what the cache held when the prompt was read, and the share of the prompt's attention that was computed. */
 async function ask(runner, { prompt, answer }) {
-  let [kvBytes, count] = [undefined, 0];
-  for await (const { id } of generateTokens(runner, prompt, { maxTokens: answer.length, endIds: [] })) {
+  let [kvBytes, density, count] = [undefined, undefined, 0];
+  const onReport = (report) => (density = report.density);
+  for await (const { id } of generateTokens(runner, prompt, { maxTokens: answer.length, endIds: [], onReport })) {
     kvBytes ??= runner.kvBytes.device;
     if (id !== answer[count]) break;
     count++;
   }
-  return { right: count === answer.length, kvBytes };
+  return { right: count === answer.length, kvBytes, density };
 }
 
 /** Measures every item under every setting, an item at a time: a run that is cut short is still balanced. */
 async function measureAll(items, contextTokens, encode, measure) {
-  const runners = settings.map(({ parts }) => model.createRunner({ policy: kvPolicy(parts()), contextTokens }));
+  const runners = settings.map(({ policy }) => model.createRunner({ policy: policy(), contextTokens }));
   for (const { item, input } of items) {
     const encoded = await encode(input);
     for (const [index, { name }] of settings.entries()) {
