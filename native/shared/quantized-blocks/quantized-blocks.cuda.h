@@ -1,0 +1,72 @@
+// Rotation and scales of quantized blocks, for CUDA kernels. Device code.
+#pragma once
+
+#include "shared/cuda/elements.cuda.h"
+#include "shared/quantized-blocks/quantized-blocks.h"
+
+namespace kv {
+
+__device__ inline float scale_of(uint8_t code) {
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(code << 7))) * 0x1p-4f;
+}
+
+// A warp holds a row: lane l has dim l of group g in row[g], and 0 where there is no such dim. `most_groups` is a power
+// of two. All products are exact or stand alone, so that nothing is rounded otherwise than on the CPU.
+
+// row = H row, for every run.
+template <int most_groups>
+__device__ void multiply_by_hadamard(float (&row)[most_groups], int run) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int stride = 1; stride < kWarp; stride *= 2) {
+    if (stride >= run) return;
+#pragma unroll
+    for (int g = 0; g < most_groups; ++g) {
+      const float partner = __shfl_xor_sync(0xffffffffu, row[g], stride);
+      row[g] = lane & stride ? partner - row[g] : row[g] + partner;
+    }
+  }
+#pragma unroll
+  for (int stride = 1; stride < most_groups; stride *= 2) {
+    if (stride * kWarp >= run) return;
+#pragma unroll
+    for (int g = 0; g < most_groups; ++g) {
+      if (g & stride) continue;
+      const float a = row[g];
+      const float b = row[g + stride];
+      row[g] = a + b;
+      row[g + stride] = a - b;
+    }
+  }
+}
+
+template <int most_groups>
+__device__ void apply_signs(float (&row)[most_groups]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int g = 0; g < most_groups; ++g) {
+    if (rotation_negates(g * kWarp + lane)) row[g] = -row[g];
+  }
+}
+
+// row = H (s * row) / sqrt(n).
+template <int most_groups>
+__device__ void rotate(float (&row)[most_groups], int head_dim) {
+  apply_signs(row);
+  multiply_by_hadamard(row, rotation_run(head_dim));
+  const float factor = rotation_factor(rotation_run(head_dim));
+#pragma unroll
+  for (int g = 0; g < most_groups; ++g) row[g] *= factor;
+}
+
+// row = s * (H row) / sqrt(n), the inverse.
+template <int most_groups>
+__device__ void rotate_back(float (&row)[most_groups], int head_dim) {
+  multiply_by_hadamard(row, rotation_run(head_dim));
+  const float factor = rotation_factor(rotation_run(head_dim));
+#pragma unroll
+  for (int g = 0; g < most_groups; ++g) row[g] *= factor;
+  apply_signs(row);
+}
+
+}  // namespace kv

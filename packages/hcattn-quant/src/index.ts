@@ -1,0 +1,1 @@
+export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';
