@@ -212,16 +212,23 @@ const presets = [
   scoredPreset('verticalSlashPrefill', verticalSlashPrefill),
 ];
 
-const untried = { decompositionStateBytes: 'arithmetic of numbers' };
+const stateBytes: MisusedFunction = {
+  name: 'decompositionStateBytes',
+  args: () => ({ sizes: { queryHeads: 4, kvHeads: 2, headDim: 8, pairs: 3 } }),
+  call: ({ sizes }: { sizes: never }) => void decompositionStateBytes(sizes),
+  legal: [legalAt('sizes\\.\\w+', '2147483647', 'a size')],
+};
+
+const functions = [...operations, ...presets, stateBytes];
 
 it('covers every export', () => {
-  expectAllTried(skeleton, [...operations, ...presets], untried);
+  expectAllTried(skeleton, functions, {});
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
-  it.each([...operations, ...presets])('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each(functions)('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

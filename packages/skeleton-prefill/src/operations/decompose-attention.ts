@@ -1,6 +1,6 @@
 import { ShapeError } from '@kv/sparse-core';
 import type { FloatDType, PagedRows, RopeConvention, Stream, TensorHandle } from '@kv/sparse-core';
-import { expectHeads, expectThat, floats, isFinite32, loadAddon, operation, pagedRowRules } from '@kv/sparse-core/native';
+import { expectHeads, expectObject, expectThat, floats, isFinite32, loadAddon, operation, pagedRowRules } from '@kv/sparse-core/native';
 
 import { exactTokens, type ExactTokens, isWhole } from '../exact-tokens.js';
 
@@ -47,15 +47,27 @@ export interface DecomposeAttentionArguments extends PagedRows, DecomposeAttenti
   readonly horizontal: TensorHandle<'f32', readonly ['queryHead', 'row']>;
 }
 
-/** How many bytes the state of one sequence takes. */
-export function decompositionStateBytes(sizes: {
+interface DecompositionSizes {
   readonly queryHeads: number;
   readonly kvHeads: number;
   readonly headDim: number;
   /** Frequencies of the rotation. */
   readonly pairs: number;
-}): number {
-  const { queryHeads, kvHeads, headDim, pairs } = sizes;
+}
+
+/**
+ * How many bytes the state of one sequence takes.
+ * @throws InvalidValueError unless all are whole numbers from 1 on
+ */
+export function decompositionStateBytes(sizes: DecompositionSizes): number {
+  expectObject('decompositionStateBytes', 'sizes', sizes);
+  for (const name of ['queryHeads', 'kvHeads', 'headDim', 'pairs'] as const) {
+    expectThat('decompositionStateBytes', name, sizes[name], isWhole(sizes[name], 1, 2 ** 31 - 1), 'a whole number from 1 on');
+  }
+  return stateBytes(sizes);
+}
+
+function stateBytes({ queryHeads, kvHeads, headDim, pairs }: DecompositionSizes): number {
   const coefficients = 2 * pairs + headDim;
   // As `DecompositionState` of the operation's header lays it out.
   return 8 * (kvHeads * (3 * headDim + headDim ** 2 + coefficients ** 2) + queryHeads * coefficients);
@@ -92,7 +104,7 @@ export function decomposeAttention(stream: Stream, args: DecomposeAttentionArgum
     expectHeads('decomposeAttention', query, kvHeads);
     const [[, queryHeads, headDim], [pairs], [, tokens], [, rows]] = [query.shape, frequencies, slash.shape, horizontal.shape];
     expectExtent('slots', slots.shape[0], 1, 'one batch entry is decomposed at a time');
-    expectExtent('state', state.shape[0], decompositionStateBytes({ queryHeads, kvHeads, headDim, pairs }), 'bytes of these heads');
+    expectExtent('state', state.shape[0], stateBytes({ queryHeads, kvHeads, headDim, pairs }), 'bytes of these heads');
     const { scale, convention, attentionScale = 1, seenTokens } = args;
     const { sinkTokens, diagonalTokens, samples, seed, ridge, formulas } = decomposeOptions('decomposeAttention', args, headDim);
     expect('inverseFrequencies', pairs, pairs >= 1 && 2 * pairs <= headDim, `1 to dim / 2 (${headDim / 2}) of them`);

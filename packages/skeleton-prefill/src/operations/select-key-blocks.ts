@@ -180,10 +180,10 @@ export function expectThreshold(
   expectObject(subject, 'threshold', given);
   const [name = 'epsilon', ...others] = blockRules.filter((rule) => given[rule] !== undefined);
   const isOne = given[name] !== undefined && others.length === 0 && allowed.includes(name);
-  expectThat(subject, 'threshold', given, isOne, `one of ${allowed.join(', ')}`);
+  expectThat(subject, 'threshold', given, isOne, `exactly one of ${allowed.join(', ')}`);
   const value = given[name] ?? NaN;
   const { holds, wanted } = ranges[name];
-  expectThat(subject, `threshold.${name}`, value, isFinite32(value) && holds(value), wanted);
+  expectThat(subject, name, value, isFinite32(value) && holds(value), wanted);
   const compared = name === 'epsilon' ? (value * keyBlockTokens) / tokens : name === 'ofMax' ? value : 1;
   return [blockRules.indexOf(name), Math.log(compared), value];
 }
