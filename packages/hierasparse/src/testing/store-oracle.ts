@@ -6,7 +6,8 @@ import { pruned } from './sparse-oracle.js';
 export class HeadOracle {
   readonly #dtype: SparseDType;
   readonly #headDim: number;
-  readonly #rows: Record<KvOperand, number[]> = { keys: [], values: [] };
+  /** `[token, dim]`. Replaced, never written to: a clone has the same. */
+  readonly #rows: Record<KvOperand, Uint16Array> = { keys: new Uint16Array(), values: new Uint16Array() };
   readonly #sparse: Record<KvOperand, Set<number>> = { keys: new Set(), values: new Set() };
   #end = 0;
 
@@ -22,7 +23,7 @@ export class HeadOracle {
   clone(): HeadOracle {
     const copy = new HeadOracle(this.#dtype, this.#headDim);
     for (const operand of ['keys', 'values'] as const) {
-      copy.#rows[operand] = [...this.#rows[operand]];
+      copy.#rows[operand] = this.#rows[operand];
       copy.#sparse[operand] = new Set(this.#sparse[operand]);
     }
     copy.#end = this.#end;
@@ -30,7 +31,7 @@ export class HeadOracle {
   }
 
   append(operand: KvOperand, elements: Uint16Array): void {
-    for (const element of elements) this.#rows[operand].push(element);
+    this.#rows[operand] = joined([this.#rows[operand], elements]);
   }
 
   /** Equation 2d over the blocks between the first `sinkBlocks` and the last `localWindow` tokens. */
@@ -51,13 +52,13 @@ export class HeadOracle {
         .map((block) => ({ block, loss: lossOf(operand, block) }))
         .sort((a, b) => a.loss - b.loss || a.block - b.block)
         .slice(0, count);
+      if (least.length === 0) continue;
+      const rows = this.#rows[operand].slice();
       for (const { block } of least) {
         sparse.add(block);
-        const first = block * blockTokens * this.#headDim;
-        keptOf(operand, this.#block(operand, block)).forEach((element, index) => {
-          this.#rows[operand][first + index] = element;
-        });
+        rows.set(keptOf(operand, this.#block(operand, block)), block * blockTokens * this.#headDim);
       }
+      this.#rows[operand] = rows;
     }
   }
 
@@ -68,21 +69,21 @@ export class HeadOracle {
   }
 
   truncate(tokens: number): void {
-    for (const rows of Object.values(this.#rows)) rows.length -= tokens * this.#headDim;
+    const left = (this.count - tokens) * this.#headDim;
+    for (const operand of ['keys', 'values'] as const) this.#rows[operand] = this.#rows[operand].slice(0, left);
   }
 
   keep(indices: readonly number[]): void {
     for (const operand of ['keys', 'values'] as const) {
-      this.#rows[operand] = indices.flatMap((token) =>
-        this.#rows[operand].slice(token * this.#headDim, (token + 1) * this.#headDim),
-      );
+      const rows = this.#rows[operand];
+      this.#rows[operand] = joined(indices.map((token) => rows.subarray(token * this.#headDim, (token + 1) * this.#headDim)));
     }
   }
 
   /** Attention over the tokens that the head holds now. */
   attention(): (query: Float64Array, visible: number, weightRoundoff: number) => OracleRow {
     const row = (operand: KvOperand) => {
-      const numbers = decode(this.#dtype, Uint16Array.from(this.#rows[operand]));
+      const numbers = decode(this.#dtype, this.#rows[operand]);
       return (token: number) => numbers.subarray(token * this.#headDim, (token + 1) * this.#headDim);
     };
     const [keys, values] = [row('keys'), row('values')];
@@ -100,7 +101,7 @@ export class HeadOracle {
 
   #block(operand: KvOperand, block: number): Uint16Array {
     const elements = blockTokens * this.#headDim;
-    return Uint16Array.from(this.#rows[operand].slice(block * elements, (block + 1) * elements));
+    return this.#rows[operand].slice(block * elements, (block + 1) * elements);
   }
 
   #loss(operand: KvOperand, block: number): number {
@@ -109,6 +110,16 @@ export class HeadOracle {
     const whole = this.#block(operand, block);
     return sum(whole) - sum(pruned(operand, this.#headDim, whole));
   }
+}
+
+function joined(parts: readonly Uint16Array[]): Uint16Array {
+  const all = new Uint16Array(parts.reduce((sum, { length }) => sum + length, 0));
+  let written = 0;
+  for (const part of parts) {
+    all.set(part, written);
+    written += part.length;
+  }
+  return all;
 }
 
 /** By how much a computed row is further from the oracle's than rounding allows; at most 0 when it is right. */
