@@ -9,13 +9,19 @@ namespace KV_ISA {
 // The larger of two numbers. NaN means that nothing is known, so it counts as infinity.
 constexpr float larger(float most, float value) { return value <= most ? most : value == value ? value : __builtin_inff(); }
 
-// What is known of one query head: its scores, or the largest values of each 64 lags, each block, and each 64 rows.
+// What is known of one query head: its scores, or bounds of each 128 lags, the last 64 of which belong to a run, and the
+// largest values of each block and each 64 rows.
 struct HeadEstimate {
   const float* scores;
   float* lags;
   float* blocks;
   float* rows;
 };
+
+// Of two neighbouring runs of lags, `near` having the smaller ones.
+constexpr float bound_of_lags(float near, float far, bool mean) {
+  return mean && near != -__builtin_inff() ? (near + far) / 2 : larger(near, far);
+}
 
 // A score from which blocks are taken, and how many blocks with just this score are.
 struct Cut {
@@ -31,11 +37,10 @@ struct ScoredTile {
   int32_t sinks;     // blocks below this one are always taken,
   int32_t diagonal;  // and so are blocks from this one on
   const float* scores;
-  const float* lags;  // lags[run - block], and the one before it, are those of a block
+  const float* lags;  // lags[run - block] is the bound of a block's lags
   const float* blocks;
   const float* rows;
   int32_t runs;  // of 64 rows
-  bool mean;
 
   constexpr bool always_takes(int32_t block) const { return block < sinks || block >= diagonal; }
 
@@ -51,13 +56,7 @@ struct ScoredTile {
     float score = -__builtin_inff();
     if (scores != nullptr) score = larger(score, scores[block]);
     if (lags == nullptr) return score + 0.0f;
-    float near = lags[-block - 1];
-    for (int32_t run = 0; run < runs; ++run) {
-      const float far = lags[run - block];
-      const float of_lags = mean && near != -__builtin_inff() ? (near + far) / 2 : larger(near, far);
-      score = larger(score, of_lags + blocks[block] + rows[run]);
-      near = far;
-    }
+    for (int32_t run = 0; run < runs; ++run) score = larger(score, lags[run - block] + blocks[block] + rows[run]);
     return score + 0.0f;
   }
 };
@@ -75,6 +74,7 @@ struct TileBlocks {
   constexpr int32_t lag_offset() const { return blocks(); }
   constexpr int32_t lag_runs() const { return row_runs() + lag_offset(); }
   constexpr int32_t first_lag(int32_t run) const { return position() + kSelectedBlockTokens * (run - lag_offset()); }
+  constexpr bool mean() const { return a.bound == SlashBound::paper; }
 
   constexpr int32_t tile_end(int32_t tile) const {
     const int32_t end = (tile + 1) * a.tile_rows;
@@ -122,7 +122,6 @@ struct TileBlocks {
     scored.sinks = static_cast<int32_t>(sinks < scored.seen ? sinks : scored.seen);
     scored.diagonal = all ? 0 : static_cast<int32_t>(nearest / kSelectedBlockTokens);
     scored.runs = up(tile_end(tile)) - first_run;
-    scored.mean = a.bound == SlashBound::paper;
     if (of.scores != nullptr) scored.scores = of.scores + int64_t{tile} * blocks();
     if (of.lags == nullptr) return scored;
     scored.lags = of.lags + first_run + lag_offset();

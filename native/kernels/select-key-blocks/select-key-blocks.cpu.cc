@@ -30,9 +30,12 @@ void find_maxima(const TileBlocks& tiles, int64_t head, const HeadEstimate& maxi
   constexpr int64_t kRun = kSelectedBlockTokens;
   const float* vertical = a.vertical + head * a.tokens;
   const float* horizontal = a.horizontal + head * a.rows;
+  float near = -__builtin_inff();
   for (int32_t run = 0; run < tiles.lag_runs(); ++run) {
     const int64_t first = tiles.first_lag(run);
-    maxima.lags[run] = largest(a.slash + head * a.tokens, first, first + kRun, a.tokens);
+    const float far = largest(a.slash + head * a.tokens, first, first + kRun, a.tokens);
+    maxima.lags[run] = bound_of_lags(near, far, tiles.mean());
+    near = far;
   }
   for (int32_t i = 0; i < tiles.blocks(); ++i) maxima.blocks[i] = largest(vertical, i * kRun, (i + 1) * kRun, a.tokens);
   for (int32_t i = 0; i < tiles.row_runs(); ++i) maxima.rows[i] = largest(horizontal, i * kRun, (i + 1) * kRun, a.rows);

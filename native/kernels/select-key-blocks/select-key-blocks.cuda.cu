@@ -1,7 +1,10 @@
 // Lists of key blocks on a CUDA device, in three steps: maxima of runs, the threshold of a budget, lists.
+#include <type_traits>
+
 #define KV_ISA cuda
 #include "kernels/select-key-blocks/select-key-blocks-score.h"
 #include "runtime/device.h"
+#include "shared/cuda/arrivals.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 
 namespace kv {
@@ -17,6 +20,9 @@ using cuda::TileBlocks;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
+constexpr int kTieThreads = 1024;
+constexpr int kOwnRuns = 4;   // of 64 values, whose maxima a warp finds
+constexpr int kTieLists = 4;  // of a thread at a time
 constexpr int kScoresOfBlock = 64 * kThreads;  // scores that a thread block counts; few enough to keep the device busy
 
 // What is found of the threshold of a budget.
@@ -25,15 +31,16 @@ struct Found {
   float threshold;
   int64_t wanted;   // its rank among the scores that share these bits, largest first
   int64_t equal;    // how many scores share them
+  unsigned arrivals;  // of thread blocks that have counted
 
   __device__ bool takes_all_ties() const { return wanted == equal || threshold == INFINITY; }
 };
 
 struct Memory {
-  float* maxima;  // of each query head: those of lags, blocks and rows
+  float* maxima;  // of each query head: bounds of lags, and maxima of blocks and rows
   uint32_t* bins;  // [kOrderBins]: scores of all heads, by some of their bits
   Found* found;
-  int32_t* ties;  // [query_head, tile]: how many scores of a list equal the threshold, then how many of those are taken
+  int32_t* ties;  // [query_head, tile]: how many scores of a list equal the threshold, then how many of those it takes
 };
 
 struct Launch {
@@ -41,129 +48,203 @@ struct Launch {
   Memory memory;
 };
 
-// One warp finds the maximum of each run of 64 values.
+// The largest of 64 values, by one warp.
+__device__ float largest(const float* values, int64_t first, int64_t length) {
+  float most = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kSelectedBlockTokens / kWarp; ++i) {
+    const int64_t at = first + threadIdx.x % kWarp + i * kWarp;
+    if (at >= 0 && at < length) most = cuda::larger(most, values[at]);
+  }
+  const uint32_t order = __reduce_max_sync(0xffffffffu, cuda::order_of(__float_as_uint(most)));
+  return __uint_as_float(cuda::bits_of_order(order));
+}
+
+// One warp finds the maxima of some runs of 64 values; of lags, the bounds of a run and the one before it.
 __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ Launch launch) {
   const SelectKeyBlocksArguments& a = launch.a;
   const TileBlocks tiles{a};
   const int64_t head = blockIdx.y;
-  const int64_t run = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  if (run >= tiles.maxima()) return;
-  const int64_t block = run - tiles.lag_runs();
-  const int64_t row_run = block - tiles.blocks();
-  const bool lags = block < 0;
-  const bool rows = row_run >= 0;
-  const float* values = lags ? a.slash + head * a.tokens : rows ? a.horizontal + head * a.rows : a.vertical + head * a.tokens;
-  const int64_t first = lags ? tiles.first_lag(static_cast<int32_t>(run)) : kSelectedBlockTokens * (rows ? row_run : block);
-  const int64_t length = rows ? a.rows : a.tokens;
-  float most = -INFINITY;
-  for (int64_t i = first + threadIdx.x % kWarp; i < first + kSelectedBlockTokens; i += kWarp) {
-    if (i >= 0 && i < length) most = cuda::larger(most, values[i]);
+  const int64_t first_run = (int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kOwnRuns;
+  const float* lags = a.slash + head * a.tokens;
+  float near = -INFINITY;
+  if (first_run < tiles.lag_runs()) {
+    near = largest(lags, tiles.first_lag(static_cast<int32_t>(first_run)) - kSelectedBlockTokens, a.tokens);
   }
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    most = cuda::larger(most, __shfl_xor_sync(0xffffffffu, most, distance));
+#pragma unroll
+  for (int i = 0; i < kOwnRuns; ++i) {
+    const int64_t run = first_run + i;
+    const int64_t block = run - tiles.lag_runs();
+    const int64_t row_run = block - tiles.blocks();
+    if (run >= tiles.maxima()) break;
+    float most;
+    if (block < 0) {
+      const float far = largest(lags, tiles.first_lag(static_cast<int32_t>(run)), a.tokens);
+      most = cuda::bound_of_lags(near, far, tiles.mean());
+      near = far;
+    } else if (row_run < 0) {
+      most = largest(a.vertical + head * a.tokens, kSelectedBlockTokens * block, a.tokens);
+    } else {
+      most = largest(a.horizontal + head * a.rows, kSelectedBlockTokens * row_run, a.rows);
+    }
+    if (threadIdx.x % kWarp == 0) launch.memory.maxima[head * tiles.maxima() + run] = most;
   }
-  if (threadIdx.x % kWarp == 0) launch.memory.maxima[head * tiles.maxima() + run] = most;
 }
 
 __global__ void __launch_bounds__(kThreads) start_rank(const __grid_constant__ Launch launch, int64_t rank) {
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) launch.memory.bins[bin] = 0;
-  if (threadIdx.x != 0) return;
-  *launch.memory.found = {0, 0, rank, 0};
+  if (threadIdx.x == 0) *launch.memory.found = {0, 0, rank, 0, 0};
+}
+
+// The sum over the threads before this one, and over all, of a thread block.
+struct ScanOfBlock {
+  int64_t before;
+  int64_t all;
+
+  __device__ explicit ScanOfBlock(int64_t own) {
+    __shared__ int64_t of_warp[kWarp];
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    int64_t sum = own;
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int64_t earlier = __shfl_up_sync(0xffffffffu, sum, distance);
+      if (lane >= distance) sum += earlier;
+    }
+    __syncthreads();
+    if (lane == kWarp - 1) of_warp[warp] = sum;
+    __syncthreads();
+    before = sum - own;
+    all = 0;
+    for (int other = 0; other < static_cast<int>(blockDim.x) / kWarp; ++other) {
+      if (other < warp) before += of_warp[other];
+      all += of_warp[other];
+    }
+  }
+};
+
+// Finds the bin of the wanted score, from the highest bin down, and empties all bins.
+__device__ void find_bin(const Launch& launch, int shift) {
+  constexpr int kOwn = kOrderBins / kThreads;  // bins of a thread, the highest ones of the first thread
+  uint32_t* bins = launch.memory.bins + kOrderBins - kOwn * (threadIdx.x + 1);
+  const Found found = *launch.memory.found;
+  uint32_t own[kOwn];
+  int64_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    own[i] = bins[i];
+    sum += own[i];
+    bins[i] = 0;
+  }
+  int64_t wanted = found.wanted - ScanOfBlock(sum).before;
+  if (wanted <= 0 || wanted > sum) return;
+#pragma unroll
+  for (int i = kOwn - 1; i >= 0; --i) {
+    if (wanted > 0 && wanted <= own[i]) {
+      const uint32_t order = found.order | static_cast<uint32_t>(bins + i - launch.memory.bins) << shift;
+      *launch.memory.found = {order, __uint_as_float(cuda::bits_of_order(order)), wanted, own[i], 0};
+    }
+    wanted -= own[i];
+  }
+}
+
+// The scores of a tile. If kPair, they follow from maxima, and the tile has one run of rows or two: then nothing is asked
+// for each score.
+template <bool kPair>
+struct TileScores {
+  ScoredTile tile;
+  float first;
+  float second;
+  int32_t step;  // from the first run of rows to the second one
+
+  __device__ explicit TileScores(const ScoredTile& scored) : tile(scored), first(0), second(0), step(0) {
+    if constexpr (kPair) {
+      step = tile.runs - 1;
+      first = tile.rows[0];
+      second = tile.rows[step];
+    }
+  }
+  // Of a block that is not always taken.
+  __device__ float estimated(int32_t block) const {
+    if constexpr (!kPair) return tile.score(block);
+    const float of_block = tile.blocks[block];
+    const float upper = tile.lags[-block] + of_block + first;
+    const float lower = tile.lags[step - block] + of_block + second;
+    // Not a number either where infinities meet, which count as infinity, too.
+    return upper + lower != upper + lower ? INFINITY : fmaxf(upper, lower) + 0.0f;
+  }
+  __device__ float at(int32_t block) const { return kPair && tile.always_takes(block) ? INFINITY : estimated(block); }
+};
+
+// Calls body(whether kPair) for what an estimate is made of.
+template <class Body>
+void with_scores(const SelectKeyBlocksArguments& a, Body&& body) {
+  if (a.scores == nullptr && a.slash != nullptr && a.tile_rows <= 2 * kSelectedBlockTokens) body(std::true_type{});
+  else body(std::false_type{});
 }
 
 // Counts scores by `bits` bits from `shift` on. Only scores whose higher bits are the threshold's count. A thread
-// block has some tiles.
+// block has some tiles. The last one finds the next bits of the threshold.
+template <bool kPair>
 __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__ Launch launch, int shift, int bits) {
   __shared__ uint32_t bins[kOrderBins];
+  __shared__ bool last;
   const TileBlocks tiles{launch.a};
   const int64_t head = blockIdx.y;
   const HeadEstimate estimate = tiles.estimate_of(head, launch.memory.maxima);
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) bins[bin] = 0;
   __syncthreads();
   const uint32_t known = launch.memory.found->order;
+  const uint32_t mask = (1u << bits) - 1;
   const int above = shift + bits;
+  const auto count = [&](uint32_t order, uint32_t times) {
+    if (above == 32 || (order ^ known) >> above == 0) atomicAdd(&bins[order >> shift & mask], times);
+  };
   for (int tile = static_cast<int>(blockIdx.x); tile < launch.a.tiles(); tile += static_cast<int>(gridDim.x)) {
-    const ScoredTile scored = tiles.scored(estimate, tile);
-    for (int block = static_cast<int>(threadIdx.x); block < scored.seen; block += kThreads) {
-      const uint32_t order = cuda::order_of(__float_as_uint(scored.score(block)));
-      if (above == 32 || order >> above == known >> above) atomicAdd(&bins[order >> shift & ((1u << bits) - 1)], 1);
+    const TileScores<kPair> scores(tiles.scored(estimate, tile));
+    const int first = kPair ? scores.tile.sinks : 0;
+    const int end = kPair ? max(scores.tile.diagonal, first) : scores.tile.seen;
+    if (kPair && threadIdx.x == 0) {
+      count(cuda::order_of(__float_as_uint(INFINITY)), static_cast<uint32_t>(scores.tile.seen - (end - first)));
+    }
+#pragma unroll 4
+    for (int block = first + static_cast<int>(threadIdx.x); block < end; block += kThreads) {
+      count(cuda::order_of(__float_as_uint(scores.estimated(block))), 1);
     }
   }
   __syncthreads();
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) {
     if (bins[bin] != 0) atomicAdd(&launch.memory.bins[bin], bins[bin]);
   }
+  __syncthreads();
+  if (threadIdx.x == 0) last = arrives_last(launch.memory.found->arrivals, gridDim.x * gridDim.y);
+  __syncthreads();
+  if (last) find_bin(launch, shift);
 }
 
-// Finds the bin of the wanted score, from the highest bin down.
-__global__ void __launch_bounds__(kWarp) find_bin(const __grid_constant__ Launch launch, int shift, int bits) {
-  uint32_t* bins = launch.memory.bins;
-  const Found found = *launch.memory.found;
-  int64_t wanted = found.wanted;
-  const int lane = static_cast<int>(threadIdx.x);
-  for (int top = (1 << bits) - 1; top >= 0; top -= kWarp) {
-    const uint32_t own = top - lane >= 0 ? bins[top - lane] : 0;
-    int64_t counted = own;
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const int64_t earlier = __shfl_up_sync(0xffffffffu, counted, distance);
-      if (lane >= distance) counted += earlier;
-    }
-    const unsigned reached = __ballot_sync(0xffffffffu, counted >= wanted);
-    if (reached != 0) {
-      if (lane == __ffs(static_cast<int>(reached)) - 1) {
-        const uint32_t order = found.order | static_cast<uint32_t>(top - lane) << shift;
-        *launch.memory.found = {order, __uint_as_float(cuda::bits_of_order(order)), wanted - (counted - own), own};
-      }
-      break;
-    }
-    wanted -= __shfl_sync(0xffffffffu, counted, kWarp - 1);
-  }
-  __syncwarp();
-  for (int bin = lane; bin < kOrderBins; bin += kWarp) bins[bin] = 0;
-}
-
-// One warp counts how many scores of a list equal the threshold, if some of these are left out.
-__global__ void __launch_bounds__(kThreads) count_ties(const __grid_constant__ Launch launch) {
+// One thread block gives ties to the first lists, if only some of all are taken.
+__global__ void __launch_bounds__(kTieThreads) share_ties(const __grid_constant__ Launch launch) {
   const Found& found = *launch.memory.found;
   if (found.takes_all_ties()) return;
-  const TileBlocks tiles{launch.a};
-  const int64_t head = blockIdx.y;
-  const int tile = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  if (tile >= launch.a.tiles()) return;
-  const ScoredTile scored = tiles.scored(tiles.estimate_of(head, launch.memory.maxima), tile);
-  int ties = 0;
-  for (int block = lane; block < scored.seen; block += kWarp) ties += scored.score(block) == found.threshold ? 1 : 0;
-  ties = __reduce_add_sync(0xffffffffu, ties);
-  if (lane == 0) launch.memory.ties[head * launch.a.tiles() + tile] = ties;
-}
-
-// One thread block gives the ties that are taken to the first lists.
-__global__ void __launch_bounds__(kThreads) share_ties(const __grid_constant__ Launch launch) {
-  const Found& found = *launch.memory.found;
-  if (found.takes_all_ties()) return;
-  __shared__ int64_t of_warp[kWarps];
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t lists = launch.a.lists();
   int64_t left = found.wanted;
-  for (int64_t first = 0; first < launch.a.lists(); first += kThreads) {
-    const int64_t list = first + threadIdx.x;
-    const int32_t own = list < launch.a.lists() ? launch.memory.ties[list] : 0;
-    int64_t counted = own;
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const int64_t earlier = __shfl_up_sync(0xffffffffu, counted, distance);
-      if (static_cast<int>(threadIdx.x) % kWarp >= distance) counted += earlier;
+  for (int64_t first = 0; first < lists; first += kTieThreads * kTieLists) {
+    int32_t own[kTieLists];
+    int64_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kTieLists; ++i) {
+      const int64_t list = first + threadIdx.x * kTieLists + i;
+      own[i] = list < lists ? launch.memory.ties[list] : 0;
+      sum += own[i];
     }
-    if (threadIdx.x % kWarp == kWarp - 1) of_warp[warp] = counted;
-    __syncthreads();
-    int64_t all = 0;
-    for (int other = 0; other < kWarps; ++other) {
-      if (other < warp) counted += of_warp[other];
-      all += of_warp[other];
+    const ScanOfBlock scan(sum);
+    int64_t rest = left - scan.before;
+#pragma unroll
+    for (int i = 0; i < kTieLists; ++i) {
+      const int64_t list = first + threadIdx.x * kTieLists + i;
+      if (list < lists) launch.memory.ties[list] = rest <= 0 ? 0 : rest < own[i] ? static_cast<int32_t>(rest) : own[i];
+      rest -= own[i];
     }
-    __syncthreads();
-    const int64_t rest = left - (counted - own);
-    if (list < launch.a.lists()) launch.memory.ties[list] = rest <= 0 ? 0 : rest < own ? static_cast<int32_t>(rest) : own;
-    left -= all;
+    left -= scan.all;
   }
 }
 
@@ -233,7 +314,9 @@ __device__ Cut cut_of_tile(const TileBlocks& tiles, const ScoredTile& tile, uint
   return {score, (wanted + of_tie - 1) / of_tie};
 }
 
-// One warp writes each list.
+// One warp writes each list. Where a budget takes some ties only, the lists are written without any first, and those that
+// get some again, if kTies.
+template <bool kPair, bool kTies>
 __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ Launch launch) {
   __shared__ uint32_t bins[kWarps][kMassBins];
   const SelectKeyBlocksArguments& a = launch.a;
@@ -243,30 +326,35 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   const int tile = static_cast<int>(blockIdx.x) * kWarps + warp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (tile >= a.tiles()) return;
-  const ScoredTile scored = tiles.scored(tiles.estimate_of(head, launch.memory.maxima), tile);
   const int64_t list = head * a.tiles() + tile;
   Cut cut{a.threshold, kAllTies};
   if (a.rule == BlockRule::budget) {
     const Found& found = *launch.memory.found;
-    cut = {found.threshold, found.takes_all_ties() ? kAllTies : launch.memory.ties[list]};
-  } else if (a.rule != BlockRule::threshold) {
-    cut = cut_of_tile(tiles, scored, bins[warp]);
+    cut = {found.threshold, found.takes_all_ties() ? kAllTies : kTies ? launch.memory.ties[list] : 0};
   }
+  if (kTies && (cut.ties == kAllTies || cut.ties == 0)) return;
+  const TileScores<kPair> scores(tiles.scored(tiles.estimate_of(head, launch.memory.maxima), tile));
+  const int seen = scores.tile.seen;
+  if (a.rule == BlockRule::mass || a.rule == BlockRule::of_max) cut = cut_of_tile(tiles, scores.tile, bins[warp]);
   int32_t* to = a.key_blocks + list * a.capacity;
   const unsigned earlier = (1u << lane) - 1;
   int taken = 0;
   int ties = 0;
-  for (int first = 0; first < scored.seen; first += kWarp) {
+#pragma unroll 4
+  for (int first = 0; first < seen; first += kWarp) {
     const int block = first + lane;
-    const float score = block < scored.seen ? scored.score(block) : -INFINITY;
-    const unsigned equal = __ballot_sync(0xffffffffu, block < scored.seen && score == cut.score);
-    const bool takes = score > cut.score || ((equal >> lane & 1) != 0 && ties + __popc(equal & earlier) < cut.ties);
+    const bool real = block < seen;
+    const float score = scores.at(min(block, seen - 1));
+    const unsigned equal = __ballot_sync(0xffffffffu, real && score == cut.score);
+    const bool takes = real && (score > cut.score || ((equal >> lane & 1) != 0 && ties + __popc(equal & earlier) < cut.ties));
     const unsigned all = __ballot_sync(0xffffffffu, takes);
     if (takes) to[taken + __popc(all & earlier)] = block;
     taken += __popc(all);
     ties += __popc(equal);
   }
-  if (lane == 0) a.counts[list] = taken;
+  if (lane != 0) return;
+  a.counts[list] = taken;
+  if (a.rule == BlockRule::budget && !kTies) launch.memory.ties[list] = ties;
 }
 
 size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -290,20 +378,24 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   cudaStream_t stream = stream_of(context);
   const unsigned query_heads = static_cast<unsigned>(a.query_heads);
   const auto warps = [&](int64_t of_head) { return dim3(static_cast<unsigned>((of_head + kWarps - 1) / kWarps), query_heads); };
-  if (a.slash != nullptr) find_maxima<<<warps(tiles.maxima()), kThreads, 0, stream>>>(launch);
-  if (a.rule == BlockRule::budget) {
-    start_rank<<<1, kThreads, 0, stream>>>(launch, tiles.budgeted());
-    const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
-    for (int shift = 32; shift > 0;) {
-      const int bits = shift < kOrderBits ? shift : kOrderBits;
-      shift -= bits;
-      count_scores<<<counting, kThreads, 0, stream>>>(launch, shift, bits);
-      find_bin<<<1, kWarp, 0, stream>>>(launch, shift, bits);
+  if (a.slash != nullptr) find_maxima<<<warps((tiles.maxima() + kOwnRuns - 1) / kOwnRuns), kThreads, 0, stream>>>(launch);
+  with_scores(a, [&](auto pair) {
+    constexpr bool kPair = decltype(pair)::value;
+    if (a.rule == BlockRule::budget) {
+      start_rank<<<1, kThreads, 0, stream>>>(launch, tiles.budgeted());
+      const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
+      for (int shift = 32; shift > 0;) {
+        const int bits = shift < kOrderBits ? shift : kOrderBits;
+        shift -= bits;
+        count_scores<kPair><<<counting, kThreads, 0, stream>>>(launch, shift, bits);
+      }
     }
-    count_ties<<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
-    share_ties<<<1, kThreads, 0, stream>>>(launch);
-  }
-  write_lists<<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
+    write_lists<kPair, false><<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
+    if (a.rule == BlockRule::budget) {
+      share_ties<<<1, kTieThreads, 0, stream>>>(launch);
+      write_lists<kPair, true><<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
+    }
+  });
   return launch_status();
 }
 
