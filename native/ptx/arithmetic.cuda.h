@@ -16,6 +16,14 @@ __device__ inline float exp2_approximate(float x) {
   return result;
 }
 
+// 1 / x up to rounding. NaN for zeros, infinities and what is not normal.
+__device__ inline double reciprocal(double x) {
+  double rough;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(rough) : "d"(x));
+  const double error = fma(-x, rough, 1.0);  // at most about 2^-20, so its cube is lost
+  return fma(rough, fma(error, error, error), rough);
+}
+
 // Two values, rounded to Element. `low` is in the low half.
 template <typename Element>
 __device__ inline uint32_t pack(float low, float high) {

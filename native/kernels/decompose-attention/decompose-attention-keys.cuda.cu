@@ -1,5 +1,5 @@
 // Sums over keys, for any dtype and head size.
-#include "kernels/decompose-attention/decompose-attention.cuda.h"
+#include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
 
 namespace kv {
 namespace decomposition {
@@ -24,59 +24,45 @@ __global__ void __launch_bounds__(kThreads) find_centre(const __grid_constant__ 
   if (threadIdx.x == 0) launch.layout().centre(a.state, head)[dim] = static_cast<double>(sum / static_cast<float>(count));
 }
 
-// Adds up the keys of one block and kv head. Some threads share a column of the keys.
+// Adds up the keys of one block and kv head.
 template <class T>
 __global__ void __launch_bounds__(kThreads) add_blocks(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
-  __shared__ const T* rows[kTurnTokens];
-  __shared__ double shared[4][kThreads];
+  extern __shared__ __align__(16) char shared[];
   const DecomposeAttentionArguments& a = launch.a;
   const Interior interior(a);
   const int32_t first_key = launch.first_key(interior);
   const int32_t block = first_key / kTurnTokens + static_cast<int32_t>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y);
-  const int thread = static_cast<int>(threadIdx.x);
-  const StoredKeys<T> keys(a, head);
   const int32_t start = block * kTurnTokens;
   const int first = max(first_key - start, 0);
   const int end = min(interior.end(a.tokens - 1) - start, kTurnTokens);
-  if (thread >= first && thread < end) rows[thread] = keys.at(start + thread);
+  const KeyBlock<T> here(a, shared);
+  copy_block(launch, StoredKeys<T>(a, head), start, first, end, here.keys);
+  ptx::async_copy_wait<0>();
   __syncthreads();
-
-  const int columns = columns_of(a);
-  const int sharers = kThreads / columns;
-  const Column column(a, thread % columns);
-  const bool turned = column.second >= 0;
-  const double* centre = launch.layout().centre(a.state, head);
-  const float2 middle = {static_cast<float>(centre[column.first]), turned ? static_cast<float>(centre[column.second]) : 0};
-  double2 cached = {0, 0};
-  double2 plain = {0, 0};
-#pragma unroll kBatch
-  for (int key = first + thread / columns; key < end && thread < sharers * columns; key += sharers) {
-    const float2 own = {to_float(rows[key][column.first]), turned ? to_float(rows[key][column.second]) : 0};
-    const float2 turn = turned ? launch.memory.turns_of_key[key * a.pairs + thread % columns] : make_float2(1, 0);
-    const float2 before = turned_back(own, turn);
-    cached = {cached.x + (own.x - middle.x), cached.y + (own.y - middle.y)};
-    plain = {plain.x + before.x, plain.y + before.y};
-  }
-  shared[0][thread] = cached.x;
-  shared[1][thread] = cached.y;
-  shared[2][thread] = plain.x;
-  shared[3][thread] = plain.y;
+  here.add_up(launch, head, first, end);
   __syncthreads();
-  if (thread >= columns) return;
-  double sums[4] = {};
-  for (int sharer = 0; sharer < sharers; ++sharer) {
-    for (int i = 0; i < 4; ++i) sums[i] += shared[i][sharer * columns + thread];
-  }
   double* to = launch.key_sums_before(head, block);
-  to[column.first] = sums[0];
-  to[a.head_dim + column.first] = sums[2];
-  if (!turned) return;
-  const double2 all = turned_back({sums[2], sums[3]}, launch.memory.bases[int64_t{block} * a.pairs + thread]);
-  to[column.second] = sums[1];
-  to[a.head_dim + column.first] = all.x / static_cast<double>(a.attention_scale);
-  to[a.head_dim + column.second] = all.y / static_cast<double>(a.attention_scale);
+  for (int index = static_cast<int>(threadIdx.x); index < here.columns; index += kThreads) {
+    double2 cached = {0, 0};
+    double2 plain = {0, 0};
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const float2 of_cached = here.cached[group * here.columns + index];
+      const double2 of_plain = here.plain[group * here.columns + index];
+      cached = {cached.x + of_cached.x, cached.y + of_cached.y};
+      plain = {plain.x + of_plain.x, plain.y + of_plain.y};
+    }
+    const Column column(a, index);
+    to[column.first] = cached.x;
+    to[a.head_dim + column.first] = plain.x;
+    if (column.second < 0) continue;
+    const double2 all = turned_back(plain, launch.memory.bases[int64_t{block} * a.pairs + index]);
+    to[column.second] = cached.y;
+    to[a.head_dim + column.first] = all.x / static_cast<double>(a.attention_scale);
+    to[a.head_dim + column.second] = all.y / static_cast<double>(a.attention_scale);
+  }
 }
 
 // Replaces the sums of blocks by those of all keys before each block, on top of the sum of earlier calls. A warp has
@@ -166,13 +152,19 @@ Status add_keys(const Launch& launch) {
   }
   const int32_t first_block = launch.first_key(interior) / kTurnTokens;
   const int32_t blocks = (interior.end(a.tokens - 1) + kTurnTokens - 1) / kTurnTokens - first_block;
+  cudaError_t error = cudaSuccess;
   with_cuda_float_type(a.cache_dtype, [&](auto element) {
     using T = decltype(element);
     if (a.seen_tokens == 0 && !launch.tensor_cores) {
       find_centre<T><<<dim3(launch.kv_heads(), static_cast<unsigned>(a.head_dim)), kThreads, 0, launch.stream>>>(launch);
     }
-    if (blocks > 0) add_blocks<T><<<dim3(static_cast<unsigned>(blocks), launch.kv_heads()), kThreads, 0, launch.stream>>>(launch);
+    if (blocks <= 0) return;
+    const size_t bytes = KeyBlock<T>::bytes(a);
+    error = cudaFuncSetAttribute(add_blocks<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (error != cudaSuccess) return;
+    add_blocks<T><<<dim3(static_cast<unsigned>(blocks), launch.kv_heads()), kThreads, bytes, launch.stream>>>(launch);
   });
+  if (error != cudaSuccess) return cuda_status(error);
   const unsigned elements = static_cast<unsigned>(2 * a.head_dim + kWarp - 1) / kWarp;
   add_up_blocks<<<dim3(elements, launch.kv_heads()), kWarp * kSegments, 0, launch.stream>>>(launch);
   return launch_status();

@@ -4,8 +4,9 @@
 #include <cub/block/block_scan.cuh>
 #include <cub/block/block_store.cuh>
 
-#include "kernels/decompose-attention/decompose-attention.cuda.h"
-#include "ptx/async-copy.cuda.h"
+#include <algorithm>
+
+#include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
 #include "ptx/mma-f64.cuda.h"
 
 namespace kv {
@@ -16,93 +17,82 @@ constexpr int kScanThreads = 512;
 constexpr int kScanItems = 8;
 constexpr int kScanTokens = kScanThreads * kScanItems;
 constexpr int kSlashHeads = 32;    // query heads of a thread block
+constexpr int kSlashBlocks = 264;  // thread blocks; they fill an H200
+constexpr int kTurnStride = kTurnTokens + 2;  // so that four pairs lie in other banks
 constexpr int kVerticalHeads = 8;  // query heads at once, as many as mma multiplies
 constexpr int kVerticalWarps = kTurnTokens / 16;
 
-// Without samples there is no interior, and nothing to estimate.
-__device__ const double* solution_of(const Launch& launch, int query_head) {
-  return launch.memory.solutions + int64_t{query_head} * launch.a.coefficients();
-}
-
-__device__ double* sums_of_blocks(const Launch& launch, bool vertical, int query_head) {
-  return launch.memory.block_sums + (int64_t{vertical} * launch.a.query_heads + query_head) * launch.blocks();
-}
-
-// The sum over the lanes that hold other rows of the same columns of an mma's result.
-__device__ double sum_of_rows(double x) {
-  for (int distance = 4; distance < kWarp; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
-  return x;
-}
-
-// Line 14: one thread block for each 64 lags and some query heads. A warp has 16 lags of 16 of them, and multiplies
-// cosines and sines by alpha; the four lanes with neighbouring columns have a pair each.
+// Line 14: some runs of 64 lags and some query heads. A warp has 16 lags of 16 of them, and multiplies cosines and sines by
+// alpha; the four lanes with neighbouring columns have a pair each.
 __global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
-  extern __shared__ double2 turned[];  // [pair, kSlashHeads + 1]: alpha rotated by the thread block's first lag
+  extern __shared__ double2 tables[];
   __shared__ double sums[kTurnTokens / 16][kSlashHeads];
   const DecomposeAttentionArguments& a = launch.a;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kWarp;
-  const int block = static_cast<int>(blockIdx.x);
   const int first_head = static_cast<int>(blockIdx.y) * kSlashHeads;
   const int padded = (a.pairs + 3) / 4 * 4;
-  for (int i = thread; i < padded * kSlashHeads; i += kThreads) {
-    const int pair = i % padded;
-    const int query_head = first_head + i / padded;
-    double2 own = {0, 0};
-    if (pair < a.pairs && query_head < a.query_heads && launch.samples > 0) {
-      const double* alpha = solution_of(launch, query_head);
-      own = turned_back({alpha[pair], -alpha[a.pairs + pair]}, launch.memory.bases[int64_t{block} * a.pairs + pair]);
-    }
-    turned[pair * (kSlashHeads + 1) + i / padded] = own;
+  double2* turned = tables;                            // [pair, kSlashHeads + 1]: alpha rotated by the run's first lag
+  double2* turns = turned + padded * (kSlashHeads + 1);  // [pair, kTurnStride]
+  for (int i = thread; i < padded * kTurnTokens; i += kThreads) {
+    turns[i / kTurnTokens * kTurnStride + i % kTurnTokens] = launch.memory.turns[min(i, a.pairs * kTurnTokens - 1)];
   }
-  __syncthreads();
   const int tile = thread / kWarp % (kTurnTokens / 16);
   const int left = thread / kWarp / (kTurnTokens / 16) * (kSlashHeads / 2);
-  double values[2][4] = {};
+  for (int block = static_cast<int>(blockIdx.x); block < launch.blocks(); block += static_cast<int>(gridDim.x)) {
+    __syncthreads();
 #pragma unroll 4
-  for (int k = 0; k < padded; k += 4) {
-    const double2* turns = launch.memory.turns + min(k + lane % 4, a.pairs - 1) * kTurnTokens + 16 * tile + lane / 4;
-    const double2 upper = turns[0];
-    const double2 lower = turns[8];
+    for (int i = thread; i < padded * kSlashHeads; i += kThreads) {
+      const int pair = i % padded;
+      const int query_head = first_head + i / padded;
+      double2 own = {0, 0};
+      if (pair < a.pairs && query_head < a.query_heads && launch.samples > 0) {
+        const double* alpha = launch.solution_of(query_head);
+        own = turned_back({alpha[pair], -alpha[a.pairs + pair]}, launch.memory.bases[int64_t{block} * a.pairs + pair]);
+      }
+      turned[pair * (kSlashHeads + 1) + i / padded] = own;
+    }
+    __syncthreads();
+    double values[2][4] = {};
+#pragma unroll 4
+    for (int k = 0; k < padded; k += 4) {
+      const double2* of_lane = turns + (k + lane % 4) * kTurnStride + 16 * tile + lane / 4;
+      const double2 upper = of_lane[0];
+      const double2 lower = of_lane[8];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const double2 column = turned[(k + lane % 4) * (kSlashHeads + 1) + left + 8 * j + lane / 4];
+        ptx::mma_m16n8k8(values[j], {upper.x, lower.x, upper.y, lower.y}, {column.x, column.y});
+      }
+    }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const double2 column = turned[(k + lane % 4) * (kSlashHeads + 1) + left + 8 * j + lane / 4];
-      ptx::mma_m16n8k8(values[j], {upper.x, lower.x, upper.y, lower.y}, {column.x, column.y});
-    }
-  }
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
+      for (int side = 0; side < 2; ++side) {
+        const int column = left + 8 * j + lane % 4 * 2 + side;
+        const int query_head = first_head + column;
+        const bool real = query_head < a.query_heads;
+        const double offset = real && launch.samples > 0 ? launch.memory.offsets[query_head].x : 0;
+        double sum = 0;
 #pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const int column = left + 8 * j + lane % 4 * 2 + side;
-      const int query_head = first_head + column;
-      const bool real = query_head < a.query_heads;
-      const double offset = real && launch.samples > 0 ? launch.memory.offsets[query_head].x : 0;
-      double sum = 0;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int lag = block * kTurnTokens + 16 * tile + 8 * half + lane / 4;
-        const float value = static_cast<float>(values[j][2 * half + side] - offset);
-        if (!real || lag >= a.tokens) continue;
-        a.slash[int64_t{query_head} * a.tokens + lag] = value;
-        sum += static_cast<double>(value);
+        for (int half = 0; half < 2; ++half) {
+          const int lag = block * kTurnTokens + 16 * tile + 8 * half + lane / 4;
+          const float value = static_cast<float>(values[j][2 * half + side] - offset);
+          if (!real || lag >= a.tokens) continue;
+          a.slash[int64_t{query_head} * a.tokens + lag] = value;
+          sum += static_cast<double>(value);
+        }
+        sum = sum_of_rows(sum);
+        if (lane < 4) sums[tile][column] = sum;
       }
-      sum = sum_of_rows(sum);
-      if (lane < 4) sums[tile][column] = sum;
     }
+    __syncthreads();
+    if (thread >= kSlashHeads || first_head + thread >= a.query_heads) continue;
+    double sum = 0;
+    for (int i = 0; i < kTurnTokens / 16; ++i) sum += sums[i][thread];
+    launch.sums_of_blocks(false, first_head + thread)[block] = sum;
   }
-  __syncthreads();
-  if (thread >= kSlashHeads || first_head + thread >= a.query_heads) return;
-  double sum = 0;
-  for (int i = 0; i < kTurnTokens / 16; ++i) sum += sums[i][thread];
-  sums_of_blocks(launch, false, first_head + thread)[block] = sum;
-}
-
-// Elements of a key's row in shared memory, so that eight rows lie in other banks.
-template <class T>
-__host__ __device__ constexpr int key_stride(int dims) {
-  return (dims * static_cast<int>(sizeof(T)) + 127) / 128 * (128 / static_cast<int>(sizeof(T))) + 16 / static_cast<int>(sizeof(T));
 }
 
 // Line 15, and the last row of line 6: one thread block for each 64 keys and kv head. A warp has 16 keys, and multiplies
@@ -112,7 +102,6 @@ __global__ void __launch_bounds__(kVerticalWarps* kWarp) write_vertical(const __
   if (*launch.memory.fits == 0) return;
   constexpr int kOwnThreads = kVerticalWarps * kWarp;
   extern __shared__ __align__(16) char shared[];
-  __shared__ const T* rows[kTurnTokens];
   __shared__ double sums[kVerticalWarps][kVerticalHeads];
   __shared__ float2 exponentials[kVerticalWarps][kVerticalHeads];
   const DecomposeAttentionArguments& a = launch.a;
@@ -133,21 +122,7 @@ __global__ void __launch_bounds__(kVerticalWarps* kWarp) write_vertical(const __
   auto* middles = queries + padded * kQueryStride;                                    // [column]: the centre
   T* keys_here = reinterpret_cast<T*>(middles + padded);                              // [key, stride]
   const StoredKeys<T> keys(a, head);
-  if (thread < kTurnTokens) rows[thread] = keys.at(first + min(thread, count - 1));
-  __syncthreads();
-  if (launch.tensor_cores) {
-    const int pieces = a.head_dim * static_cast<int>(sizeof(T)) / 16;
-    for (int i = thread; i < kTurnTokens * pieces; i += kOwnThreads) {
-      const int piece = i % pieces * (16 / static_cast<int>(sizeof(T)));
-      ptx::async_copy_16(keys_here + i / pieces * stride + piece, rows[i / pieces] + piece, true);
-    }
-    ptx::async_copy_commit();
-  } else {
-    for (int d = lane; d < a.head_dim; d += kWarp) {
-#pragma unroll 8
-      for (int key = warp; key < kTurnTokens; key += kVerticalWarps) keys_here[key * stride + d] = rows[key][d];
-    }
-  }
+  copy_block(launch, keys, first, 0, count, keys_here);
   const double* centre = launch.layout().centre(a.state, head);
   for (int i = thread; i < padded; i += kOwnThreads) {
     const Column column(a, min(i, columns - 1));
@@ -168,7 +143,7 @@ __global__ void __launch_bounds__(kVerticalWarps* kWarp) write_vertical(const __
         const Q* from = query_at<Q>(a, a.rows - 1, query_head);
         query = {to_float(from[column.first]) * a.scale, turned ? to_float(from[column.second]) * a.scale : 0};
         if (launch.samples > 0) {
-          const double* solution = solution_of(launch, query_head) + 2 * a.pairs;
+          const double* solution = launch.solution_of(query_head) + 2 * a.pairs;
           kappa = {solution[column.first], turned ? solution[column.second] : 0};
         }
         if (turned) {
@@ -267,7 +242,7 @@ __global__ void __launch_bounds__(kVerticalWarps* kWarp) write_vertical(const __
       const float2 part = exponentials[i][thread];
       if (part.y != 0) total += part.y * expf(part.x - peak);
     }
-    sums_of_blocks(launch, true, query_head)[block] = sum;
+    launch.sums_of_blocks(true, query_head)[block] = sum;
     launch.memory.last_rows[int64_t{query_head} * launch.blocks() + block] = {peak, total};
   }
 }
@@ -334,7 +309,7 @@ __global__ void __launch_bounds__(kScanThreads) add_up_parts(const __grid_consta
   const float* from = (vertical ? a.vertical : a.slash) + int64_t{query_head} * a.tokens;
   float own[kScanItems];
   Load(storage.load).Load(from + first, own, a.tokens - first, 0.0f);
-  const double* blocks = sums_of_blocks(launch, vertical, query_head);
+  const double* blocks = launch.sums_of_blocks(vertical, query_head);
   double sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < first / kTurnTokens; i += kScanThreads) sum += blocks[i];
   __syncthreads();
@@ -387,11 +362,12 @@ Status write_slash_and_vertical(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   const unsigned blocks = static_cast<unsigned>(launch.blocks());
   const size_t pairs = static_cast<size_t>(a.pairs + 3) / 4 * 4;
-  const size_t slash_bytes = pairs * (kSlashHeads + 1) * sizeof(double2);
+  const size_t slash_bytes = pairs * (kSlashHeads + 1 + kTurnStride) * sizeof(double2);
   cudaError_t error = cudaFuncSetAttribute(write_slash, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(slash_bytes));
   if (error != cudaSuccess) return cuda_status(error);
-  const dim3 slash(blocks, static_cast<unsigned>((a.query_heads + kSlashHeads - 1) / kSlashHeads));
+  const dim3 slash(std::min(blocks, unsigned{kSlashBlocks}), static_cast<unsigned>((a.query_heads + kSlashHeads - 1) / kSlashHeads));
   write_slash<<<slash, kThreads, slash_bytes, launch.stream>>>(launch);
+  if (launch.tensor_cores && 2 * a.pairs == a.head_dim) return write_vertical_mma(launch);
   const size_t columns = static_cast<size_t>(columns_of(a) + 3) / 4 * 4;
   with_cuda_float_type(a.cache_dtype, [&](auto element) {
     with_cuda_float_type(a.query_dtype, [&](auto query) {

@@ -60,6 +60,7 @@ struct Strip {
   static constexpr int kColumns = kDims * kStrips / kWarps;
   static constexpr int kTiles = kColumns / 8;
   float values[kTiles][4] = {};
+  float sums[4] = {};  // of each row, in every column
   int top = static_cast<int>(threadIdx.x) / kWarp % kStrips * 16;
   int left = static_cast<int>(threadIdx.x) / kWarp / kStrips * kColumns;
   int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -76,13 +77,15 @@ struct Strip {
     }
   }
 
-  // Adds the products of kRowKeys keys in shared memory.
-  template <class T>
+  // Adds the products of kRowKeys keys in shared memory, and, if kSums, the keys themselves.
+  template <bool kSums, class T>
   __device__ void add(const T* keys) {
+    constexpr uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00 : 0x3f803f80;
 #pragma unroll
     for (int k = 0; k < kRowKeys; k += 16) {
       uint32_t rows[4];
       ptx::load_matrices_transposed(rows, keys + (k + lane % 8 + lane / 16 * 8) * kStride<kDims> + top + lane / 8 % 2 * 8);
+      if constexpr (kSums) ptx::mma_m16n8k16<T>(sums, rows, kOnes, kOnes);
 #pragma unroll
       for (int tile = 0; tile < kTiles; tile += 2) {
         uint32_t columns[4];
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, 2) add_run(const __grid_constant__ L
     ptx::async_copy_wait<kStages - 2>();
     __syncthreads();
     load(first + (kStages - 1) * kRowKeys);
-    strip.add(chunks + (first - start) / kRowKeys % kStages * kChunk);
+    strip.template add<false>(chunks + (first - start) / kRowKeys % kStages * kChunk);
   }
   float* to = launch.memory.moments + (int64_t{head} * (launch.runs + 1) + run) * kDims * kDims;
   strip.each([&](int row, int column, const float* pair) {
@@ -131,15 +134,26 @@ __global__ void __launch_bounds__(kThreads, 2) add_run(const __grid_constant__ L
 template <class T, int kDims>
 __global__ void __launch_bounds__(kThreads, 2) make_covariances(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
-  __shared__ __align__(16) T chunk[2][kRowKeys * kStride<kDims>];
-  __shared__ const T* walked_rows[kTurnTokens];
-  __shared__ float means[2][kDims];
+  extern __shared__ __align__(16) char shared[];
+  auto* chunks = reinterpret_cast<T*>(shared);  // [2, key, kStride]
+  __shared__ float means[kDims];
   __shared__ float largest[kWarps];
   const Interior interior(launch.a);
   const int run = static_cast<int>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y);
   const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % kWarp;
   const StoredKeys<T> keys(launch.a, head);
+  const int end = min(launch.a.rows, (run + 1) * kRunTokens);
+  const auto behind = [&](int first) { return interior.end(interior.first_row + first); };
+  // The keys that the tile at `first` adds for the next one.
+  const auto new_keys = [&](int first) { return first + kMmaTokens < end ? behind(first + kMmaTokens) - behind(first) : 0; };
+  const auto load = [&](int first) {
+    T* to = chunks + first / kMmaTokens % 2 * kMmaTokens * kStride<kDims>;
+    if (first < end && new_keys(first) > 0) copy_keys<T, kDims>(keys, behind(first), new_keys(first), kMmaTokens, to);
+    ptx::async_copy_commit();
+  };
+  load(run * kRunTokens);
   Strip<kDims> strip;
   const float* moments = launch.memory.moments + (int64_t{head} * (launch.runs + 1) + run) * kDims * kDims;
   strip.each([&](int row, int column, float* pair) {
@@ -148,49 +162,40 @@ __global__ void __launch_bounds__(kThreads, 2) make_covariances(const __grid_con
     pair[0] = values.x;
     pair[1] = values.y;
   });
-
-  const int end = min(launch.a.rows, (run + 1) * kRunTokens);
-  for (int first = run * kRunTokens; first < end; first += kMmaTokens) {
-    const int32_t first_row = interior.first_row + first;
-    const int32_t behind = interior.end(first_row);
-    const int32_t next = first + kMmaTokens < end ? interior.end(first_row + kMmaTokens) : behind;
-    // The keys that the next tile adds; at most two chunks.
-    for (int stage = 0; stage < 2; ++stage) {
-      const int count = max(0, min(next - behind - stage * kRowKeys, kRowKeys));
-      copy_keys<T, kDims>(keys, behind + stage * kRowKeys, count, kRowKeys, chunk[stage]);
+  if (thread < kDims) {
+    // The keys before the run, of which the last ones are not in the sums of blocks.
+    const int32_t last = behind(run * kRunTokens);
+    float walked = 0;
+#pragma unroll 16
+    for (int32_t key = max(last / kTurnTokens * kTurnTokens, launch.first_key(interior)); key < last; ++key) {
+      walked += to_float(keys.at(key)[thread]);
     }
-    ptx::async_copy_commit();
+    means[thread] = static_cast<float>(launch.key_sums_before(head, last / kTurnTokens)[thread] + static_cast<double>(walked));
+  }
+  __syncthreads();
+  float sums[2] = {means[strip.top + lane / 4], means[strip.top + lane / 4 + 8]};  // of a lane's two rows
+  __syncthreads();
 
-    const int32_t count = interior.count(first_row);
+  for (int first = run * kRunTokens; first < end; first += kMmaTokens) {
+    const int32_t count = interior.count(interior.first_row + first);
     const int64_t tile = int64_t{head} * launch.mma_tiles() + first / kMmaTokens;
     const float inverse = count > 0 ? 1.0f / static_cast<float>(count) : 0;
-    // The keys that are not in the sums of blocks. Two threads share a dim of them.
-    const int32_t walked_from = max(behind / kTurnTokens * kTurnTokens, launch.first_key(interior));
-    const int walked_count = behind - walked_from;
-    if (thread < walked_count) walked_rows[thread] = keys.at(walked_from + thread);
-    __syncthreads();
-    if (thread < 2 * kDims) {
-      const int dim = thread % kDims;
-      const int side = thread / kDims;
-      const double sum = side == 0 ? launch.key_sums_before(head, behind / kTurnTokens)[dim] : 0;
-      float walked = 0;
-#pragma unroll 8
-      for (int key = side; key < walked_count; key += 2) walked += to_float(walked_rows[key][dim]);
-      means[side][dim] = static_cast<float>((sum + static_cast<double>(walked)) * static_cast<double>(inverse));
-    }
-    __syncthreads();
-    if (thread < kDims) means[0][thread] += means[1][thread];
-    __syncthreads();
-    const float* mean = means[0];
+    const float own[2] = {sums[0] * inverse, sums[1] * inverse};
     float most = 0;
     strip.each([&](int row, int column, float* pair) {
+      const float mean = row < strip.top + 8 ? own[0] : own[1];
       for (int i = 0; i < 2; ++i) {
-        if (row == column + i) most = fmaxf(most, pair[i] * inverse - mean[row] * mean[row]);
+        if (row == column + i) most = fmaxf(most, pair[i] * inverse - mean * mean);
       }
     });
     for (int distance = kWarp / 2; distance > 0; distance /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-    if (thread % kWarp == 0) largest[thread / kWarp] = most;
+    if (lane == 0) largest[thread / kWarp] = most;
+    if (lane % 4 == 0 && strip.left == 0) {
+      means[strip.top + lane / 4] = own[0];
+      means[strip.top + lane / 4 + 8] = own[1];
+    }
     __syncthreads();
+    load(first + kMmaTokens);
     for (const float of_warp : largest) most = fmaxf(most, of_warp);
     // Bits of the exponent: f32 holds 2^-exponent of whatever is not subnormal.
     const int exponent = max(__float_as_int(most) >> 23, 1) - 127;
@@ -198,9 +203,9 @@ __global__ void __launch_bounds__(kThreads, 2) make_covariances(const __grid_con
     T* to = reinterpret_cast<T*>(launch.memory.covariances) + tile * kParts<T> * kDims * kDims;
     strip.each([&](int row, int column, const float* pair) {
       if (column / kChunkKeys < row / kChunkKeys) return;
+      const float mean = row < strip.top + 8 ? own[0] : own[1];
       const float weight = column / kChunkKeys == row / kChunkKeys ? factor : 2 * factor;
-      float2 rest = {(pair[0] * inverse - mean[row] * mean[column]) * weight,
-                     (pair[1] * inverse - mean[row] * mean[column + 1]) * weight};
+      float2 rest = {(pair[0] * inverse - mean * means[column]) * weight, (pair[1] * inverse - mean * means[column + 1]) * weight};
 #pragma unroll
       for (int part = 0; part < kParts<T>; ++part) {
         const uint32_t packed = ptx::pack<T>(rest.x, rest.y);
@@ -208,14 +213,18 @@ __global__ void __launch_bounds__(kThreads, 2) make_covariances(const __grid_con
         rest = {rest.x - unpacked<T>(packed).x, rest.y - unpacked<T>(packed).y};
       }
     });
-    if (thread < kDims) launch.memory.tile_means[tile * kDims + thread] = mean[thread];
+    if (thread < kDims) launch.memory.tile_means[tile * kDims + thread] = means[thread];
     if (thread == 0) launch.memory.tile_scales[tile] = factor > 0 ? 1.0f / factor : 0;
 
-    ptx::async_copy_wait<0>();
+    ptx::async_copy_wait<1>();
     __syncthreads();
-    if (next > behind) strip.add(chunk[0]);
-    if (next > behind + kRowKeys) strip.add(chunk[1]);
-    __syncthreads();
+    if (new_keys(first) == 0) continue;
+    const T* chunk = chunks + first / kMmaTokens % 2 * kMmaTokens * kStride<kDims>;
+    for (float& sum : strip.sums) sum = 0;
+    strip.template add<true>(chunk);
+    if (new_keys(first) > kRowKeys) strip.template add<true>(chunk + kRowKeys * kStride<kDims>);
+    sums[0] += strip.sums[0];
+    sums[1] += strip.sums[2];
   }
 }
 
@@ -520,7 +529,11 @@ Status add_rows_mma(const Launch& launch) {
     add_run<T, kDims><<<runs, kThreads, kRunBytes, launch.stream>>>(launch);
     const Status status = add_up_runs(launch);
     if (!status.ok()) return status;
-    make_covariances<T, kDims><<<dim3(static_cast<unsigned>(launch.runs), launch.kv_heads()), kThreads, 0, launch.stream>>>(launch);
+    constexpr int kChunkBytes = 2 * kMmaTokens * kStride<kDims> * static_cast<int>(sizeof(T));
+    error = cudaFuncSetAttribute(make_covariances<T, kDims>, cudaFuncAttributeMaxDynamicSharedMemorySize, kChunkBytes);
+    if (error != cudaSuccess) return cuda_status(error);
+    make_covariances<T, kDims>
+        <<<dim3(static_cast<unsigned>(launch.runs), launch.kv_heads()), kThreads, kChunkBytes, launch.stream>>>(launch);
     const size_t bytes = shared_bytes<T, kDims>(launch.a);
     const auto kernel = add_rows<T, kDims>;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));

@@ -1,222 +1,301 @@
 // The samples and their normal equations (lines 1, 9, 11 and 12), in f64.
-#include "kernels/decompose-attention/decompose-attention.cuda.h"
-#include "ptx/async-copy.cuda.h"
+#include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
 #include "ptx/mma-f64.cuda.h"
 
 namespace kv {
 namespace decomposition {
 namespace {
 
-constexpr int kLineThreads = 2 * kWarp;
 constexpr int kTile = 128;  // rows and columns of a thread block's part of the normal equations
 constexpr int kPart = 32;   // of a warp's
-constexpr int kTileThreads = kTile / kPart * (kTile / kPart) * kWarp;
+constexpr int kTileParts = kTile / kPart;
+constexpr int kTileThreads = kTileParts * kTileParts * kWarp;
 constexpr int kDepth = 16;          // samples at once
 constexpr int kStages = 4;          // of which so many are under way
 constexpr int kStride = kTile + 4;  // so that a warp reads from all banks
 
-// One thread for each sample and pair.
+// The block in which the interior of a sample's row ends, from the first such block of this call on.
+__device__ int32_t block_of(const Interior& interior, InteriorSample sample) {
+  return interior.end(sample.row) / kTurnTokens - interior.end(interior.first_row) / kTurnTokens;
+}
+
+// One warp for each sample. Samples are in the order of their rows; the warp of the first one of a block says so.
 __global__ void __launch_bounds__(kThreads) draw_samples(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   const DecomposeAttentionArguments& a = launch.a;
   const Interior interior(a);
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t sample = index / a.pairs;
-  const int pair = static_cast<int>(index % a.pairs);
-  if (sample >= launch.samples) return;
-  const InteriorSample drawn = interior.sample(static_cast<int32_t>(sample), launch.samples, a.seed);
-  if (pair == 0) launch.memory.samples[sample] = drawn;
-  // r(lag) minus its mean over the interior of the row, in closed form (line 9).
-  const double2 turn = turn_of(launch, drawn.row - drawn.key, pair);
-  const double half = static_cast<double>(a.inverse_frequencies[pair]) / 2;
-  const double count = interior.count(drawn.row);
-  const double divisor = sin(half);
-  const double size = divisor == 0 ? 1 : sin(count * half) / (count * divisor);
-  double sine;
-  double cosine;
-  sincos((static_cast<double>(interior.diagonal) + (drawn.row - interior.sinks)) * half, &sine, &cosine);
-  double* line = launch.memory.angles + sample * 2 * a.pairs;
-  line[pair] = turn.x - size * cosine;
-  line[a.pairs + pair] = -turn.y + size * sine;
-}
-
-// Lines 11 and 12: one warp for each sample and kv head. A lane has kColumns columns of the keys. If kWhole, it has no
-// fewer, and every column is a pair. The line of a sample that is not finite is left zero.
-template <class T, class Q, int kColumns, bool kWhole>
-__global__ void __launch_bounds__(kLineThreads) write_lines(const __grid_constant__ Launch launch) {
-  if (*launch.memory.fits == 0) return;
-  const DecomposeAttentionArguments& a = launch.a;
-  const Interior interior(a);
-  const int sample = static_cast<int>(blockIdx.x) * (kLineThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
-  const int head = static_cast<int>(blockIdx.y);
+  const int32_t sample = static_cast<int32_t>(blockIdx.x * kWarps + threadIdx.x / kWarp);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (sample >= launch.samples) return;
-  const InteriorSample drawn = launch.memory.samples[sample];
-  const int32_t end = interior.end(drawn.row);
-  const int32_t block = end / kTurnTokens;
-  const int columns = columns_of(a);
+  // The odd lanes draw the sample before.
+  InteriorSample drawn = interior.sample(max(sample - lane % 2, 0), launch.samples, a.seed);
+  const int32_t own_block = block_of(interior, drawn);
+  const int32_t block = __shfl_sync(0xffffffffu, own_block, 0);
+  const int32_t before = sample == 0 ? -1 : __shfl_sync(0xffffffffu, own_block, 1);
+  drawn = {__shfl_sync(0xffffffffu, drawn.row, 0), __shfl_sync(0xffffffffu, drawn.key, 0)};
+  for (int32_t i = before + 1 + lane; i <= block; i += kWarp) launch.memory.first_samples[i] = sample;
+  const int32_t end = sample + 1 < launch.samples ? block : launch.sampled_blocks(interior);
+  for (int32_t i = block + 1 + lane; i <= end; i += kWarp) launch.memory.first_samples[i] = launch.samples;
+  if (lane == 0) launch.memory.samples[sample] = drawn;
+  // r(lag) minus its mean over the interior of the row, in closed form (line 9).
+  double* line = launch.memory.angles + int64_t{sample} * 2 * a.pairs;
+  const double count = interior.count(drawn.row);
+  for (int pair = lane; pair < a.pairs; pair += kWarp) {
+    const double2 turn = turn_of(launch, drawn.row - drawn.key, pair);
+    const double half = static_cast<double>(a.inverse_frequencies[pair]) / 2;
+    const double divisor = sin(half);
+    const double size = divisor == 0 ? 1 : sin(count * half) / (count * divisor);
+    double sine;
+    double cosine;
+    sincos((static_cast<double>(interior.diagonal) + (drawn.row - interior.sinks)) * half, &sine, &cosine);
+    line[pair] = turn.x - size * cosine;
+    line[a.pairs + pair] = -turn.y + size * sine;
+  }
+}
+
+// Lines 11 and 12 but for the angles, of the samples of one block and kv head. A warp has a sample, a lane kColumns
+// columns of the keys. If kWhole, it has no fewer, and every column is a pair. The line of a sample that is not finite is
+// left zero.
+template <class T, class Q, int kColumns, bool kWhole>
+__global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __grid_constant__ Launch launch) {
+  if (*launch.memory.fits == 0) return;
+  extern __shared__ __align__(16) char shared[];
+  const DecomposeAttentionArguments& a = launch.a;
+  const int32_t first_sample = launch.memory.first_samples[blockIdx.x];
+  const int32_t end_sample = launch.memory.first_samples[blockIdx.x + 1];
+  if (first_sample == end_sample) return;
+  const Interior interior(a);
+  const int32_t block = interior.end(interior.first_row) / kTurnTokens + static_cast<int32_t>(blockIdx.x);
+  const int head = static_cast<int>(blockIdx.y);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const StoredKeys<T> keys(a, head);
+  const KeyBlock<T> here(a, shared);
+  const int32_t start = block * kTurnTokens;
+  const int first = max(launch.first_key(interior) - start, 0);
+  const int last = interior.end(launch.memory.samples[end_sample - 1].row) - start;
+  copy_block(launch, keys, start, first, last, here.keys);
+  ptx::async_copy_wait<0>();
+  __syncthreads();
+  here.add_up(launch, head, first, last);
+  __syncthreads();
+  here.add_up_groups();
+  __syncthreads();
+  const double* centre = launch.layout().centre(a.state, head);
   const auto each = [&](auto&& body) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int index = lane + kWarp * i;
-      if (!kWhole && index >= columns) continue;
+      if (!kWhole && index >= here.columns) continue;
       const Column column(a, index);
-      body(i, index, column.first, column.second, kWhole || column.second >= 0);
+      body(i, index, column, kWhole || column.second >= 0);
     }
   };
-  const auto value_of = [](const auto* from, int first, int second, bool turned) {
-    return make_float2(to_float(from[first]), turned ? to_float(from[second]) : 0);
+  const auto value_of = [](const auto* from, const Column& column, bool turned) {
+    return make_float2(to_float(from[column.first]), turned ? to_float(from[column.second]) : 0);
   };
+  float2 middles[kColumns] = {};
+  each([&](int i, int, const Column& column, bool turned) {
+    middles[i] = {static_cast<float>(centre[column.first]), turned ? static_cast<float>(centre[column.second]) : 0};
+  });
 
-  // The keys of the row's interior that are not in the sums before its last block.
-  constexpr int kBatch = kColumns > 2 ? 1 : 4;
-  float2 cached[kColumns] = {};
-  double2 plain[kColumns] = {};
-  const auto walk = [&](int32_t from, int32_t last, auto also_plain) {
-    for (; from < last; from += kWarp) {
-      const int count = min(last - from, kWarp);
-      const T* own = keys.at(from + min(lane, count - 1));
-      const float2* turn = launch.memory.turns_of_key + (from - block * kTurnTokens) * a.pairs;
-      for (int i = 0; i < count; i += kBatch) {
-        float2 values[kBatch][kColumns];
-        float2 turns[kBatch][kColumns];
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          const int near = min(i + j, count - 1);
-          const auto* key = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), near));
-          each([&](int c, int index, int first, int second, bool turned) {
-            values[j][c] = value_of(key, first, second, turned);
-            if constexpr (also_plain.value) turns[j][c] = turned ? turn[near * a.pairs + index] : make_float2(1, 0);
-          });
-        }
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          if (i + j >= count) continue;
-          each([&](int c, int, int, int, bool) {
-            cached[c] = {cached[c].x + values[j][c].x, cached[c].y + values[j][c].y};
-            if constexpr (also_plain.value) {
-              const float2 before = turned_back(values[j][c], turns[j][c]);
-              plain[c] = {plain[c].x + before.x, plain[c].y + before.y};
-            }
-          });
-        }
-      }
-    }
-  };
-  const int32_t start = max(block * kTurnTokens, launch.first_key(interior));
-  walk(start, end, std::true_type{});
   const bool wide = a.formulas == DecompositionFormulas::paper;
-  if (wide) {
-    walk(0, interior.sinks, std::false_type{});
-    walk(end, drawn.row + 1, std::false_type{});
-  }
-
-  // The key of the sample, without the mean over the row's keys; before the rotation, and as it is cached.
-  const int32_t walked = max(end - start, 0) + (wide ? interior.sinks + drawn.row + 1 - end : 0);
-  const double of_count = 1.0 / interior.count(drawn.row);
-  const double of_counted = wide ? 1.0 / (drawn.row + 1) : of_count;
   const double shrink = 1 / static_cast<double>(a.attention_scale);
   const double* sums = launch.key_sums_before(head, block);
-  const double* centre = launch.layout().centre(a.state, head);
-  const T* key = keys.at(drawn.key);
-  double2 regressors[kColumns];
-  each([&](int i, int index, int first, int second, bool turned) {
-    const float2 own = value_of(key, first, second, turned);
-    const float2 middle = {static_cast<float>(centre[first]), turned ? static_cast<float>(centre[second]) : 0};
-    const auto without_mean = [&](float value, float from_middle, int dim, float sum) {
-      const double all = sums[dim] + (static_cast<double>(sum) - static_cast<double>(from_middle) * walked);
-      return value - from_middle - static_cast<float>(all * of_counted);
-    };
-    cached[i].x = without_mean(own.x, middle.x, first, cached[i].x);
-    cached[i].y = turned ? without_mean(own.y, middle.y, second, cached[i].y) : 0;
-    double2 before = {own.x, own.y};
-    double2 sum = plain[i];
-    if (turned) {
-      const float2 within = turned_back(own, launch.memory.turns_of_key[drawn.key % kTurnTokens * a.pairs + index]);
-      before = turned_back({within.x, within.y}, launch.memory.bases[int64_t{drawn.key / kTurnTokens} * a.pairs + index]);
-      sum = turned_back(sum, launch.memory.bases[int64_t{block} * a.pairs + index]);
-      before = {before.x * shrink, before.y * shrink};
-      sum = {sum.x * shrink, sum.y * shrink};
-    }
-    regressors[i].x = before.x - (sums[a.head_dim + first] + sum.x) * of_count;
-    if (turned) regressors[i].y = before.y - (sums[a.head_dim + second] + sum.y) * of_count;
-  });
-
-  double* line = launch.memory.lines + (int64_t{head} * launch.samples + sample) * launch.line_values();
-  const int coefficients = a.coefficients();
-  const Q* query = query_at<Q>(a, drawn.row - interior.first_row, head * a.group());
-  bool finite = true;
-#pragma unroll 4
-  for (int g = 0; g < a.group(); ++g) {
-    float logit = 0;
-    each([&](int i, int, int first, int second, bool turned) {
-      const float2 own = value_of(query + g * a.query_head_stride, first, second, turned);
-      logit += own.x * cached[i].x + own.y * cached[i].y;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  for (int32_t sample = first_sample + warp; sample < end_sample; sample += kWarps) {
+    const InteriorSample drawn = launch.memory.samples[sample];
+    const int end = interior.end(drawn.row) - start;
+    const T* key = keys.at(drawn.key);
+    // The keys of the row's interior that are not in the sums before its last block.
+    float2 cached[kColumns] = {};
+    double2 plain[kColumns] = {};
+    each([&](int i, int index, const Column& column, bool) {
+      const int group = end / kGroupKeys;
+      cached[i] = here.cached[group * here.columns + index];
+      plain[i] = here.plain[group * here.columns + index];
+#pragma unroll 1
+      for (int from = group * kGroupKeys; from < end; from += kGroupKeys / 2) {
+        here.template add<kGroupKeys / 2>(launch, column, index, from, first, end, middles[i], cached[i], plain[i]);
+      }
     });
-    logit = warp_sum(logit) * a.scale;
-    finite = finite && isfinite(logit);
-    if (lane == 0) line[coefficients + g] = static_cast<double>(logit);
-  }
-  __syncwarp();
-  for (int i = lane; i < 2 * a.pairs; i += kWarp) line[i] = finite ? launch.memory.angles[int64_t{sample} * 2 * a.pairs + i] : 0;
-  each([&](int i, int, int first, int second, bool turned) {
-    line[2 * a.pairs + first] = finite ? regressors[i].x : 0;
-    if (turned) line[2 * a.pairs + second] = finite ? regressors[i].y : 0;
-  });
-  for (int i = coefficients + lane; i < launch.line_values(); i += kWarp) {
-    if (!finite || i >= coefficients + a.group()) line[i] = 0;
+    if (wide) {
+      const auto add_all = [&](int32_t from, int32_t to) {
+        for (int32_t j = from; j < to; ++j) {
+          each([&](int i, int, const Column& column, bool turned) {
+            const float2 own = value_of(keys.at(j), column, turned);
+            cached[i] = {cached[i].x + (own.x - middles[i].x), cached[i].y + (own.y - middles[i].y)};
+          });
+        }
+      };
+      add_all(0, interior.sinks);
+      add_all(start + end, drawn.row + 1);
+    }
+
+    // The key of the sample, without the mean over the row's keys; before the rotation, and as it is cached.
+    const double of_count = 1.0 / interior.count(drawn.row);
+    const double of_counted = wide ? 1.0 / (drawn.row + 1) : of_count;
+    double2 regressors[kColumns];
+    each([&](int i, int index, const Column& column, bool turned) {
+      const float2 own = value_of(key, column, turned);
+      const auto without_mean = [&](float value, float middle, int dim, float sum) {
+        return value - middle - static_cast<float>((sums[dim] + static_cast<double>(sum)) * of_counted);
+      };
+      cached[i].x = without_mean(own.x, middles[i].x, column.first, cached[i].x);
+      cached[i].y = turned ? without_mean(own.y, middles[i].y, column.second, cached[i].y) : 0;
+      double2 before = {own.x, own.y};
+      double2 sum = plain[i];
+      if (turned) {
+        const float2 within = turned_back(own, launch.memory.turns_of_key[drawn.key % kTurnTokens * a.pairs + index]);
+        before = turned_back({within.x, within.y}, launch.memory.bases[int64_t{drawn.key / kTurnTokens} * a.pairs + index]);
+        sum = turned_back(sum, launch.memory.bases[int64_t{block} * a.pairs + index]);
+        before = {before.x * shrink, before.y * shrink};
+        sum = {sum.x * shrink, sum.y * shrink};
+      }
+      regressors[i].x = before.x - (sums[a.head_dim + column.first] + sum.x) * of_count;
+      if (turned) regressors[i].y = before.y - (sums[a.head_dim + column.second] + sum.y) * of_count;
+    });
+
+    double* line = launch.memory.lines + (int64_t{head} * launch.samples + sample) * launch.line_values();
+    const Q* query = query_at<Q>(a, drawn.row - interior.first_row, head * a.group());
+    bool finite = true;
+#pragma unroll 4
+    for (int g = 0; g < a.group(); ++g) {
+      float logit = 0;
+      each([&](int i, int, const Column& column, bool turned) {
+        const float2 own = value_of(query + g * a.query_head_stride, column, turned);
+        logit += own.x * cached[i].x + own.y * cached[i].y;
+      });
+      logit = warp_sum(logit) * a.scale;
+      finite = finite && isfinite(logit);
+      if (lane == 0) line[launch.sides_at() + g] = static_cast<double>(logit);
+    }
+    __syncwarp();
+    each([&](int i, int, const Column& column, bool turned) {
+      line[column.first] = finite ? regressors[i].x : 0;
+      if (turned) line[column.second] = finite ? regressors[i].y : 0;
+    });
+    for (int i = launch.sides_at() + lane; i < launch.line_values(); i += kWarp) {
+      if (!finite || i >= launch.sides_at() + a.group()) line[i] = 0;
+    }
+    if (lane != 0) continue;
+    launch.memory.kept[int64_t{head} * launch.samples + sample] = finite;
+    if (!finite) launch.memory.left_out[head] = 1;
   }
 }
 
 // The samples of a split are first_of_split(split) .. first_of_split(split + 1) - 1.
-__device__ int64_t first_of_split(const Launch& launch, int split) { return int64_t{launch.samples} * split / kSplits; }
+__device__ int64_t first_of_split(const Launch& launch, int split) { return int64_t{launch.samples} * split / launch.splits(); }
 
-// Multiplies lines by lines: one thread block for each tile of the lower triangle, kv head and split. The last rows
-// are the right sides.
+// A thread block's part of the lower triangle of the normal equations: a tile, and where it lies on the diagonal, some
+// right sides as more rows.
+struct NormalTile {
+  int row;
+  int column;
+  int sides;  // the first of kPart right sides; only behind the first ones, without the tile
+
+  static __host__ __device__ int columns(const DecomposeAttentionArguments& a) { return (a.coefficients() + kTile - 1) / kTile; }
+  static __host__ __device__ int count(const DecomposeAttentionArguments& a) {
+    return columns(a) * (columns(a) - 1) / 2 + columns(a) * ((a.group() + kPart - 1) / kPart);
+  }
+  // Those that take longest come first.
+  __device__ NormalTile(const DecomposeAttentionArguments& a, int index) : row(1), column(0), sides(0) {
+    const int all = columns(a);
+    const int below = all * (all - 1) / 2;
+    if (index < below) {
+      for (column = index; column >= row; ++row) column -= row;
+    } else {
+      row = column = all - 1 - (index - below) % all;
+      sides = (index - below) / all * kPart;
+    }
+  }
+  // Whether it is the same for every kv head that leaves out no sample.
+  static __device__ bool has_angles_only(const DecomposeAttentionArguments& a, int row) { return (row + 1) * kTile <= 2 * a.pairs; }
+};
+
+// Multiplies lines by lines: one thread block for each tile, kv head and split. What all kv heads share is found once,
+// as if one more head had it.
 __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
-  extern __shared__ __align__(16) double shared[];  // [stage, row tile and column tile, kDepth, kStride]
-  const int n = launch.a.coefficients();
-  const int rows = n + launch.a.group();
+  extern __shared__ __align__(16) double staged[];  // [stage, row tile and column tile, kDepth, kStride]
+  const DecomposeAttentionArguments& a = launch.a;
+  const NormalTile tile(a, static_cast<int>(blockIdx.z));
+  const int head = static_cast<int>(blockIdx.x);
+  const int split = static_cast<int>(blockIdx.y);
+  const bool for_all = head == a.kv_heads;
+  const bool diagonal = tile.row == tile.column;
+  const bool angles_only = NormalTile::has_angles_only(a, tile.row);
+  const bool leaves_out = !for_all && launch.memory.left_out[head] != 0;
+  // Whether there is anything but right sides to be found.
+  const bool whole = tile.sides == 0 && (angles_only ? for_all || leaves_out : !for_all);
+  if (!whole && (for_all || !diagonal)) return;
+  const int n = a.coefficients();
   const int values = launch.line_values();
-  const int column_tiles = (n + kTile - 1) / kTile;
-  int row_tile = 0;
-  int column_tile = static_cast<int>(blockIdx.x);
-  for (; column_tile >= min(row_tile + 1, column_tiles); ++row_tile) column_tile -= min(row_tile + 1, column_tiles);
-  const int head = static_cast<int>(blockIdx.y);
-  const int split = static_cast<int>(blockIdx.z);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kWarp;
-  const int top = thread / kWarp / (kTile / kPart) * kPart;
-  const int left = thread / kWarp % (kTile / kPart) * kPart;
-  const bool idle = row_tile * kTile + top >= rows || row_tile * kTile + top + kPart <= column_tile * kTile + left;
+  const int warp = thread / kWarp;
   const double* lines = launch.memory.lines + int64_t{head} * launch.samples * values;
+  const uint8_t* kept = leaves_out ? launch.memory.kept + int64_t{head} * launch.samples : nullptr;
   const int64_t first = first_of_split(launch, split);
   const int64_t end = first_of_split(launch, split + 1);
-  const bool square = row_tile == column_tile;  // then rows and columns are the same
-  // A thread loads two neighbouring columns of some samples, of the rows' tile and of the columns'.
+
+  // Where a warp's rows and columns lie. On the diagonal 10 warps have the lower triangle, and 4 warps the right sides, so
+  // that each quarter of a multiprocessor has as much to do.
+  const double* of_rows = staged;
+  const double* of_columns = diagonal ? staged : staged + kDepth * kStride;
+  int top = warp / kTileParts * kPart;
+  int left = warp % kTileParts * kPart;
+  int row = tile.row * kTile;
+  int rows = n;
+  bool idle = !whole;
+  if (diagonal) {
+    constexpr int kTriangle = kTileParts * (kTileParts + 1) / 2;
+    if (warp < kTriangle) {
+      int part = 0;
+      for (left = warp; left > part; ++part) left -= part + 1;
+      top = part * kPart;
+      left *= kPart;
+    } else {
+      constexpr int kSideWarps[] = {0, 1, -1, -1, 2, 3};
+      of_rows = staged + kDepth * kStride;
+      top = 0;
+      left = kSideWarps[warp - kTriangle] * kPart;
+      row = n + tile.sides;
+      rows = n + a.group();
+      idle = left < 0 || for_all;
+    }
+  }
+  idle = idle || row + top >= rows || tile.column * kTile + left >= n;
+
+  // A thread loads two neighbouring numbers of some samples, for the rows and for the columns; on the diagonal, where they
+  // are the same, for the right sides.
   constexpr int kLoadDepth = kTileThreads / (kTile / 2);
   const int own_column = thread % (kTile / 2) * 2;
   const int own_depth = thread / (kTile / 2);
   const double* sources[2];
+  int steps[2];
   bool real[2];
   for (int side = 0; side < 2; ++side) {
-    const int from = (side == 0 ? row_tile : column_tile) * kTile + own_column;
-    real[side] = from < values && !(side == 1 && square);
-    sources[side] = real[side] ? lines + from : lines;
+    const bool of_sides = side == 1 && diagonal;
+    const int from = of_sides ? 2 * a.pairs + launch.sides_at() + tile.sides + own_column
+                              : (side == 0 ? tile.row : tile.column) * kTile + own_column;
+    const bool angles = from < 2 * a.pairs;
+    real[side] = of_sides ? own_column < kPart && from < 2 * a.pairs + values && !for_all : from < n;
+    sources[side] = angles ? launch.memory.angles + from : lines + from - 2 * a.pairs;
+    steps[side] = angles ? 2 * a.pairs : values;
+    if (!real[side]) sources[side] = launch.memory.angles;
   }
   const auto load = [&](int64_t sample) {
     const int stage = static_cast<int>((sample - first) / kDepth % kStages);
-    double* to = shared + stage * 2 * kDepth * kStride + own_column;
+    double* to = staged + stage * 2 * kDepth * kStride + own_column;
 #pragma unroll
     for (int depth = own_depth; depth < own_depth + kDepth; depth += kLoadDepth) {
-      const bool valid = sample + depth < end;
-      const int64_t offset = valid ? (sample + depth) * values : 0;
+      const bool valid = sample + depth < end && (kept == nullptr || kept[sample + depth] != 0);
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        if (side == 1 && square) continue;
-        ptx::async_copy_16(to + (side * kDepth + depth) * kStride, sources[side] + offset, valid && real[side]);
+        if (side == 1 && diagonal && own_column >= kPart) continue;
+        const bool reads = valid && real[side];
+        const double* from = sources[side] + (reads ? (sample + depth) * steps[side] : 0);
+        ptx::async_copy_16(to + (side * kDepth + depth) * kStride, from, reads);
       }
     }
   };
@@ -225,47 +304,48 @@ __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_cons
     if (first + i * kDepth < end) load(first + i * kDepth);
     ptx::async_copy_commit();
   }
+  of_rows += lane % 4 * kStride + top + lane / 4;
+  of_columns += lane % 4 * kStride + left + lane / 4;
   for (int64_t sample = first; sample < end; sample += kDepth) {
     ptx::async_copy_wait<kStages - 2>();
     __syncthreads();
     if (sample + (kStages - 1) * kDepth < end) load(sample + (kStages - 1) * kDepth);
     ptx::async_copy_commit();
     if (idle) continue;
-    const int stage = static_cast<int>((sample - first) / kDepth % kStages);
-    const double* of_rows = shared + (stage * 2 * kDepth + lane % 4) * kStride + top + lane / 4;
-    const double* of_columns = shared + ((stage * 2 + (square ? 0 : 1)) * kDepth + lane % 4) * kStride + left + lane / 4;
+    const int stage = static_cast<int>((sample - first) / kDepth % kStages) * 2 * kDepth * kStride;
 #pragma unroll
     for (int k = 0; k < kDepth; k += 8) {
-      double row[kPart / 16][4];
-      double column[kPart / 8][2];
+      double of_row[kPart / 16][4];
+      double of_column[kPart / 8][2];
 #pragma unroll
       for (int i = 0; i < kPart / 16; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) row[i][j] = of_rows[(k + j / 2 * 4) * kStride + 16 * i + j % 2 * 8];
+        for (int j = 0; j < 4; ++j) of_row[i][j] = of_rows[stage + (k + j / 2 * 4) * kStride + 16 * i + j % 2 * 8];
       }
 #pragma unroll
       for (int i = 0; i < kPart / 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) column[i][j] = of_columns[(k + 4 * j) * kStride + 8 * i];
+        for (int j = 0; j < 2; ++j) of_column[i][j] = of_columns[stage + (k + 4 * j) * kStride + 8 * i];
       }
 #pragma unroll
       for (int i = 0; i < kPart / 16; ++i) {
-        if (row_tile * kTile + top + 16 * i >= rows) continue;
+        if (row + top + 16 * i >= rows) continue;
 #pragma unroll
-        for (int j = 0; j < kPart / 8; ++j) ptx::mma_m16n8k8(sums[i][j], row[i], column[j]);
+        for (int j = 0; j < kPart / 8; ++j) ptx::mma_m16n8k8(sums[i][j], of_row[i], of_column[j]);
       }
     }
   }
-  double* to = launch.memory.gram_parts + (int64_t{split} * launch.a.kv_heads + head) * rows * n;
+  if (idle) return;
+  double* to = launch.gram_part(split, head);
 #pragma unroll
   for (int i = 0; i < kPart / 16; ++i) {
 #pragma unroll
     for (int j = 0; j < kPart / 8; ++j) {
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
-        const int row = row_tile * kTile + top + 16 * i + part / 2 * 8 + lane / 4;
-        const int column = column_tile * kTile + left + 8 * j + lane % 4 * 2 + part % 2;
-        if (row < rows && column < n && column <= row) to[int64_t{row} * n + column] = sums[i][j][part];
+        const int at_row = row + top + 16 * i + part / 2 * 8 + lane / 4;
+        const int at_column = tile.column * kTile + left + 8 * j + lane % 4 * 2 + part % 2;
+        if (at_row < rows && at_column < n && at_column <= at_row) to[int64_t{at_row} * n + at_column] = sums[i][j][part];
       }
     }
   }
@@ -283,12 +363,15 @@ __global__ void __launch_bounds__(kThreads) add_up_systems(const __grid_constant
   const bool matrix = row < n;
   const DecompositionState layout = launch.layout();
   double* kept = matrix ? layout.gram(a.state, head) + row * n : layout.right_side(a.state, head * a.group() + row - n);
-  const double* parts = launch.memory.gram_parts + (head * rows + row) * n;
+  const bool shared = matrix && launch.memory.left_out[head] == 0 && NormalTile::has_angles_only(a, static_cast<int>(row) / kTile);
+  const double* parts = launch.gram_part(0, shared ? a.kv_heads : static_cast<int>(head)) + row * n;
+  const int64_t step = launch.gram_part(1, 0) - launch.gram_part(0, 0);
+  const int splits = launch.samples > 0 ? launch.splits() : 0;
   double* to = launch.memory.systems + (head * rows + row) * n;
   for (int64_t column = threadIdx.x; column < n && (!matrix || column <= row); column += kThreads) {
     double sum = 0;
 #pragma unroll
-    for (int split = 0; split < kSplits; ++split) sum += launch.samples > 0 ? parts[split * a.kv_heads * rows * n + column] : 0;
+    for (int split = 0; split < kMostSplits; ++split) sum += split < splits ? parts[split * step + column] : 0;
     sum = (a.seen_tokens > 0 ? kept[column] : 0) + launch.weight * sum;
     kept[column] = sum;
     to[column] = sum;
@@ -296,36 +379,43 @@ __global__ void __launch_bounds__(kThreads) add_up_systems(const __grid_constant
 }
 
 template <class T, class Q>
-void launch_lines(const Launch& launch) {
-  constexpr int kLines = kLineThreads / kWarp;
-  const dim3 warps(static_cast<unsigned>((launch.samples + kLines - 1) / kLines), launch.kv_heads());
+cudaError_t launch_lines(const Launch& launch) {
   const bool whole = 2 * launch.a.pairs == launch.a.head_dim;
   const auto kernel = whole && launch.a.pairs == kWarp       ? write_lines<T, Q, 1, true>
                       : whole && launch.a.pairs == 2 * kWarp ? write_lines<T, Q, 2, true>
                                                              : write_lines<T, Q, 8, false>;
-  kernel<<<warps, kLineThreads, 0, launch.stream>>>(launch);
+  const size_t bytes = KeyBlock<T>::bytes(launch.a);
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  if (error != cudaSuccess) return error;
+  const dim3 blocks(static_cast<unsigned>(launch.sampled_blocks(Interior(launch.a))), launch.kv_heads());
+  kernel<<<blocks, kThreads, bytes, launch.stream>>>(launch);
+  return cudaSuccess;
 }
 
 }  // namespace
 
+Status choose_samples(const Launch& launch) {
+  if (launch.samples == 0) return Status::success();
+  draw_samples<<<static_cast<unsigned>((launch.samples + kWarps - 1) / kWarps), kThreads, 0, launch.stream>>>(launch);
+  return launch_status();
+}
+
 Status add_samples(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
-  const int n = a.coefficients();
   if (launch.samples > 0) {
-    const int64_t threads = int64_t{launch.samples} * a.pairs;
-    draw_samples<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, launch.stream>>>(launch);
+    cudaError_t error = cudaSuccess;
     with_cuda_float_type(a.cache_dtype, [&](auto element) {
-      with_cuda_float_type(a.query_dtype, [&](auto query) { launch_lines<decltype(element), decltype(query)>(launch); });
+      with_cuda_float_type(a.query_dtype, [&](auto query) { error = launch_lines<decltype(element), decltype(query)>(launch); });
     });
-    constexpr size_t kBytes = size_t{kStages} * 2 * kDepth * kStride * sizeof(double);
-    const cudaError_t error =
-        cudaFuncSetAttribute(multiply_lines, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
     if (error != cudaSuccess) return cuda_status(error);
-    int tiles = 0;
-    for (int row = 0; row * kTile < n + a.group(); ++row) tiles += min(row + 1, (n + kTile - 1) / kTile);
-    multiply_lines<<<dim3(static_cast<unsigned>(tiles), launch.kv_heads(), kSplits), kTileThreads, kBytes, launch.stream>>>(launch);
+    constexpr size_t kBytes = size_t{kStages} * 2 * kDepth * kStride * sizeof(double);
+    error = cudaFuncSetAttribute(multiply_lines, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+    if (error != cudaSuccess) return cuda_status(error);
+    const dim3 tiles(launch.kv_heads() + 1, static_cast<unsigned>(launch.splits()), static_cast<unsigned>(NormalTile::count(a)));
+    multiply_lines<<<tiles, kTileThreads, kBytes, launch.stream>>>(launch);
   }
-  add_up_systems<<<dim3(static_cast<unsigned>(n + a.group()), launch.kv_heads()), kThreads, 0, launch.stream>>>(launch);
+  const unsigned rows = static_cast<unsigned>(a.coefficients() + a.group());
+  add_up_systems<<<dim3(rows, launch.kv_heads()), kThreads, 0, launch.stream>>>(launch);
   return launch_status();
 }
 

@@ -7,7 +7,7 @@ namespace kv {
 namespace decomposition {
 namespace {
 
-// Whether there are as many rows and keys as the outputs have room for. The tables are checked.
+// Whether there are as many rows and keys as the outputs have room for. The tables are checked. No sample is left out so far.
 __device__ void check_counts(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   if (threadIdx.x == 0) *launch.memory.fits = 1;
@@ -16,6 +16,7 @@ __device__ void check_counts(const Launch& launch) {
   for (int head = static_cast<int>(threadIdx.x); head <= a.kv_heads; head += static_cast<int>(blockDim.x)) {
     const int32_t count = head < a.kv_heads ? a.key_counts[int64_t{a.slots[0]} * a.kv_heads + head] : rows;
     const int32_t wanted = head < a.kv_heads ? a.tokens : a.rows;
+    if (head < a.kv_heads) launch.memory.left_out[head] = 0;
     if (count == wanted) continue;
     report_fault(launch.faults, DecomposeAttentionFault::other_count, count, head < a.kv_heads ? head : -1, wanted);
     *launch.memory.fits = 0;
@@ -83,10 +84,14 @@ void carve(Carver& carver, Launch& launch) {
   carver.take(m.variance, int64_t{a.query_heads} * a.rows);
   carver.take(m.log_shape, int64_t{a.query_heads} * a.rows);
   carver.take(m.samples, launch.samples);
+  carver.take(m.first_samples, launch.sampled_blocks(Interior(a)) + 1);
   carver.take(m.angles, int64_t{launch.samples} * 2 * a.pairs);
   carver.take(m.lines, int64_t{a.kv_heads} * launch.samples * launch.line_values());
-  carver.take(m.gram_parts, kSplits * int64_t{a.kv_heads} * (n + a.group()) * n);
+  carver.take(m.kept, int64_t{a.kv_heads} * launch.samples);
+  carver.take(m.left_out, a.kv_heads);
+  carver.take(m.gram_parts, launch.splits() * int64_t{a.kv_heads + 1} * (n + a.group()) * n);
   carver.take(m.systems, int64_t{a.kv_heads} * (n + a.group()) * n);
+  carver.take(m.factors, a.kv_heads * launch.factor_values());
   carver.take(m.solutions, int64_t{a.query_heads} * n);
   carver.take(m.middles, int64_t{a.kv_heads} * n);
   carver.take(m.offsets, a.query_heads);
@@ -123,23 +128,26 @@ Status decompose_attention_cuda(const DecomposeAttentionArguments& given, Execut
   const int64_t turns = int64_t{kTurnTokens + launch.blocks()} * given.pairs;
   start<<<static_cast<unsigned>((turns + kThreads - 1) / kThreads + 1), kThreads, 0, launch.stream>>>(launch);
   status = launch_status();
-  if (status.ok()) status = add_keys(launch);
   if (!status.ok()) return status;
 
   // The rows need all of the device, samples and their solution little of it for long.
   Launch beside = launch;
   if (void* side = context.queue->side_stream()) beside.stream = static_cast<cudaStream_t>(side);
-  if (beside.stream != launch.stream) status = run_after(beside.stream, launch.stream);
+  const auto join = [&](cudaStream_t later, cudaStream_t earlier) {
+    return later == earlier ? Status::success() : run_after(later, earlier);
+  };
+  status = join(beside.stream, launch.stream);
   if (!status.ok()) return status;
-  status = add_samples(beside);
+  status = choose_samples(beside);
+  if (status.ok()) status = add_keys(launch);
+  if (status.ok()) status = join(beside.stream, launch.stream);
+  if (status.ok()) status = add_samples(beside);
   if (status.ok()) status = solve_least_squares(beside);
   if (status.ok()) status = write_slash_and_vertical(beside);
   if (status.ok()) status = launch.tensor_cores ? add_rows_mma(launch) : add_rows(launch);
   // Even after a failure, so that nothing runs on in memory that goes back.
-  if (beside.stream != launch.stream) {
-    const Status joined = run_after(launch.stream, beside.stream);
-    if (status.ok()) status = joined;
-  }
+  const Status joined = join(launch.stream, beside.stream);
+  if (status.ok()) status = joined;
   if (status.ok()) status = write_horizontal(launch);
   return status;
 }

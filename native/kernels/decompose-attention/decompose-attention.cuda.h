@@ -20,9 +20,10 @@ constexpr int kRunTokens = 8 * kTileTokens;  // rows of a block
 constexpr int kTurnTokens = 64;             // positions that share a base; keys of a block, and lags
 constexpr int kMmaTokens = 128;             // rows of a tile on tensor cores
 constexpr int kMostDims = 256;
-// Parts of the samples whose products are added up apart. Fixed, and so is their order. With 8 kv heads of 128 dims their
-// thread blocks fill an H200 twice.
-constexpr int kSplits = 11;
+// The samples' products are added up in at most so many parts, of about so many samples at least, in a fixed order. With 8
+// kv heads of 128 dims their thread blocks fill an H200 twice.
+constexpr int kMostSplits = 15;
+constexpr int kSplitSamples = 96;
 
 // In device memory. Arrays of kv heads come before those of rows or samples.
 struct Memory {
@@ -41,10 +42,14 @@ struct Memory {
   float* variance;        // [query_head, row]
   float* log_shape;       // [query_head, row]
   InteriorSample* samples;  // [sample]
+  int32_t* first_samples;   // [sampled block + 1]: the first sample whose row's interior ends in a block
   double* angles;         // [sample, 2 * pair]: what A of line 11 has for every kv head
-  double* lines;          // [kv_head, sample, line_values]: A, and b of each query head as more columns
-  double* gram_parts;     // [split, kv_head, coefficient + group, coefficient]
+  double* lines;          // [kv_head, sample, line_values]: the rest of A, and b of each query head as more columns
+  uint8_t* kept;          // [kv_head, sample]: whether it is finite
+  int32_t* left_out;      // [kv_head]: whether any sample is not
+  double* gram_parts;     // [split, kv_head and one for all of them, coefficient + group, coefficient]
   double* systems;        // [kv_head, coefficient + group, coefficient]: the matrix, and right sides as more rows
+  double* factors;        // [kv_head, factor_values]: of the matrix and the right sides
   double* solutions;      // [query_head, coefficient]
   double* middles;        // [kv_head, coefficient]: the means of the last row
   double2* offsets;       // [query_head]: slash and vertical part of these means
@@ -69,8 +74,31 @@ struct Launch {
   // Blocks of keys, and one for the sums over all.
   __host__ __device__ int key_blocks() const { return (a.tokens > a.sink_tokens ? a.tokens : a.sink_tokens) / kTurnTokens + 2; }
   __host__ __device__ int mma_tiles() const { return (a.rows + kMmaTokens - 1) / kMmaTokens; }
-  // Even, so that pieces of 16 bytes are aligned.
-  __host__ __device__ int line_values() const { return (a.coefficients() + a.group() + 1) / 2 * 2; }
+  // Where b is in a line. Even, so that pieces of 16 bytes are aligned.
+  __host__ __device__ int sides_at() const { return (a.head_dim + 1) / 2 * 2; }
+  __host__ __device__ int line_values() const { return sides_at() + (a.group() + 1) / 2 * 2; }
+  __host__ __device__ int splits() const {
+    const int splits = samples / kSplitSamples;
+    return splits < 1 ? 1 : splits < kMostSplits ? splits : kMostSplits;
+  }
+  // Blocks in which the interiors of this call's rows end.
+  __host__ __device__ int sampled_blocks(const Interior& interior) const {
+    return interior.end(a.tokens - 1) / kTurnTokens - interior.end(interior.first_row) / kTurnTokens + 1;
+  }
+  // Tiles of 16 rows by 16 columns.
+  __host__ __device__ int64_t factor_values() const {
+    const int64_t columns = (a.coefficients() + 15) / 16;
+    return (a.coefficients() + a.group() + 15) / 16 * columns * 256;
+  }
+  // Only where there are samples: else there is no interior, and nothing to estimate.
+  __device__ const double* solution_of(int query_head) const { return memory.solutions + int64_t{query_head} * a.coefficients(); }
+  __device__ double* sums_of_blocks(bool vertical, int query_head) const {
+    return memory.block_sums + (int64_t{vertical} * a.query_heads + query_head) * blocks();
+  }
+  __device__ double* gram_part(int split, int head) const {
+    const int64_t n = a.coefficients();
+    return memory.gram_parts + (int64_t{split} * (a.kv_heads + 1) + head) * (n + a.group()) * n;
+  }
   __host__ __device__ unsigned kv_heads() const { return static_cast<unsigned>(a.kv_heads); }
   __host__ __device__ unsigned query_heads() const { return static_cast<unsigned>(a.query_heads); }
   __host__ __device__ DecompositionState layout() const { return DecompositionState(a); }
@@ -148,12 +176,20 @@ __device__ inline double2 turned_back(double2 pair, double2 turn) {
   return {pair.x * turn.x + pair.y * turn.y, pair.y * turn.x - pair.x * turn.y};
 }
 
-// The steps. add_keys is the first one. The rows may then be computed beside the samples, the least squares and the
-// parts that follow from them. write_horizontal needs all.
+// The sum over the lanes that hold other rows of the same columns of an mma's result.
+__device__ inline double sum_of_rows(double x) {
+  for (int distance = 4; distance < kWarp; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
+
+// The steps. choose_samples and add_keys are the first ones. The rows may then be computed beside the samples, the least
+// squares and the parts that follow from them. write_horizontal needs all.
+Status choose_samples(const Launch& launch);
 Status add_keys(const Launch& launch);
 Status add_samples(const Launch& launch);
 Status solve_least_squares(const Launch& launch);
 Status write_slash_and_vertical(const Launch& launch);
+Status write_vertical_mma(const Launch& launch);
 Status add_rows(const Launch& launch);
 Status add_rows_mma(const Launch& launch);
 Status write_horizontal(const Launch& launch);
@@ -161,7 +197,8 @@ Status write_horizontal(const Launch& launch);
 // Running sums over the runs of what they add to the moments.
 Status add_up_runs(const Launch& launch);
 
-// Whether tensor cores take these tensors: 16-bit keys and queries of the usual head sizes.
+// Whether tensor cores take these tensors: 16-bit keys and queries of the usual head sizes. write_vertical_mma also needs
+// every dim to be rotated.
 bool fits_tensor_cores(const DecomposeAttentionArguments& arguments);
 size_t covariance_bytes(const DecomposeAttentionArguments& arguments);  // of one tile
 
