@@ -251,6 +251,13 @@ export interface Addon {
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   decodeAttention24: NativeAttention24;
+  mergeAttention(
+    stream: NativeStream,
+    output: NativeTensor,
+    logSumExp: NativeTensor,
+    otherOutput: NativeTensor,
+    otherLogSumExp: NativeTensor,
+  ): void;
   verticalSlashBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   pooledBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   prefillAttention24: NativeAttention24;

@@ -55,6 +55,7 @@ export { type AttentionArguments, type PagedRows } from './operations/attention-
 export { blockSparseAttention, type BlockSparseAttentionArguments } from './operations/block-sparse-attention.js';
 export { decodeAttention } from './operations/decode-attention.js';
 export { linear, type LinearArguments, type LinearLayer } from './operations/linear.js';
+export { type AttentionPart, mergeAttention, type MergeAttentionArguments } from './operations/merge-attention.js';
 export { prefillAttention } from './operations/prefill-attention.js';
 export { rmsNorm, type RmsNormArguments } from './operations/rms-norm.js';
 export { rope, type RopeArguments } from './operations/rope.js';

@@ -173,6 +173,17 @@ const operations: readonly MisusedFunction[] = [
     }),
     { outputs: ['output'], legal: [rowsApart('gate|up|output'), inPlace('output', 'gate|up')] },
   ),
+  misusedOperation(
+    core.mergeAttention,
+    (device) => {
+      const part = () => ({
+        output: filled(device, 'f32', ['token', 'queryHead', 'dim'], [3, 2, 8]),
+        logSumExp: filled(device, 'f32', ['token', 'queryHead'], [3, 2]),
+      });
+      return { ...part(), other: part() };
+    },
+    { outputs: ['output', 'logSumExp'], legal: [anyFloat('(other\\.)?output'), rowsApart('(other\\.)?output')] },
+  ),
   misusedOperation(core.prefillAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
   misusedOperation(
     core.blockSparseAttention,
