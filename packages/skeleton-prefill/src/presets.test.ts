@@ -48,7 +48,13 @@ const presets: readonly Preset[] = [
   { ...scored, name: 'clusteredPrefill', make: (of) => clusteredPrefill({ ...few, ...of }), label: 'clustered' },
   { ...scored, name: 'pooledPrefill', make: (of) => pooledPrefill({ ...few, ...of }), label: 'pooled' },
   { ...scored, name: 'antidiagonalPrefill', make: (of) => antidiagonalPrefill({ ...few, stride: 16, ...of }), label: 'antidiagonal' },
-  { ...scored, name: 'verticalSlashPrefill', make: (of) => verticalSlashPrefill({ ...few, ...of }), label: 'vertical-slash' },
+  {
+    ...scored,
+    name: 'verticalSlashPrefill',
+    make: (of) => verticalSlashPrefill({ ...few, ...of }),
+    label: 'vertical-slash',
+    estimatesOnCuda: false,
+  },
   {
     name: 'streamingPrefill',
     make: (of) => streamingPrefill({ denseLastRows: 0, ...of }),
