@@ -205,7 +205,7 @@ const Sizes kSizes[] = {
 
 }  // namespace
 
-TEST("attention is decomposed on the GPU as on the CPU, in one step and in several") {
+TEST("decompose-attention agrees with the CPU, in one step and in several") {
   for (const Sizes& sizes : kSizes) {
     CachedSequence sequence(sizes, 9000, 7);
     for (const auto formulas : {DecompositionFormulas::corrected, DecompositionFormulas::paper}) {
@@ -224,7 +224,7 @@ TEST("attention is decomposed on the GPU as on the CPU, in one step and in sever
   }
 }
 
-TEST("counts of keys that are not the tensors' are a fault, and nothing is written") {
+TEST("decompose-attention of counts that are not the tensors' is a fault, and nothing is written") {
   CachedSequence sequence(kSizes[2], 300, 5);
   const Parts parts = on_gpu(sequence, {300}, DecompositionFormulas::corrected, -1);
   for (const float value : parts.slash) CHECK(value == 0);

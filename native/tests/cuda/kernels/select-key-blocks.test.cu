@@ -118,7 +118,7 @@ Selection of_rows(int rows, const Rule& rule) {
 
 }  // namespace
 
-TEST("without an estimate only what is always taken is selected, on the GPU as on the CPU") {
+TEST("select-key-blocks without an estimate takes only what is always taken, as the CPU") {
   for (const int rows : {1, 200, 5000}) {
     for (const int diagonal : {1, 100, 4000}) {
       Selection selection = of_rows(rows, kRules[0]);
@@ -128,7 +128,7 @@ TEST("without an estimate only what is always taken is selected, on the GPU as o
   }
 }
 
-TEST("key blocks are selected by parts on the GPU as on the CPU, to the last block") {
+TEST("select-key-blocks by parts agrees with the CPU, to the last block") {
   std::mt19937 random(9);
   std::normal_distribution<float> normal;
   const auto draw = [&] { return normal(random); };
@@ -145,7 +145,7 @@ TEST("key blocks are selected by parts on the GPU as on the CPU, to the last blo
   }
 }
 
-TEST("key blocks are selected by scores on the GPU as on the CPU, to the last block, ties by lower index") {
+TEST("select-key-blocks by scores agrees with the CPU, to the last block, ties by lower index") {
   std::mt19937 random(10);
   std::normal_distribution<float> normal;
   // Few different scores are many ties.
@@ -164,7 +164,7 @@ TEST("key blocks are selected by scores on the GPU as on the CPU, to the last bl
   }
 }
 
-TEST("key blocks of 131,072 tokens are selected on the GPU as on the CPU, to the last block") {
+TEST("select-key-blocks of 131,072 tokens agrees with the CPU, to the last block") {
   if (only_small_cases()) return;
   std::mt19937 random(11);
   std::normal_distribution<float> normal;
