@@ -24,6 +24,20 @@ __device__ inline double reciprocal(double x) {
   return fma(rough, fma(error, error, error), rough);
 }
 
+// The larger one, or NaN if either is NaN.
+__device__ inline float larger_or_nan(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// Rounded to tf32, whose last 13 bits are zeros.
+__device__ inline uint32_t rounded_to_tf32(uint32_t float_bits) {
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "r"(float_bits));
+  return bits;
+}
+
 // Two values, rounded to Element. `low` is in the low half.
 template <typename Element>
 __device__ inline uint32_t pack(float low, float high) {

@@ -1,272 +1,157 @@
 // Clustered block scores on a CUDA device, in two steps: clusters of keys, then scores. A thread block of the second step
-// has 128 scored rows of one query head, which are two tiles. It goes over all clusters twice: first for each row's
-// denominator, then for the shares.
+// takes bands of 128 scored rows of one query head, which are two tiles, and multiplies them with all clusters once.
 #include "kernels/clustered-block-scores/clustered-block-scores.h"
 
-#include "shared/block-scores/block-scores.cuda.h"
+#include "kernels/clustered-block-scores/clustered-block-scores-keys.cuda.h"
+#include "shared/block-scores/resident-blocks.cuda.h"
+#include "shared/block-scores/row-logits.cuda.h"
 
 namespace kv {
 namespace {
 
 using namespace block_scores;
 
+template <class Q>
+using Tile = TileProducts<Rounded<Q>, 2>;
+
 struct Launch {
   BlockScoresArguments a;
   const int32_t* fits;
-  float* means;       // [kv_head, block, cluster, dim]
-  float* logarithms;  // [kv_head, block, cluster]: of how many keys the cluster has
+  Clusters clusters;
+  float* logits;  // [thread block, block, row]
+  SliceRoom slices;
+
+  static constexpr int kTiles = Tile<float>::kRows / kScoredRowsOfTile;
+
+  __host__ __device__ int bands() const { return (a.tiles + kTiles - 1) / kTiles; }
+  // That fill runs.
+  __host__ __device__ int blocks() const { return clusters.means.columns / kKeyClusters; }
+  __host__ __device__ int items() const { return bands() * a.query_heads; }
 };
 
-// The keys of one block, for all threads of a thread block. Every function ends behind a barrier.
-template <class T>
-struct BlockKeys {
-  const BlockScoresArguments& a;
-  const int32_t* blocks;
-  int first;
-  int count;
-
-  __device__ float at(int key, int d) const { return to_float(key_at<T>(a, blocks, first + key)[d]); }
-
-  __device__ void seed_with_mean(float* seed) const {
-    for (int d = static_cast<int>(threadIdx.x); d < a.head_dim; d += kThreads) {
-      float sum = 0;
-      for (int key = 0; key < count; ++key) sum += at(key, d);
-      seed[d] = sum / static_cast<float>(count);
-    }
-    __syncthreads();
-  }
-
-  __device__ void seed_with(int key, float* seed) const {
-    for (int d = static_cast<int>(threadIdx.x); d < a.head_dim; d += kThreads) seed[d] = at(key, d);
-    __syncthreads();
-  }
-
-  // Squared distances of all keys from the seed; a warp has a key.
-  __device__ void measure(const float* seed, float* distances) const {
-    for (int key = static_cast<int>(threadIdx.x) / kWarp; key < count; key += kWarps) {
-      float sum = 0;
-      for (int d = static_cast<int>(threadIdx.x) % kWarp; d < a.head_dim; d += kWarp) {
-        const float apart = at(key, d) - seed[d];
-        sum += apart * apart;
-      }
-      for (int bit = 1; bit < kWarp; bit *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-      if (threadIdx.x % kWarp == 0) distances[key] = sum;
-    }
-    __syncthreads();
-  }
-
-  // The first of the farthest keys; the first key where all distances are NaN.
-  __device__ int farthest(const float* distances) const {
-    int best = 0;
-    for (int key = 1; key < count; ++key) best = distances[key] > distances[best] ? key : best;
-    return best;
-  }
-};
-
-// One thread block for each block of keys and kv head. The shared memory has a seed.
-template <class T>
-__global__ void __launch_bounds__(kThreads) cluster_keys(const __grid_constant__ Launch launch) {
-  extern __shared__ float seed[];
-  __shared__ float distances[kScoredBlockKeys];
-  __shared__ float nearest[kScoredBlockKeys];
-  __shared__ int cluster_of[kScoredBlockKeys];
-  if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
-  const int64_t block = int64_t{blockIdx.y} * a.blocks + blockIdx.x;
-  const int64_t cache_head = int64_t{a.slots[0]} * a.kv_heads + blockIdx.y;
-  const int first = static_cast<int>(blockIdx.x) * kScoredBlockKeys;
-  const BlockKeys<T> keys{a, a.block_table + cache_head * a.table_width, first,
-                          min(kScoredBlockKeys, a.key_counts[cache_head] - first)};
-  const int own = static_cast<int>(threadIdx.x);
-  if (own < kScoredBlockKeys) {
-    nearest[own] = INFINITY;
-    cluster_of[own] = 0;
-  }
-  keys.seed_with_mean(seed);
-  keys.measure(seed, distances);
-  int next = keys.farthest(distances);
-  for (int cluster = 0; cluster < kKeyClusters; ++cluster) {
-    keys.seed_with(next, seed);
-    keys.measure(seed, distances);
-    // A key that is not finite stays in the first cluster.
-    if (own < keys.count && distances[own] < nearest[own]) {
-      nearest[own] = distances[own];
-      cluster_of[own] = cluster;
-    }
-    __syncthreads();
-    next = keys.farthest(nearest);
-    __syncthreads();
-  }
-  for (int cluster = 0; cluster < kKeyClusters; ++cluster) {
-    int size = 0;
-    for (int key = 0; key < keys.count; ++key) size += cluster_of[key] == cluster;
-    const int64_t at = block * kKeyClusters + cluster;
-    if (own == 0) launch.logarithms[at] = logf(static_cast<float>(size));
-    for (int d = own; d < a.head_dim; d += kThreads) {
-      float sum = 0;
-      for (int key = 0; key < keys.count; ++key) sum += cluster_of[key] == cluster ? keys.at(key, d) : 0.0f;
-      launch.means[at * a.head_dim + d] = size > 0 ? sum / static_cast<float>(size) : 0.0f;
-    }
-  }
-}
-
-// The scored rows of a thread block: two tiles. Row r is row kScoredRowStep * r of the tiles.
+// The scored rows of a thread block. Row r is row kScoredRowStep * r of the tiles.
+template <class Q>
 struct Band {
-  static constexpr int kTiles = Products::kRows / kScoredRowsOfTile;
-  static constexpr int kBlocksOfRun = Products::kColumns / kKeyClusters;
-  static_assert(kTiles == 2 && kKeyClusters == 8, "two pairs of warps have a tile each, and each 8 columns are a block");
+  using Products = Tile<Q>;
 
   const Launch& launch;
+  int tile;
   ScoredTile first;  // the first tile
   int rows;          // scored ones that there are
 
-  __device__ Band(const Launch& given, int64_t query_head, int tile)
+  __device__ Band(const Launch& given, int item)
       : launch(given),
-        first(given.a, query_head, tile),
+        // The last bands see the most, so they come first. Heads that read the same keys come together.
+        tile((given.bands() - 1 - item / given.a.query_heads) * Launch::kTiles),
+        first(given.a, item % given.a.query_heads, tile),
         rows(min(Products::kRows, (first.tokens - first.position + kScoredRowStep - 1) / kScoredRowStep)) {}
 
   __device__ int seen_by(int row) const { return row < rows ? first.seen_by(row * kScoredRowStep) : 0; }
-  __device__ int seen_by_last() const { return seen_by(rows - 1); }
+  __device__ int runs() const { return (seen_by(rows - 1) + kBlocksOfRun - 1) / kBlocksOfRun; }
 
-  // Of the rows of this thread and the blocks from `first_block` on, [m, half, n]. Minus infinity for a block that the row
-  // does not see. The four lanes of a row all get its logits.
-  template <class Q>
-  __device__ void read_logits(Products::Shared& shared, int first_block, float (&logits)[2][2][4]) const {
-    const BlockScoresArguments& a = launch.a;
-    const int64_t first_cluster = (first.kv_head * a.blocks + first_block) * kKeyClusters;
-    const int clusters = (a.blocks - first_block) * kKeyClusters;
-    Products products;
-    products.add(
-        shared, a.head_dim,
-        [&](int k) {
-          return [this, &a, k](int row) {
-            return row < rows ? to_float(query_at<Q>(a, first.first_row + row * kScoredRowStep, first.query_head)[k]) : 0.0f;
-          };
-        },
-        [&](int k) {
-          return [this, &a, first_cluster, clusters, k](int column) {
-            return column < clusters ? launch.means[(first_cluster + column) * a.head_dim + k] : 0.0f;
-          };
-        });
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int column = Products::column_of(n, 0);
-      const int block = first_block + column / kKeyClusters;
-      float logarithms[2] = {-INFINITY, -INFINITY};
-      for (int odd = 0; odd < 2; ++odd) {
-        if (column + odd < clusters) logarithms[odd] = launch.logarithms[first_cluster + column + odd];
-      }
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float logit = -INFINITY;
-          for (int odd = 0; odd < 2; ++odd) {
-            logit = larger(logit, products.sums[m][n][2 * half + odd] * a.scale + logarithms[odd]);
-          }
-          for (int bit = 1; bit < 4; bit *= 2) logit = larger(logit, __shfl_xor_sync(0xffffffffu, logit, bit));
-          logits[m][half][n] = block < seen_by(Products::row_of(m, half)) ? logit : -INFINITY;
-        }
-      }
-    }
+  __device__ void load_rows(char* to, int slice) const {
+    load_queries<Q, Products>(to, slice, launch.a.head_dim, [this](int row) {
+      return row < rows ? query_at<Q>(launch.a, first.first_row + row * kScoredRowStep, first.query_head) : nullptr;
+    });
   }
 
- private:
-  // NaN if either is.
-  __device__ static float larger(float a, float b) { return a > b || a != a ? a : b; }
+  __device__ const float* logarithms(int run) const {
+    return launch.clusters.logarithms + first.kv_head * launch.clusters.means.columns + int64_t{run} * Products::kColumns;
+  }
 };
 
 template <class Q>
-__global__ void __launch_bounds__(kThreads) score_bands(const __grid_constant__ Launch launch) {
-  __shared__ Products::Shared shared;
-  __shared__ LogSum of_rows[2][Products::kRows];                 // of the blocks of either half of the columns
-  __shared__ LogSum of_warps[kWarps / 2][Band::kBlocksOfRun];    // of 32 rows
+__global__ void __launch_bounds__(Tile<Q>::kThreads, 2) score_bands(const __grid_constant__ Launch launch) {
+  using Products = Tile<Q>;
+  constexpr int kColumns = Products::kColumns;
+  extern __shared__ __align__(1024) char shared[];
+  // More than the runs of all stages, so that none is written while it is read.
+  constexpr int kRuns = Slices<Products>::kMostStages + 1;
+  __shared__ __align__(16) float logarithms[kRuns][kColumns];
   if (*launch.fits == 0) return;
   const BlockScoresArguments& a = launch.a;
-  const int first_tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Band::kTiles;
-  const Band band(launch, blockIdx.y, first_tile);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int end = band.seen_by_last();
-
-  LogSum sums[2][2] = {{LogSum::nothing(), LogSum::nothing()}, {LogSum::nothing(), LogSum::nothing()}};
-  for (int first = 0; first < end; first += Band::kBlocksOfRun) {
-    float logits[2][2][4];
-    band.read_logits<Q>(shared, first, logits);
+  const Slices<Products> slices{shared, launch.slices};
+  float* const room = launch.logits + int64_t{blockIdx.x} * launch.blocks() * Products::kRows;
+  for (int item = static_cast<int>(blockIdx.x); item < launch.items(); item += static_cast<int>(gridDim.x)) {
+    const Band<Q> band(launch, item);
+    RowLogits<Products, kScoredRowsOfTile> logits(room);
+    const int seen_by_all = band.seen_by(0);
+    slices.for_each_run(
+        band.runs(), [&](char* to, int slice) { band.load_rows(to, slice); },
+        [&](char* to, int run, int slice) {
+          launch.clusters.means.load<Products>(to, band.first.kv_head, run, slice);
+          constexpr int kOfPiece = kPieceElements<float>;
+          const int first = static_cast<int>(threadIdx.x) * kOfPiece;
+          if (slice != 0 || first >= kColumns) return;
+          ptx::async_copy_16(logarithms[run % kRuns] + first, band.logarithms(run) + first, true);
+        },
+        [&](Products& products, int run) {
+          products.begin([&](int n, int odd) { return logarithms[run % kRuns][Products::column_of(n, odd)]; });
+        },
+        [&](const Products& products, int run) {
+          const bool hides = band.rows < Products::kRows || (run + 1) * kBlocksOfRun > seen_by_all;
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+          for (int four = 0; four < kBlocksOfRun / 4; ++four) {
+            const int block = run * kBlocksOfRun + four * 4 + Products::pair();
+            float best[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sums[m][half] = merged(sums[m][half], sum_of<0>(logits[m][half]));
-    }
-  }
+            for (int half = 0; half < 2; ++half) {
+              best[half] = products.sum(half, four * 4, 0);
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (lane % 4 == 0) of_rows[warp % 2][Products::row_of(m, half)] = sums[m][half];
-    }
-  }
-  __syncthreads();
-  float denominators[2][2];
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = Products::row_of(m, half);
-      denominators[m][half] = row < band.rows ? merged(of_rows[0][row], of_rows[1][row]).logarithm() : 0;
-    }
-  }
-
-  for (int first = 0; first < end; first += Band::kBlocksOfRun) {
-    float logits[2][2][4];
-    band.read_logits<Q>(shared, first, logits);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      float shares[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) shares[i] = logits[i / 2][i % 2][n] - denominators[i / 2][i % 2];
-      const LogSum sum = sum_of<4 | 8 | 16>(shares);
-      if (lane == 0) of_warps[warp / 2][Products::column_of(n, 0) / kKeyClusters] = sum;
-    }
+              for (int cluster = 1; cluster < kKeyClusters; ++cluster) {
+                best[half] = ptx::larger_or_nan(best[half], products.sum(half, four * 4 + cluster / 2, cluster % 2));
+              }
+              if (hides && block >= band.seen_by(Products::row_of(half))) best[half] = -INFINITY;
+            }
+            logits.add(block, best);
+          }
+        });
     __syncthreads();
-    const int tile = static_cast<int>(threadIdx.x) / Band::kBlocksOfRun;
-    const int block = static_cast<int>(threadIdx.x) % Band::kBlocksOfRun;
-    const int rows = min(kScoredRowsOfTile, band.rows - tile * kScoredRowsOfTile);
-    if (tile < Band::kTiles && rows > 0 && first + block < a.blocks) {
-      const LogSum sum = merged(of_warps[2 * tile][block], of_warps[2 * tile + 1][block]);
-      band.first.scores[int64_t{tile} * a.blocks + first + block] = sum.logarithm() - logf(static_cast<float>(rows));
-    }
+    logits.write_scores(reinterpret_cast<float*>(shared), a, band.first.scores, a.tiles - band.tile, band.rows,
+                        band.seen_by(band.rows - 1));
+    __syncthreads();
   }
-  const int scored = (end + Band::kBlocksOfRun - 1) / Band::kBlocksOfRun * Band::kBlocksOfRun;
-  for (int tile = 0; tile < Band::kTiles && first_tile + tile < a.tiles; ++tile) {
-    for (int block = scored + static_cast<int>(threadIdx.x); block < a.blocks; block += kThreads) {
-      band.first.scores[int64_t{tile} * a.blocks + block] = -INFINITY;
-    }
-  }
+}
+
+template <class Q, class K>
+Status estimate(const BlockScoresArguments& given, ExecutionContext& context) {
+  using E = Rounded<Q>;
+  using Products = Tile<Q>;
+  Launch launch{given, nullptr, {MeanKeys::of<E>(given, given.blocks * kKeyClusters), nullptr}, nullptr, {}};
+  MeanKeys& means = launch.clusters.means;
+  ResidentBlocks resident;
+  launch.slices.count = means.depth / kSliceElements<E>;
+  Status status = resident.find<Slices<Products>>(score_bands<Q>, launch.slices);
+  if (!status.ok()) return status;
+  const size_t of_block = static_cast<size_t>(launch.blocks()) * Products::kRows * sizeof(float);
+  const int grid = resident.of(launch.items(), of_block);
+  const size_t logits = static_cast<size_t>(grid) * of_block;
+  const size_t logarithms = static_cast<size_t>(given.kv_heads) * static_cast<size_t>(means.columns) * sizeof(float);
+  BlockScoresMemory memory;
+  status = prepare_block_scores_cuda(launch.a, logits + logarithms + means.bytes<E>(given), context, memory);
+  if (!status.ok()) return status;
+  launch.fits = memory.fits;
+  launch.logits = reinterpret_cast<float*>(memory.rest);
+  launch.clusters.logarithms = reinterpret_cast<float*>(memory.rest + logits);
+  means.memory = memory.rest + logits + logarithms;
+  const int cluster_bytes = BlockKeys<K>::bytes(given.head_dim);
+  status = allow_shared_bytes(cluster_keys<K, E>, cluster_bytes);
+  if (!status.ok()) return status;
+  cudaStream_t stream = stream_of(context);
+  const dim3 blocks(static_cast<unsigned>(launch.blocks()), static_cast<unsigned>(given.kv_heads));
+  cluster_keys<K, E><<<blocks, kClusterThreads, cluster_bytes, stream>>>(launch.a, launch.clusters, launch.fits);
+  score_bands<Q><<<grid, Products::kThreads, resident.shared_bytes, stream>>>(launch);
+  return launch_status();
 }
 
 }  // namespace
 
 Status clustered_block_scores_cuda(const ClusteredBlockScoresArguments& given, ExecutionContext& context) {
-  Launch launch{given, nullptr, nullptr, nullptr};
-  const int64_t clusters = int64_t{given.kv_heads} * given.blocks * kKeyClusters;
-  BlockScoresMemory memory;
-  const Status status =
-      prepare_block_scores_cuda(launch.a, static_cast<size_t>(clusters * (given.head_dim + 1)) * sizeof(float), context, memory);
-  if (!status.ok()) return status;
-  launch.fits = memory.fits;
-  launch.means = reinterpret_cast<float*>(memory.rest);
-  launch.logarithms = launch.means + clusters * given.head_dim;
-  cudaStream_t stream = stream_of(context);
-  const dim3 blocks(static_cast<unsigned>(given.blocks), static_cast<unsigned>(given.kv_heads));
-  with_cuda_float_type(given.cache_dtype, [&](auto element) {
-    cluster_keys<decltype(element)><<<blocks, kThreads, static_cast<size_t>(given.head_dim) * sizeof(float), stream>>>(launch);
+  Status status = Status::success();
+  with_cuda_float_type(given.query_dtype, [&](auto query) {
+    with_cuda_float_type(given.cache_dtype, [&](auto key) { status = estimate<decltype(query), decltype(key)>(given, context); });
   });
-  const dim3 bands(static_cast<unsigned>((given.tiles + Band::kTiles - 1) / Band::kTiles), static_cast<unsigned>(given.query_heads));
-  with_cuda_float_type(given.query_dtype, [&](auto element) {
-    score_bands<decltype(element)><<<bands, kThreads, 0, stream>>>(launch);
-  });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv

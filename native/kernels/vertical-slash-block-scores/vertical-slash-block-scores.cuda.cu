@@ -2,7 +2,7 @@
 // added up in an order that may change.
 #include "kernels/vertical-slash-block-scores/vertical-slash-block-scores.h"
 
-#include "shared/block-scores/block-scores.cuda.h"
+#include "kernels/vertical-slash-block-scores/vertical-slash-block-scores-products.cuda.h"
 
 #include "kernels/vertical-slash-block-scores/vertical-slash-block-scores-lines.h"
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const __grid_constant__ Lau
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const bool seen = sees(head, Products::column_of(n, odd), first_key + Products::row_of(i / 2, i % 2));
-          logits[i] = seen ? products.sums[i / 2][n][2 * (i % 2) + odd] * a.scale : -INFINITY;
+          logits[i] = seen ? products.sums[i / 2][n][2 * (i % 2) + odd] * a.scale * kLog2E : -INFINITY;
         }
         sums[n][odd] = merged(sums[n][odd], sum_of<0>(logits));
       }
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) sum_lines(const __grid_constant__ La
     for (int other = 0; other < launch.splits(); ++other) {
       sum = merged(sum, launch.denominators[(head.first.query_head * launch.splits() + other) * kProbedRows + thread]);
     }
-    denominators[thread] = sum.logarithm();
+    denominators[thread] = sum.natural();
   }
   for (int lag = thread; lag < kSplitLags; lag += kThreads) slashes[lag] = 0;
   for (int first_key = split * kSplitKeys; first_key < end; first_key += Products::kRows) {

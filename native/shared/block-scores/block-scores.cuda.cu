@@ -7,6 +7,7 @@ namespace kv {
 namespace {
 
 constexpr size_t kFitsBytes = 256;
+constexpr int kCheckThreads = 256;
 
 __global__ void check_counts(const __grid_constant__ BlockScoresArguments a, int32_t* fits, const __grid_constant__ FaultSink faults) {
   if (threadIdx.x == 0) *fits = 1;
@@ -35,7 +36,7 @@ Status prepare_block_scores_cuda(BlockScoresArguments& a, size_t bytes, Executio
   a = with_tables(a, tables);
   auto* fits = reinterpret_cast<int32_t*>(all + tables_bytes);
   memory = {fits, all + tables_bytes + kFitsBytes};
-  check_counts<<<1, block_scores::kThreads, 0, stream_of(context)>>>(a, fits, context.faults(describe_block_scores_fault));
+  check_counts<<<1, kCheckThreads, 0, stream_of(context)>>>(a, fits, context.faults(describe_block_scores_fault));
   return launch_status();
 }
 

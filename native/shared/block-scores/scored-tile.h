@@ -32,14 +32,22 @@ struct ScoredTile {
   constexpr int32_t seen() const { return seen_by(rows - 1); }
 };
 
+// Elements ahead of a key, and of a query.
+constexpr int64_t key_offset(const BlockScoresArguments& a, const int32_t* blocks, int32_t key) {
+  return blocks[key / a.block_tokens] * a.block_stride + key % a.block_tokens * a.token_stride;
+}
+constexpr int64_t query_offset(const BlockScoresArguments& a, int64_t row, int64_t query_head) {
+  return row * a.query_token_stride + query_head * a.query_head_stride;
+}
+
 template <class T>
 constexpr const T* key_at(const BlockScoresArguments& a, const int32_t* blocks, int32_t key) {
-  return static_cast<const T*>(a.keys) + blocks[key / a.block_tokens] * a.block_stride + key % a.block_tokens * a.token_stride;
+  return static_cast<const T*>(a.keys) + key_offset(a, blocks, key);
 }
 
 template <class T>
 constexpr const T* query_at(const BlockScoresArguments& a, int64_t row, int64_t query_head) {
-  return static_cast<const T*>(a.query) + row * a.query_token_stride + query_head * a.query_head_stride;
+  return static_cast<const T*>(a.query) + query_offset(a, row, query_head);
 }
 
 }  // namespace KV_ISA

@@ -54,8 +54,8 @@ class GrowingQueue : public Queue {
 };
 
 // Launches an operation on a stream of the script.
-template <class Arguments>
-Status launch_for_python(Status (*operation)(const Arguments&, ExecutionContext&), const Arguments& arguments, void* stream) {
+template <class Operation, class Arguments>
+Status launch_for_python(Operation&& operation, const Arguments& arguments, void* stream) {
   static GrowingQueue queue;
   static Workers workers(1);
   ExecutionContext context{workers};

@@ -1,0 +1,106 @@
+"""Times the estimates of block scores of all presets next to our dense attention, interleaved in one process.
+
+usage: torch-block-scores.py LIBRARY [--rounds N] [--json FILE]
+
+LIBRARY is the path of libcuda-kernels.so (README.md). A layer has 32 query heads and 8 kv heads of 128 dims in f16.
+"""
+import argparse
+import ctypes
+import importlib
+import json
+import statistics
+import time
+
+import torch
+
+from measuring import Sampler, libraries_of, machine_of, pointers_of, time_once
+
+block_sparse = importlib.import_module('torch-block-sparse')
+QUERY_HEADS, KV_HEADS, HEAD_DIM = block_sparse.QUERY_HEADS, block_sparse.KV_HEADS, block_sparse.HEAD_DIM
+QUERY_TILE, KEY_BLOCK = block_sparse.QUERY_TILE, block_sparse.KEY_BLOCK
+# As in native/tests/cuda/kernels/block-scores.test.cu.
+ESTIMATES = ['clustered', 'pooled', 'antidiagonal, stride 8', 'antidiagonal, stride 16', 'vertical-slash']
+CLUSTERED = 0
+TOKENS, STEPS = 131072, 16
+TARGETS = {'clustered': {'atMost': 20}, f'clustered, in {STEPS} steps': {'atMost': 26}}
+
+
+class Prompt:
+    """A prompt of one layer, in steps of `rows`."""
+
+    def __init__(self, library, problem, rows):
+        self.library, self.problem, self.rows = library, problem, rows
+        int32 = lambda values: torch.tensor(values, device='cuda', dtype=torch.int32)
+        self.ends = range(rows, problem.tokens + 1, rows)
+        self.counts = [int32([end] * KV_HEADS) for end in self.ends]
+        self.start = int32([0, rows])
+        self.scores = torch.empty(QUERY_HEADS, rows // QUERY_TILE, problem.tokens // KEY_BLOCK, device='cuda')
+
+    def estimate(self, number):
+        table, slots = self.problem.tensors[5], self.problem.tensors[7]
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        for end, counts in zip(self.ends, self.counts):
+            sizes = [number, self.rows, end, QUERY_HEADS, KV_HEADS, HEAD_DIM, *self.problem.sizes[6:8], self.problem.sizes[10]]
+            tensors = [self.problem.packed_query[end - self.rows:end], self.problem.tensors[3], table, counts, slots, self.start,
+                       self.scores]
+            assert self.library.kv_block_scores((ctypes.c_int64 * len(sizes))(*sizes), pointers_of(tensors),
+                                                ctypes.c_float(HEAD_DIM ** -0.5), stream) == 0
+
+
+def timed(functions, rounds, sampler):
+    """Milliseconds, clock and power of each function; the functions take turns."""
+    for function in functions.values():
+        function()
+    times, spans = ({name: [] for name in functions} for _ in range(2))
+    for round_number in range(rounds):
+        order = list(functions.items())
+        shift = round_number % len(order)
+        for name, function in order[shift:] + order[:shift]:
+            begun = time.time()
+            times[name].append(time_once(function, 1))
+            spans[name].append((begun, time.time()))
+    for name, values in times.items():
+        seen = [reading for reading in (sampler.between(*span) for span in spans[name]) if reading[0] is not None]
+        clock, watts = (statistics.median(r[index] for r in seen) if seen else None for index in (0, 1))
+        yield name, dict(median=statistics.median(values), low=min(values), high=max(values), samples=rounds), clock, watts
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('library')
+    parser.add_argument('--rounds', type=int, default=7)
+    parser.add_argument('--json')
+    options = parser.parse_args()
+    library = libraries_of([options.library])['kv']
+    torch.manual_seed(time.time_ns())
+    sampler = Sampler()
+    problem = block_sparse.Problem(TOKENS)
+    whole, parts = Prompt(library, problem, TOKENS), Prompt(library, problem, TOKENS // STEPS)
+    functions = {'dense': lambda: problem.dense(library)}
+    for number, name in enumerate(ESTIMATES):
+        functions[name] = lambda number=number: whole.estimate(number)
+        functions[f'{name}, in {STEPS} steps'] = lambda number=number: parts.estimate(number)
+    results = list(timed(functions, options.rounds, sampler))
+    whole.estimate(CLUSTERED)
+    shares = whole.scores.exp().sum(-1)
+    assert bool(((shares - 1).abs() < 1e-3).all()), 'shares of a tile do not add up to one'
+    stamp = dict(date=time.strftime('%Y-%m-%d'), machine=machine_of(sampler.handle))
+    shapes = dict(tokens=TOKENS, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, headDim=HEAD_DIM, dtype='float16')
+    dense = results[0][1]
+    rows = []
+    for name, result, clock, watts in results:
+        print(name, round(result['median'], 3), 'ms', f"{dense['median'] / result['median']:.1f}x", clock, watts, flush=True)
+        if name == 'dense':
+            continue
+        row = dict(measure=f'block scores of 128K: {name}', shapes=shapes, device='cuda', kind='measured', unit='ms', better='lower',
+                   result=result, reference=dict(name='our dense attention', **dense), **stamp, clockMegahertz=clock, watts=watts)
+        if name in TARGETS:
+            row['target'] = TARGETS[name]
+        rows.append(row)
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump({'title': 'Estimates of block scores on the GPU', 'rows': rows}, file, indent=1, ensure_ascii=False)
+
+
+if __name__ == '__main__':
+    main()
