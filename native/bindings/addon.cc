@@ -24,6 +24,7 @@
   OPERATION(decodeAttention, decode_attention)              \
   OPERATION(decomposeAttention, decompose_attention)        \
   OPERATION(decompress24, decompress_24)                    \
+  OPERATION(dequantizeKv, dequantize_kv)                    \
   OPERATION(embedding, embedding)                           \
   OPERATION(gatherKv, gather_kv)                            \
   OPERATION(linear, linear)                                 \
@@ -34,6 +35,7 @@
   OPERATION(observationScores, observation_scores)          \
   OPERATION(pooledBlockScores, pooled_block_scores)         \
   OPERATION(prefillAttention, prefill_attention)            \
+  OPERATION(quantizeKv, quantize_kv)                        \
   OPERATION(read, read)                                     \
   OPERATION(rmsNorm, rms_norm)                              \
   OPERATION(rope, rope)                                     \

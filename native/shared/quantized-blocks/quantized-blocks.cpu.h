@@ -9,6 +9,16 @@ namespace KV_ISA {
 
 inline float scale_of(uint8_t code) { return half_to_float(static_cast<uint16_t>(code << 7)) * 0x1p-4f; }
 
+// The scale of a group whose largest magnitude has these bits.
+inline uint8_t scale_of_group(int32_t largest, int bits) {
+  float magnitude;
+  std::memcpy(&magnitude, &largest, 4);
+  const float step = magnitude / (bits == 8 ? kLargestSteps8 : kLargestSteps4);
+  uint32_t word;
+  std::memcpy(&word, &step, 4);
+  return scale_code(word);
+}
+
 // The sign bit of every dim that the rotation negates.
 struct RotationSigns {
   int32_t of[kMostQuantizedDims] = {};

@@ -1,6 +1,8 @@
 // Rotation and scales of quantized blocks, for CUDA kernels. Device code.
 #pragma once
 
+#include <type_traits>
+
 #include "shared/cuda/elements.cuda.h"
 #include "shared/quantized-blocks/quantized-blocks.h"
 
@@ -10,8 +12,22 @@ __device__ inline float scale_of(uint8_t code) {
   return __half2float(__ushort_as_half(static_cast<uint16_t>(code << 7))) * 0x1p-4f;
 }
 
+// The scale of a group whose largest magnitude has these bits.
+__device__ inline uint8_t scale_of_group(uint32_t largest, int bits) {
+  return scale_code(__float_as_uint(__fdiv_rn(__uint_as_float(largest), bits == 8 ? kLargestSteps8 : kLargestSteps4)));
+}
+
 // A warp holds a row: lane l has dim l of group g in row[g], and 0 where there is no such dim. `most_groups` is a power
 // of two. All products are exact or stand alone, so that nothing is rounded otherwise than on the CPU.
+
+// Calls body with the number of groups, as a constant, that a kernel for heads of so many dims has room for. Host code.
+template <class Body>
+auto with_most_groups(int head_dim, Body&& body) {
+  if (head_dim <= 64) return body(std::integral_constant<int, 2>());
+  if (head_dim <= 128) return body(std::integral_constant<int, 4>());
+  if (head_dim <= 256) return body(std::integral_constant<int, 8>());
+  return body(std::integral_constant<int, 16>());
+}
 
 // row = H row, for every run.
 template <int most_groups>

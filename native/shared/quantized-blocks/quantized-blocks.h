@@ -15,7 +15,7 @@
 //
 // Step and codes of a group whose largest magnitude is m:
 //   8 bits: step = scale(m / 127), code = clamp(rint(y / step), -127, 127), ties to even, y ~ code * step
-//   4 bits: step = scale(m / 7.5), code = clamp(floor(y / step + 8), 0, 15),              y ~ (code - 7.5) * step
+//   4 bits: step = scale(m / 8),   code = clamp(floor(y / step + 8), 0, 15),              y ~ (code - 7.5) * step
 // scale(x) is the smallest scale that is not below x, or the largest scale. It is 0 if all are zero, and NaN if not all
 // are finite; the codes are those of 0 then.
 //
@@ -67,7 +67,14 @@ constexpr bool rotation_negates(int dim) {
   return (hash ^ hash >> 16) & 1u;
 }
 
-// ---- Scales. ----
+// ---- Codes and scales. ----
+
+// How many steps the largest magnitude of a group has.
+constexpr float kLargestSteps8 = 127.0f;
+constexpr float kLargestSteps4 = 8.0f;
+
+// The code of 4 bits that 0 would have.
+constexpr float kMiddleCode4 = 7.5f;
 
 // A scale is a byte: the upper half of an f16 number without its sign, 5 bits of exponent and 3 of mantissa. It is
 // worth 1/16 of that number, so that scales are 0 and 2^-21 to 3840.
@@ -77,7 +84,7 @@ constexpr uint8_t kNanScale = 0xff;
 // scale(x), of x >= 0 as the bits of an f32 number.
 constexpr uint8_t scale_code(uint32_t bits) {
   constexpr uint32_t normal = 127 - 18;  // the exponent of the smallest scale that has three bits of mantissa
-  const uint32_t exponent = bits >> 23;
+  const uint32_t exponent = bits >> 23 & 255;  // NaN may have a sign
   if (exponent == 255) return kNanScale;
   if (exponent >= normal) {
     const uint32_t code = ((bits + 0xfffffu) >> 20) - 8 * (normal - 1);

@@ -1,1 +1,3 @@
 export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';
+export { dequantizeKv, type DequantizeKvArguments } from './operations/dequantize-kv.js';
+export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';

@@ -148,6 +148,18 @@ export interface CudaReport {
   }[];
 }
 
+/** Between dense blocks and quantized ones. */
+export type NativeQuantization = (
+  stream: NativeStream,
+  keys: NativeTensor,
+  values: NativeTensor,
+  quantizedKeys: NativeTensor,
+  quantizedValues: NativeTensor,
+  keyBits: number,
+  valueBits: number,
+  copies: NativeTensor,
+) => void;
+
 /** What `native/bindings/addon.cc` exports. */
 export interface Addon {
   readonly NativeDevice: new (
@@ -241,6 +253,7 @@ export interface Addon {
     places: NativeTensor,
     dense: NativeTensor,
   ): void;
+  dequantizeKv: NativeQuantization;
   linear(
     stream: NativeStream,
     input: NativeTensor,
@@ -268,6 +281,7 @@ export interface Addon {
     ...rest: readonly [...NativePagedRows, scale: number, domain: number, reduction: number]
   ): void;
   prefillAttention: NativeAttention;
+  quantizeKv: NativeQuantization;
   read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;
   rmsNorm(
     stream: NativeStream,
