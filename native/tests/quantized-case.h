@@ -112,6 +112,21 @@ struct QuantizedCase {
     return a;
   }
 
+  bool quantizes_like(const QuantizedCase& other) const {
+    return quantized_keys == other.quantized_keys && quantized_values == other.quantized_values;
+  }
+
+  // Of numbers that are NaN the bits may differ.
+  bool restores_like(const QuantizedCase& other) const {
+    return same_numbers(restored_keys, other.restored_keys) && same_numbers(restored_values, other.restored_values);
+  }
+  bool same_numbers(const Bytes& a, const Bytes& b) const {
+    const std::vector<double> left = read_elements(dtype, a, 0, dense_elements());
+    const std::vector<double> right = read_elements(dtype, b, 0, dense_elements());
+    return std::equal(left.begin(), left.end(), right.begin(),
+                      [](double x, double y) { return x == y || (std::isnan(x) && std::isnan(y)); });
+  }
+
   bool run_on_cpu(Isa isa, int threads) {
     Workers workers(threads);
     ExecutionContext context{workers, isa};
