@@ -14,6 +14,9 @@ const stores = {
   'hierasparse-k1-v1': 'prompts S_K = 1, S_V = 1, then S_K = 1, S_V = 1',
 };
 
+/** Prompts over some of their blocks, under the names of the policies. A selection behind them sees the question. */
+const prompts = { skeleton: {}, 'skeleton-1/8': {}, 'skeleton-1/8+hbw-1/4': { moment: 'question-aware' }, clustered: {} };
+
 /** The text of the file; `files` are those of docs/benchmarks. */
 export function rightAnswers(files) {
   const resultOf = (name, measure) => {
@@ -37,6 +40,10 @@ export function rightAnswers(files) {
       return { policy: `${method}-1/${share}`, moment, right: Number(right.toFixed(1)), examples };
     }),
   );
-  const shares = [...ofStores, ...ofSelections];
+  const ofPrompts = Object.entries(prompts).map(([policy, moment]) => {
+    const { median, samples } = resultOf('skeleton-quality', `right answers, prompts ${policy}`);
+    return { policy, ...moment, right: median, examples: samples };
+  });
+  const shares = [...ofStores, ...ofSelections, ...ofPrompts];
   return `${JSON.stringify({ tokens: Object.values(lengths), shares }, null, 2)}\n`;
 }

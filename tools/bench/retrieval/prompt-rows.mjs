@@ -4,31 +4,32 @@
 import { parseArgs } from 'node:util';
 import { keepRows, stamp } from '../results.mjs';
 import { settings } from './prompt-settings.mjs';
-import { answerFigures, groupBy, mean, percentOf, readResults, round } from './summaries.mjs';
+import { answerFigures, groupBy, mean, ofCommonItems, percentOf, readResults, round } from './summaries.mjs';
 
 const { values, positionals } = parseArgs({ options: { machine: { type: 'string' } }, allowPositionals: true });
-const results = readResults(positionals, settings.length);
+const results = readResults(positionals);
 const lengths = [...new Set(results.map(({ length }) => length))].sort((a, b) => a - b);
+const tokensOf = lengths.map((length) => length.toLocaleString('en-US')).join(' and ');
 
-function scoreOf(name) {
-  const own = results.filter(({ setting }) => setting === name);
-  const ofTasks = [...groupBy(own, ({ task }) => task).values()].map(percentOf);
-  const densities = lengths.map((length) => mean(own.filter((each) => each.length === length).map(({ density }) => density)));
-  return { all: percentOf(own), figures: answerFigures(percentOf(own), ofTasks), densities };
+function figuresOf(answers) {
+  return answerFigures(percentOf(answers), [...groupBy(answers, ({ task }) => task).values()].map(percentOf));
 }
 
-const dense = scoreOf('dense').figures;
-const rows = settings.map(({ name }) => {
-  const { all, figures, densities } = scoreOf(name);
+const measured = settings.filter(({ name }) => results.some(({ setting }) => setting === name));
+const rows = measured.map(({ name }) => {
+  const ofBoth = groupBy(ofCommonItems(results, [...new Set(['dense', name])]), ({ setting }) => setting);
+  const [own, dense] = [ofBoth.get(name), ofBoth.get('dense')];
+  const densities = lengths.map((length) => mean(own.filter((each) => each.length === length).map(({ density }) => density)));
   const shares = lengths.map((length, index) => [length, round(100 * densities[index], 1)]);
-  console.log(name, figures, round(all.error, 2), shares);
+  const { error } = percentOf(own);
+  console.log(name, figuresOf(own), round(error, 2), shares);
   return {
     measure: `right answers, prompts ${name}`,
-    shapes: `needle-8m, ${all.samples} examples of 7 tasks of ${lengths.map((length) => length.toLocaleString('en-US')).join(' and ')} tokens`,
-    ...{ device: results[0].device, kind: 'small-model', unit: '% right', better: 'higher', result: figures },
-    ...(name !== 'dense' && { reference: { name: 'dense', ...dense } }),
+    shapes: `needle-8m, ${own.length} examples of 7 tasks of ${tokensOf} tokens`,
+    ...{ device: results[0].device, kind: 'small-model', unit: '% right', better: 'higher', result: figuresOf(own) },
+    ...(name !== 'dense' && { reference: { name: 'dense', ...figuresOf(dense) } }),
     chart: false,
-    standardError: round(all.error, 2),
+    standardError: round(error, 2),
     // In % of the blocks, by the tokens of a prompt.
     computed: Object.fromEntries(shares),
     date: stamp().date,

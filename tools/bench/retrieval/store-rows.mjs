@@ -5,12 +5,12 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { keepRows, stamp } from '../results.mjs';
 import { settings } from './store-settings.mjs';
-import { answerFigures, estimate, mean, percentOf, readResults, round } from './summaries.mjs';
+import { answerFigures, estimate, mean, ofCommonItems, percentOf, readResults, round } from './summaries.mjs';
 
 const { values, positionals } = parseArgs({ options: { machine: { type: 'string' } }, allowPositionals: true });
 const page = new URL('../../../docs/methods/hierasparse.md', import.meta.url);
 
-const results = readResults(positionals, settings.length);
+const results = ofCommonItems(readResults(positionals), settings.map(({ name }) => name));
 const [asked, texts] = [({ right }) => right !== undefined, ({ tokens }) => tokens].map((wanted) => results.filter(wanted));
 const tasks = [...new Set(asked.map(({ task }) => task))].sort();
 const lengths = [...new Set(asked.map(({ length }) => length))].sort((a, b) => a - b);

@@ -1,11 +1,15 @@
 // What stores.mjs wrote, summed up.
 import { readFileSync } from 'node:fs';
 
-/** The results of the items that were measured under every one of so many settings. */
-export function readResults(files, settingCount) {
+export function readResults(files) {
   const lines = files.flatMap((file) => readFileSync(file, 'utf8').split('\n').filter(Boolean));
-  const all = lines.map((line) => JSON.parse(line));
-  return [...groupBy(all, ({ item }) => item).values()].filter(({ length }) => length === settingCount).flat();
+  return lines.map((line) => JSON.parse(line));
+}
+
+/** The results of the items that were measured under every one of some settings. */
+export function ofCommonItems(results, settings) {
+  const wanted = results.filter(({ setting }) => settings.includes(setting));
+  return [...groupBy(wanted, ({ item }) => item).values()].filter(({ length }) => length === settings.length).flat();
 }
 
 export function groupBy(items, keyOf) {
