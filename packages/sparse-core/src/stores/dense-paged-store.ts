@@ -47,41 +47,50 @@ export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory
       given: blockTokens,
     });
   }
-  return {
-    name: dtype === undefined || dtype === 'f16' ? 'dense' : `dense ${dtype}`,
-    create(given, capacity) {
-      const layers = expectCapacity(given, capacity);
-      const [first] = layers;
-      if (first === undefined) return [];
-      // Every sequence may leave one block of each head partly filled.
-      const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
-      const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
-      const pool = new KvBlockPool({
-        device: capacity.device,
-        dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
-        headDim: first.headDim,
-        blockTokens,
-        blocks: runs * heads,
-      });
-      let open = layers.length;
-      const closePool = () => {
-        if (--open === 0) pool.dispose();
-      };
-      const poolBytes = pool.byteLength / layers.length;
-      const stores: DensePagedStore[] = [];
-      try {
-        for (const layer of layers) stores.push(new DensePagedStore(layer, { capacity, pool, poolBytes, closePool }));
-      } catch (error) {
-        for (const store of stores) store.dispose();
-        pool.dispose();
-        throw error;
-      }
-      return stores;
-    },
+  const name = dtype === undefined || dtype === 'f16' ? 'dense' : `dense ${dtype}`;
+  return { name, create: (layers, capacity) => densePagedStores(layers, capacity, { name: 'dense', dtype, blockTokens }) };
+}
+
+/**
+ * The stores of layers, over a pool of their own. A store of another package may hold part of its tokens in them.
+ * @throws OutOfMemoryError, InvalidValueError, ShapeError
+ */
+export function densePagedStores(
+  given: readonly KvLayer[],
+  capacity: KvCapacity,
+  { name, dtype, blockTokens }: { readonly name: string; readonly dtype: FloatDType | undefined; readonly blockTokens: number },
+): DensePagedStore[] {
+  const layers = expectCapacity(given, capacity);
+  const [first] = layers;
+  if (first === undefined) return [];
+  // Every sequence may leave one block of each head partly filled.
+  const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
+  const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
+  const pool = new KvBlockPool({
+    device: capacity.device,
+    dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
+    headDim: first.headDim,
+    blockTokens,
+    blocks: runs * heads,
+  });
+  let open = layers.length;
+  const closePool = () => {
+    if (--open === 0) pool.dispose();
   };
+  const poolBytes = pool.byteLength / layers.length;
+  const stores: DensePagedStore[] = [];
+  try {
+    for (const layer of layers) stores.push(new DensePagedStore(layer, { name, capacity, pool, poolBytes, closePool }));
+  } catch (error) {
+    for (const store of stores) store.dispose();
+    pool.dispose();
+    throw error;
+  }
+  return stores;
 }
 
 interface StoreParts {
+  readonly name: string;
   readonly capacity: KvCapacity;
   readonly pool: KvBlockPool;
   /** The layer's part of the pool. */
@@ -98,8 +107,8 @@ interface HeldBlock {
   readonly id: number;
 }
 
-class DensePagedStore implements KvStore {
-  readonly name = 'dense';
+export class DensePagedStore implements KvStore {
+  readonly name: string;
   readonly layer: KvLayer;
   readonly #pool: KvBlockPool;
   readonly #poolBytes: number;
@@ -107,7 +116,8 @@ class DensePagedStore implements KvStore {
   readonly #slots: SlotTable<SlotBlocks, 'blocks'>;
   readonly #blockTable: BlockTable;
 
-  constructor(layer: KvLayer, { capacity, pool, poolBytes, closePool }: StoreParts) {
+  constructor(layer: KvLayer, { name, capacity, pool, poolBytes, closePool }: StoreParts) {
+    this.name = name;
     this.layer = layer;
     this.#pool = pool;
     this.#poolBytes = poolBytes;
@@ -185,7 +195,41 @@ class DensePagedStore implements KvStore {
 
   truncate(stream: Stream, slot: number, tokens: number): void {
     this.#slots.expectUsable('truncate', stream);
-    const counts = shorterBy('truncate', this.lengths(slot), tokens);
+    this.resize(stream, slot, shorterBy('truncate', this.lengths(slot), tokens));
+  }
+
+  /** The numbers of the blocks of each kv head of a slot, in order. */
+  blockIds(slot: number): readonly Int32Array[] {
+    return this.#slots.blocks(slot).heads;
+  }
+
+  /** Takes whole blocks out of a slot, `counts[kvHead]` of them from block `first` on, and returns their memory. */
+  removeBlocks(stream: Stream, slot: number, first: number, counts: readonly number[]): void {
+    this.#slots.expectUsable('removeBlocks', stream);
+    const blocks = this.#slots.blocks(slot);
+    counts.forEach((count, kvHead) => {
+      this.#pool.ids.free(blocks.remove(kvHead, first, count));
+    });
+    this.#writeTable(stream, slot);
+    const lengths = this.lengths(slot).map((held, kvHead) => held - (counts[kvHead] ?? 0) * this.#pool.blockTokens);
+    this.#slots.write(stream, slot, lengths);
+  }
+
+  /**
+   * Lets a slot hold so many tokens of each kv head. Where that is more, it is in new blocks, which are the caller's to
+   * write.
+   * @throws OutOfMemoryError; nothing is changed then
+   */
+  resize(stream: Stream, slot: number, counts: readonly number[]): void {
+    this.#slots.expectUsable('resize', stream);
+    const blocks = this.#slots.blocks(slot);
+    const missing = counts.map((count, kvHead) => Math.max(0, this.#blocksOf(count) - blocks.count(kvHead)));
+    let fresh = this.#pool.ids.allocate(missing.reduce((sum, count) => sum + count, 0));
+    missing.forEach((count, kvHead) => {
+      blocks.push(kvHead, fresh.subarray(0, count));
+      fresh = fresh.subarray(count);
+    });
+    if (missing.some((count) => count > 0)) this.#writeTable(stream, slot);
     this.#slots.write(stream, slot, counts);
     this.#shrink(slot, counts);
   }
@@ -214,12 +258,7 @@ class DensePagedStore implements KvStore {
 
   release(stream: Stream, slot: number): void {
     this.#slots.expectUsable('release', stream);
-    this.#slots.write(
-      stream,
-      slot,
-      this.lengths(slot).map(() => 0),
-    );
-    this.#shrink(slot, []);
+    this.resize(stream, slot, this.lengths(slot).map(() => 0));
   }
 
   lengths(slot: number): readonly number[] {

@@ -47,4 +47,8 @@ export class KvBlockPool {
   dispose(): void {
     this.#both.dispose();
   }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
 }

@@ -49,6 +49,14 @@ export class SlotBlocks {
     return cut;
   }
 
+  /** Takes blocks out of a kv head, from `first` on; those behind them move up. */
+  remove(kvHead: number, first: number, count: number): Int32Array {
+    const removed = this.of(kvHead, first, first + count).slice();
+    this.of(kvHead, first).copyWithin(0, count);
+    this.#counts[kvHead] = this.count(kvHead) - removed.length;
+    return removed;
+  }
+
   /** Takes the blocks of another slot, the first `counts` of each kv head. */
   copy(from: SlotBlocks, counts: readonly number[]): void {
     this.table.set(from.table);

@@ -3,9 +3,11 @@ export { attentionRow, type AttentionSizes, type OracleRow, randomCache, type Ra
 export * from './legal-values.js';
 export { enqueuedFailure, enqueueFailure } from './enqueue-failure.js';
 export { expectAllTried } from './expect-all-tried.js';
+export { type CacheDType, HeldRows } from './held-rows.js';
 export { liveBytes } from './live-bytes.js';
 export { type MisusedFunction, misusedOperation, MisuseSuite } from './misuse.js';
 export { misusedStore } from './misused-stores.js';
 export { uniform } from './philox.js';
 export { decode, encode, Random, unitRoundoff } from './random.js';
+export { StoreRun, type StoreRunOptions } from './store-run.js';
 export { describeOnDevices, type TestDevice } from './test-devices.js';
