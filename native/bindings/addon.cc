@@ -31,6 +31,7 @@
   OPERATION(mapFile, map_file)                              \
   OPERATION(decodeAttention24, decode_attention_24)   \
   OPERATION(mergeAttention, merge_attention)                \
+  OPERATION(decodeAttentionQuantized, decode_attention_quantized) \
   OPERATION(prefillAttention24, prefill_attention_24) \
   OPERATION(observationScores, observation_scores)          \
   OPERATION(pooledBlockScores, pooled_block_scores)         \

@@ -22,7 +22,7 @@ Status take_memory(ExecutionContext& context, size_t counter_bytes, size_t works
 }
 
 Status decode_dense_blocks(const Attention24Arguments& given, ExecutionContext& context) {
-  cuda::DecodeAttentionMemory needed{};
+  DecodeAttentionMemory needed{};
   Status status = cuda::decode_attention_memory(given, &needed);
   if (!status.ok()) return status;
   const size_t tables_bytes = checked_tables_bytes(given);

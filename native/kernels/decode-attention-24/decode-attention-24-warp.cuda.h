@@ -4,7 +4,6 @@
 // (sm_80).
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "ptx/arithmetic.cuda.h"
@@ -12,6 +11,7 @@
 #include "ptx/matrix-transpose.cuda.h"
 #include "ptx/mma-sparse.cuda.h"
 #include "ptx/mma.cuda.h"
+#include "shared/attention/column-softmax.cuda.h"
 #include "shared/blocks-24/blocks-24.h"
 
 namespace kv {
@@ -44,97 +44,6 @@ template <typename Element, int kHeadDim>
 struct SparseValues {
   Panels24<Element, kHeadDim> non_zeros;
   uint32_t metadata[kHeadDim / 16][32];
-};
-
-// Softmax over keys that arrive in tiles. A thread holds two columns of each tile of transposed scores, in the
-// accumulator layout of mma: element i of a tile belongs to column i % 2. Eight lanes share a column.
-template <int kColumnTiles>
-class DecodeSoftmax24 {
- public:
-  // `scale` is positive. Weights are exp(scale * score), up to a factor that is the same for a whole column.
-  __device__ explicit DecodeSoftmax24(float scale) : scale_log2_(scale * kLog2E) { clear(); }
-
-  // Forgets all tiles.
-  __device__ void clear() {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      reference_[column] = -INFINITY;
-      sum_[column] = 0.0f;
-    }
-  }
-
-  // Takes tiles of scores into account. What a column accumulated must then be multiplied by its correction. Returns
-  // whether any correction in this warp differs from 1; if none does, no correction is written.
-  template <int kRowTiles>
-  __device__ bool observe(const float (&scores)[kRowTiles][kColumnTiles][4], float (&correction)[2 * kColumnTiles]) {
-    float maximum[kColumns];
-    bool moves = false;
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const int tile = column / 2;
-      const int i = column % 2;
-      maximum[column] = fmaxf(scores[0][tile][i], scores[0][tile][i + 2]);
-#pragma unroll
-      for (int row = 1; row < kRowTiles; ++row) {
-        maximum[column] = fmaxf(maximum[column], fmaxf(scores[row][tile][i], scores[row][tile][i + 2]));
-      }
-      // Rounded up. Otherwise the weights of large scores could exceed 2^8 by any factor.
-      maximum[column] = __fmul_ru(maximum[column], scale_log2_);
-      // The reference may stay below the maximum: weights up to 2^8 are as exact as weights up to 1.
-      moves = moves || maximum[column] > reference_[column] + kSlack;
-    }
-    if (!__any_sync(kFullWarp, moves)) return false;
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      for (int distance = 4; distance < 32; distance *= 2) {
-        maximum[column] = fmaxf(maximum[column], __shfl_xor_sync(kFullWarp, maximum[column], distance));
-      }
-      const bool own_moves = maximum[column] > reference_[column] + kSlack;
-      correction[column] = own_moves ? ptx::exp2_approximate(reference_[column] - maximum[column]) : 1.0f;
-      if (own_moves) reference_[column] = maximum[column];
-      sum_[column] *= correction[column];
-    }
-    return true;
-  }
-
-  // Turns the scores that were observed last into weights.
-  template <int kRowTiles>
-  __device__ void weigh(float (&scores)[kRowTiles][kColumnTiles][4]) {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-      const float offset = reference_[column] == -INFINITY ? 0.0f : reference_[column];
-      float* sum = &sum_[column];
-#pragma unroll
-      for (int row = 0; row < kRowTiles; ++row) {
-        float* pair = &scores[row][column / 2][column % 2];
-        pair[0] = ptx::exp2_approximate(fmaf(pair[0], scale_log2_, -offset));
-        pair[2] = ptx::exp2_approximate(fmaf(pair[2], scale_log2_, -offset));
-        *sum += pair[0] + pair[2];
-      }
-    }
-  }
-
-  // Adds up the sums of the lanes. Must be called once, after the last tile.
-  __device__ void finish() {
-#pragma unroll
-    for (float& sum : sum_) {
-      for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(kFullWarp, sum, distance);
-    }
-  }
-
-  // Like OnlineSoftmax's, for column column % 2 of tile column / 2.
-  __device__ float reference(int column) const { return reference_[column]; }
-  __device__ float sum(int column) const { return sum_[column]; }
-
- private:
-  static constexpr int kColumns = 2 * kColumnTiles;  // of each thread
-  static constexpr unsigned kFullWarp = 0xffffffffu;
-  static constexpr float kLog2E = 1.44269504f;
-  static constexpr float kSlack = 8.0f;
-
-  float scale_log2_;
-  float reference_[kColumns];  // exponents of 2
-  float sum_[kColumns];
 };
 
 // Of each tile of query rows, a thread holds the scores and outputs of rows 2 * (lane % 4) and the next. For each
@@ -268,7 +177,7 @@ class DecodeWarp24 {
   // Adds up the sums. Must be called once, after the last block.
   __device__ void finish() { softmax_.finish(); }
 
-  __device__ const DecodeSoftmax24<kColumnTiles>& softmax() const { return softmax_; }
+  __device__ const ColumnSoftmax<kColumnTiles>& softmax() const { return softmax_; }
 
   // Dim 16 * tile + lane / 4 + 8 * half of row column % 2 of this thread's rows in tile column / 2, not normalised.
   __device__ float output(int tile, int half, int column) const {
@@ -301,7 +210,7 @@ class DecodeWarp24 {
                                   values.chunk(row + lane_ / 16 * 8 + lane_ % 8, 2 * tile + lane_ / 8 % 2));
   }
 
-  DecodeSoftmax24<kColumnTiles> softmax_;
+  ColumnSoftmax<kColumnTiles> softmax_;
   const int lane_;
   int visible_[2 * kColumnTiles];
   uint32_t query_[kColumnTiles][kHeadDim / 8];

@@ -218,7 +218,7 @@ void add_sparse_columns(const float* weights, int64_t weight_stride, const Spars
 }
 
 template <class T>
-class Cache24 {
+class Cache24 : public PlainRows {
  public:
   explicit Cache24(const Attention24Arguments& arguments) : a_(arguments) {}
 

@@ -27,7 +27,7 @@ Status decode_attention_any(const PagedAttentionArguments& given, ExecutionConte
 Status decode_attention_cuda(const PagedAttentionArguments& given, ExecutionContext& context) {
   if (given.batch == 0 || given.query_tokens == 0) return Status::success();
   if (!fits_tensor_cores(given, kDecodeBlockMultiple)) return decode_attention_any(given, context);
-  cuda::DecodeAttentionMemory memory{};
+  DecodeAttentionMemory memory{};
   const Status status = cuda::decode_attention_memory(given, &memory);
   if (!status.ok()) return status;
   void* counters = context.queue->zeroed_workspace(memory.counter_bytes);

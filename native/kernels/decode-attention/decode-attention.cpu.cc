@@ -40,7 +40,7 @@ void for_each_run(const PagedAttentionArguments& a, const RowRange& range, const
 }
 
 template <class T>
-struct DenseCache {
+struct DenseCache : PlainRows {
   const PagedAttentionArguments& a;
 
   int64_t work_floats(int64_t, int dim) const { return int64_t{kRunKeys} * dim; }
@@ -72,7 +72,7 @@ struct DenseCache {
 
 void decode_attention(const PagedAttentionArguments& a, Workers& workers) {
   with_float_type(a.cache_dtype,
-                  [&](auto element) { decode_splits(a, DenseCache<decltype(element)>{a}, workers); });
+                  [&](auto element) { decode_splits(a, DenseCache<decltype(element)>{{}, a}, workers); });
 }
 
 }  // namespace KV_ISA

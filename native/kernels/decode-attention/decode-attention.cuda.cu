@@ -11,13 +11,10 @@
 
 #include "kernels/decode-attention/decode-attention.cuda.h"
 #include "ptx/async-copy.cuda.h"
-#include "runtime/check.cuda.h"
-#include "runtime/fault.h"
-#include "shared/attention/decode/merge-partials.cuda.h"
-#include "shared/attention/decode/work-spans.cuda.h"
+#include "shared/attention/decode/span-block.cuda.h"
+#include "shared/attention/decode/span-launch.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
 #include "shared/attention/warp-attention.cuda.h"
-#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv::cuda {
 namespace {
@@ -29,10 +26,9 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kUnitTokens = kStepTokens * kWarps;
 constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kUnitsAhead = 2;  // units of a span that are prefetched while the kernel ahead still runs
-constexpr int kFewUnits = 8;    // a span of so few units gains nothing by prefetching
 
+using Parameters = DecodeParameters<PagedAttentionArguments>;
 using Entries = DecodeEntries<kUnitTokens, kPackRows>;
-using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true>;
 
 template <int kHeadDim>
 using Partial = DecodePartial<kPackRows, kHeadDim>;
@@ -53,20 +49,7 @@ struct SharedStorage {
     Stage<Element, kHeadDim> ring[kWarps][kStages<kHeadDim>];
     Partial<kHeadDim> partials[kWarps];
   };
-  longlong2 warp_totals[kWarps];  // units and entries
-  int64_t units;
-  DecodeEntry entry;
-  DecodeHead head;  // of the entry
-  int64_t first_unit_of_entry;
-  bool finishes_entry;
-};
-
-struct Parameters {
-  PagedAttentionArguments arguments;
-  const int32_t* value_table;
-  unsigned* arrivals;
-  void* partials;
-  FaultSink faults;
+  SpanShared<kWarps> span;
 };
 
 // ---- Streaming: one warp's tokens of a split. ----
@@ -159,145 +142,27 @@ class WarpStream {
   int read_stage_ = 0;
 };
 
-// ---- A thread block computes the splits of its span. ----
+// ---- A thread block streams a split. ----
 
-template <typename Element, int kHeadDim>
-class Block {
+template <typename Element, int kDim>
+class DenseCache {
  public:
-  __device__ Block(const Parameters& parameters, SharedStorage<Element, kHeadDim>& shared)
-      : parameters_(parameters),
-        arguments_(parameters.arguments),
-        shared_(shared),
-        entries_(parameters.arguments),
-        begin_cache_head_(min(cache_heads_of_thread() * static_cast<int>(threadIdx.x), entries_.cache_heads())),
-        end_cache_head_(min(begin_cache_head_ + cache_heads_of_thread(), entries_.cache_heads())) {}
+  static constexpr int kWarps = kv::cuda::kWarps;
+  static constexpr int kPackRows = kv::cuda::kPackRows;
+  static constexpr int kUnitTokens = kv::cuda::kUnitTokens;
+  static constexpr int kHeadDim = kDim;
+  using Parameters = cuda::Parameters;
+  using Entries = cuda::Entries;
+  using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true>;
+  using Shared = SharedStorage<Element, kDim>;
 
-  __device__ void run() {
-    prepare();
-    ptx::wait_for_previous_kernel();
-    if (!__syncthreads_and(unchanged())) {
-      if (!share_out(entries_, blockIdx.x == 0 ? &parameters_.faults : nullptr)) return;
-    }
-    if (begin_ == end_) return;
-    const DecodeSpans spans(shared_.units, gridDim.x);
-    const int span = blockIdx.x;
-    int64_t unit = begin_;
-    const int64_t end = end_;
-    DecodeEntry entry = shared_.entry;
-    int64_t entry_begin = shared_.first_unit_of_entry;
-    const auto partial_of = [partials = shared_.partials](int warp) -> Partial<kHeadDim>& { return partials[warp]; };
-    DecodeResults<Element, kPackRows, kHeadDim, kWarps, Entries, decltype(partial_of)> results(
-        arguments_, entries_, partial_of, parameters_.arrivals, parameters_.partials, shared_.finishes_entry);
-    for (;;) {
-      const int64_t entry_end = entry_begin + entries_.units(entry.cache_head);
-      const int64_t split_end = min(entry_end, end);
-      stream_split(entry, static_cast<int>(unit - entry_begin),
-                     static_cast<int>(split_end - entry_begin));
-      if (unit == entry_begin && split_end == entry_end) {
-        results.write_output(entry);
-      } else {
-        // Every split has a different sum of span and entry, so the sum is the number of its partial.
-        const int first_span = spans.span_of(entry_begin);
-        results.contribute(entry, span + entry.index, first_span + entry.index,
-                           spans.span_of(entry_end - 1) - first_span + 1);
-      }
-      if (split_end == end) break;
-      __syncthreads();  // the ring overwrites the partials
-      unit = split_end;
-      entry_begin = entry_end;
-      entry = entries_.next(entry);
-    }
-  }
+  using Writer = MeanWriter<Element>;
 
- private:
-  __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
+  __device__ DenseCache(const Parameters& parameters, Shared& shared)
+      : parameters_(parameters), arguments_(parameters.arguments), shared_(shared), entries_(parameters.arguments) {}
 
-  // Shares the work out early, while the kernels ahead may still change the tables. Also prefetches into L2 the keys
-  // and values that are read first, although they may still be written.
-  __device__ void prepare() {
-    prepared_ = cache_heads_of_thread() == 1 && share_out(EntriesAhead(arguments_), nullptr);
-    if (prepared_ && begin_ < end_) prefetch();
-  }
-
-  // Whether the tables still give what was prepared.
-  __device__ bool unchanged() const {
-    if (!prepared_) return false;
-    if (first_lookup_ >= 0 && threadIdx.x % 32 == 0) {
-      ptx::prefetch_line(arguments_.block_table + first_lookup_);
-      ptx::prefetch_line(parameters_.value_table + first_lookup_);
-    }
-    DecodeHead head = head_;
-    return begin_cache_head_ == end_cache_head_ || entries_.renew(begin_cache_head_, head);
-  }
-
-  // Writes to shared memory how many units all entries have, and the entry that holds the first unit of this thread
-  // block's span. False if rows or slots are out of range.
-  template <typename AnyEntries>
-  __device__ bool share_out(const AnyEntries& entries, const FaultSink* faults) {
-    longlong2 own = {0, 0};  // of this thread's cache heads: units and entries
-    bool inside = true;
-    for (int cache_head = begin_cache_head_; cache_head < end_cache_head_; ++cache_head) {
-      DecodeHead head;
-      inside = entries.read_head(cache_head, faults, head);
-      if (!inside) break;
-      if (cache_head == begin_cache_head_) head_ = head;
-      own.x += int64_t{entries.packs(head)} * entries.units(head);
-      own.y += entries.packs(head);
-    }
-    if (!__syncthreads_and(inside)) return false;
-    longlong2 sum = own;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const longlong2 before = {__shfl_up_sync(0xffffffffu, sum.x, distance),
-                                __shfl_up_sync(0xffffffffu, sum.y, distance)};
-      if (threadIdx.x % 32 >= distance) sum = {sum.x + before.x, sum.y + before.y};
-    }
-    if (threadIdx.x % 32 == 31) shared_.warp_totals[threadIdx.x / 32] = sum;
-    __syncthreads();
-    int64_t total = 0;
-    for (int warp = 0; warp < kWarps; ++warp) {
-      const longlong2 other = shared_.warp_totals[warp];
-      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + other.x, sum.y + other.y};
-      total += other.x;
-    }
-    if (threadIdx.x == 0) shared_.units = total;
-    const DecodeSpans spans(total, gridDim.x);
-    const int span = blockIdx.x;
-    begin_ = span < spans.count() ? spans.first_unit(span) : 0;
-    end_ = span < spans.count() ? spans.first_unit(span + 1) : 0;
-    if (begin_ < end_) find_entry(entries, begin_, sum.x - own.x, sum.x, static_cast<int>(sum.y - own.y));
-    __syncthreads();
-    return true;
-  }
-
-  // If `unit` belongs to this thread's cache heads, writes its entry and the entry's first unit to shared memory. The
-  // cache heads have the units begin .. end - 1.
-  template <typename AnyEntries>
-  __device__ void find_entry(const AnyEntries& entries, int64_t unit, int64_t begin, int64_t end, int begin_entry) {
-    if (unit < begin || unit >= end) return;
-    DecodeEntry entry = {begin_entry, begin_cache_head_, 0};
-    DecodeHead head = head_;
-    for (;;) {
-      const int64_t units = int64_t{entries.packs(head)} * entries.units(head);
-      if (unit < begin + units) break;
-      begin += units;
-      entry.index += entries.packs(head);
-      entries.read_head(++entry.cache_head, nullptr, head);
-    }
-    entry.pack = static_cast<int>((unit - begin) / entries.units(head));
-    entry.index += entry.pack;
-    shared_.entry = entry;
-    shared_.head = head;
-    shared_.first_unit_of_entry = begin + int64_t{entry.pack} * entries.units(head);
-  }
-
-  // Prefetches the first units of the span into L2, unless the span is short.
-  __device__ void prefetch() {
-    const DecodeHead head = shared_.head;
-    if (head.keys == 0) return;
-    const int64_t row_start = entries_.table_row(shared_.entry.cache_head, head.slot) * arguments_.table_width;
-    const int64_t first_token = (begin_ - shared_.first_unit_of_entry) * kUnitTokens;
-    first_lookup_ = row_start + first_token / arguments_.block_tokens;
-    if (end_ - begin_ <= kFewUnits || arguments_.token_stride != kHeadDim) return;
+  __device__ void prefetch(int64_t row_start, int64_t first_token, const DecodeHead& head) const {
+    if (arguments_.token_stride != kDim) return;
     const int piece_tokens = arguments_.block_tokens % kUnitTokens == 0 ? kUnitTokens : kStepTokens;
     const int piece = threadIdx.x / 2;
     const int64_t token = first_token + piece * piece_tokens;
@@ -307,16 +172,15 @@ class Block {
     const int block = __ldcg(table + row_start + token / arguments_.block_tokens);
     if (block < 0 || block >= arguments_.block_count) return;
     ptx::prefetch(static_cast<const Element*>(of_keys ? arguments_.keys : arguments_.values) +
-                      block * arguments_.block_stride + token % arguments_.block_tokens * kHeadDim,
-                  piece_tokens * kHeadDim * sizeof(Element));
+                      block * arguments_.block_stride + token % arguments_.block_tokens * kDim,
+                  piece_tokens * kDim * sizeof(Element));
   }
 
-  // Computes the partial of each warp over these units, in shared memory.
   __device__ void stream_split(const DecodeEntry& entry, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
-    WarpStream<Element, kHeadDim> stream(parameters_, shared_.ring[warp], entries_.table_row(entry.cache_head),
+    WarpStream<Element, kDim> stream(parameters_, shared_.ring[warp], entries_.table_row(entry.cache_head),
                                          entries_.key_count(entry.cache_head), first_unit, end_unit);
-    WarpAttention<Element, kHeadDim, kStepTokens> attention(arguments_.scale);
+    WarpAttention<Element, kDim, kStepTokens> attention(arguments_.scale);
     set_rows(entry, attention);
     const int fewest_visible = entries_.visible_keys(entry, 0);
     for (int unit = first_unit; unit < end_unit; ++unit) {
@@ -330,9 +194,10 @@ class Block {
     __syncthreads();
   }
 
+ private:
   // Rows beyond the pack are zeros, and their results are not read.
   __device__ void set_rows(const DecodeEntry& entry,
-                           WarpAttention<Element, kHeadDim, kStepTokens>& attention) {
+                           WarpAttention<Element, kDim, kStepTokens>& attention) {
     for (int half = 0; half < 2; ++half) {
       const int row = threadIdx.x % 32 / 4 + 8 * half;
       if (row < entries_.rows(entry)) {
@@ -347,8 +212,8 @@ class Block {
     }
   }
 
-  __device__ void write_partial(WarpAttention<Element, kHeadDim, kStepTokens>& attention, int rows,
-                                Partial<kHeadDim>& partial) {
+  __device__ void write_partial(WarpAttention<Element, kDim, kStepTokens>& attention, int rows,
+                                Partial<kDim>& partial) {
     attention.finish();
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -360,7 +225,7 @@ class Block {
         partial.sum[row] = attention.softmax().sum(half);
       }
 #pragma unroll
-      for (int i = 0; i < kHeadDim / 8; ++i) {
+      for (int i = 0; i < kDim / 8; ++i) {
         *reinterpret_cast<float2*>(&partial.output[row][i * 8 + lane % 4 * 2]) = attention.output(half, i);
       }
     }
@@ -368,16 +233,8 @@ class Block {
 
   const Parameters& parameters_;
   const PagedAttentionArguments& arguments_;
-  SharedStorage<Element, kHeadDim>& shared_;
+  Shared& shared_;
   const Entries entries_;
-  const int begin_cache_head_;  // of this thread's share
-  const int end_cache_head_;
-  int64_t begin_ = 0;  // this thread block's span
-  int64_t end_ = 0;
-  // What was prepared while the kernels ahead still ran.
-  bool prepared_ = false;
-  DecodeHead head_ = {};  // of this thread's first cache head
-  int64_t first_lookup_ = -1;  // index in the block table, or -1
 };
 
 template <typename Element, int kHeadDim>
@@ -386,38 +243,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Element, kHeadDim>*>(shared_memory);
   ptx::let_next_kernel_start();
-  Block<Element, kHeadDim>(parameters, shared).run();
+  SpanBlock<DenseCache<Element, kHeadDim>>(parameters, shared).run();
 }
 
 // ---- Launch ----
 
-cudaError_t count_blocks(int* blocks) {
-  int device = 0;
-  int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  *blocks = multiprocessors * kBlocksPerMultiprocessor;
-  return error;
-}
-
-// An upper bound: only the device knows how many queries each entry has.
-size_t count_entries(const PagedAttentionArguments& arguments) {
-  const int group = arguments.query_heads / arguments.kv_heads;
-  return arguments.kv_heads * (size_t{1} * arguments.query_tokens * group / kPackRows + arguments.batch);
-}
-
 template <typename Element, int kHeadDim>
 Status launch(const Parameters& parameters, cudaStream_t stream) {
-  int blocks = 0;
-  cudaError_t error = count_blocks(&blocks);
-  const auto kernel = decode_attention_kernel<Element, kHeadDim>;
-  constexpr int kSharedBytes = sizeof(SharedStorage<Element, kHeadDim>);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  }
-  if (error != cudaSuccess) return cuda_status(error);
-  return launch_overlapped(kernel, blocks, kThreads, kSharedBytes, stream, parameters);
+  return launch_spans(decode_attention_kernel<Element, kHeadDim>, kBlocksPerMultiprocessor, kThreads,
+                      sizeof(SharedStorage<Element, kHeadDim>), stream, parameters);
 }
 
 template <typename Element>
@@ -429,11 +263,7 @@ Status launch_for_head_dim(const Parameters& parameters, cudaStream_t stream) {
 }  // namespace
 
 Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeAttentionMemory* memory) {
-  int blocks = 0;
-  const Status status = cuda_status(count_blocks(&blocks));
-  memory->counter_bytes = count_entries(arguments) * sizeof(unsigned);
-  memory->workspace_bytes = (blocks + count_entries(arguments)) * sizeof(Partial<128>);
-  return status;
+  return span_memory(arguments, kBlocksPerMultiprocessor, kPackRows, sizeof(Partial<128>), memory);
 }
 
 Status decode_attention(const PagedAttentionArguments& arguments, const int32_t* value_table, void* counters,

@@ -6,6 +6,7 @@
 
 #include "runtime/execution.h"
 #include "runtime/status.h"
+#include "shared/attention/decode/span-launch.cuda.h"
 #include "shared/paged/paged-attention.h"
 
 namespace kv {
@@ -15,12 +16,6 @@ constexpr int kDecodeBlockMultiple = 16;
 
 namespace cuda {
 
-// Device memory that a launch needs. Counters are zero before and after it. The workspace's old content does not
-// matter. Launches that may run at the same time need memory of their own.
-struct DecodeAttentionMemory {
-  size_t counter_bytes;
-  size_t workspace_bytes;
-};
 Status decode_attention_memory(const PagedAttentionArguments& arguments, DecodeAttentionMemory* memory);
 
 // Made for few queries in each batch entry. The arguments' block table names the blocks of keys. `value_table` names

@@ -16,6 +16,7 @@ struct TableCheck {
   CheckedTables tables;
   FaultSink faults;
   bool looks_without_rows = false;  // checks slots of entries without rows too; else such entries count no keys
+  bool whole_blocks = false;        // counts must be whole blocks
 };
 
 inline __device__ bool rows_ascend(const PagedBatch& b, int entry) {
@@ -61,7 +62,8 @@ __global__ void __launch_bounds__(kCheckThreads)
   if (ascends && known && (c.looks_without_rows || b.query_start[entry + 1] > b.query_start[entry])) {
     const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
     count = b.key_counts[cache_head];
-    const bool fits = count >= 0 && count <= int64_t{b.table_width} * b.block_tokens;
+    const bool part = c.whole_blocks && count % b.block_tokens != 0;
+    const bool fits = !part && count >= 0 && count <= int64_t{b.table_width} * b.block_tokens;
     bool inside = true;
     if (fits) {
       for (int64_t i = thread; i * b.block_tokens < count; i += kCheckThreads) {
@@ -69,7 +71,8 @@ __global__ void __launch_bounds__(kCheckThreads)
         if (!blocks.check(cache_head * b.table_width + i, whole, c.faults)) inside = false;
       }
     } else if (thread == 0) {
-      report_fault(c.faults, PagedFault::cache_overflow, b.slots[entry]);
+      report_fault(c.faults, part ? PagedFault::part_of_block : PagedFault::cache_overflow, b.slots[entry], 0,
+                   b.block_tokens);
     }
     inside = __syncthreads_and(inside);
     if (!fits || !inside) count = 0;

@@ -38,10 +38,10 @@ size_t checked_tables_bytes(const PagedBatch& batch) {
 }
 
 Status check_tables_cuda(const PagedBatch& b, const CheckedTables& tables, ExecutionContext& context,
-                         bool looks_without_rows) {
+                         bool looks_without_rows, bool whole_blocks) {
   const dim3 blocks(static_cast<unsigned>(b.batch), static_cast<unsigned>(b.kv_heads));
   const PagedTable table{b.block_table, b.block_count};
-  const TableCheck check{b, tables, context.faults(describe_paged_fault), looks_without_rows};
+  const TableCheck check{b, tables, context.faults(describe_paged_fault), looks_without_rows, whole_blocks};
   return launch_overlapped(check_tables<PagedTable>, blocks, kCheckThreads, 0, stream_of(context), check, table);
 }
 

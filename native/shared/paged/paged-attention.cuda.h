@@ -26,7 +26,7 @@ size_t checked_tables_bytes(const PagedBatch& batch);
 
 // Fills `tables` from the batch's own tables. If a number there is out of range, a fault is reported to the stream.
 Status check_tables_cuda(const PagedBatch& batch, const CheckedTables& tables, ExecutionContext& context,
-                         bool looks_without_rows = false);
+                         bool looks_without_rows = false, bool whole_blocks = false);
 
 // The batch with its tables replaced by `tables`.
 template <class Arguments>

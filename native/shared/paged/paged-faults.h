@@ -13,6 +13,7 @@ enum class PagedFault : int32_t {
   slot_out_of_range,       // value: the slot; limit: the number of slots
   cache_overflow,          // value: the slot
   block_out_of_range,      // value: the block
+  part_of_block,           // value: the slot; limit: the tokens of a block
   operations_own,          // first code of an operation's own faults
 };
 

@@ -1,3 +1,4 @@
+export { decodeAttentionQuantized, type DecodeAttentionQuantizedArguments } from './operations/decode-attention-quantized.js';
 export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';
 export { dequantizeKv, type DequantizeKvArguments } from './operations/dequantize-kv.js';
 export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';

@@ -271,6 +271,21 @@ export interface Addon {
     otherOutput: NativeTensor,
     otherLogSumExp: NativeTensor,
   ): void;
+  decodeAttentionQuantized(
+    stream: NativeStream,
+    query: NativeTensor,
+    output: NativeTensor,
+    logSumExp: NativeTensor | undefined,
+    quantizedKeys: NativeTensor,
+    quantizedValues: NativeTensor,
+    blockTable: NativeTensor,
+    keyCounts: NativeTensor,
+    slots: NativeTensor,
+    queryStart: NativeTensor,
+    scale: number,
+    keyBits: number,
+    valueBits: number,
+  ): void;
   verticalSlashBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   pooledBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   prefillAttention24: NativeAttention24;

@@ -78,6 +78,12 @@ inline void softmax(float* scores, int32_t count, Partial partial) {
   *partial.sum = horizontal_sum(sum);
 }
 
+// For a cache whose rows are read, and whose results are written, as they are.
+struct PlainRows {
+  static constexpr bool rotated = false;
+  static int dim_of(int head_dim) { return static_cast<int>(divide_up(head_dim, kLanes)) * kLanes; }
+};
+
 template <class T>
 inline void load_queries(const PagedAttentionArguments& a, const RowRange& range, int dim, float* queries) {
   for (int64_t row = 0; row < range.rows(); ++row) {
@@ -106,14 +112,17 @@ inline void for_each_row_group(int64_t rows, Body&& body) {
 
 template <class Cache>
 inline void attend_split(const PagedAttentionArguments& a, const Cache& cache, const RowRange& range,
-                         const SplitKeys& keys, const Partials& partials, int64_t split, float* scratch) {
+                         const SplitKeys& keys, const Partials& partials, int64_t split, float* rotated,
+                         float* scratch) {
   const int dim = partials.dim;
   const int64_t rows = range.rows();
-  float* queries = scratch;
-  float* scores = queries + rows * dim;
+  float* queries = Cache::rotated ? rotated : scratch;
+  float* scores = scratch + rows * dim;
   float* work = scores + rows * kScoreStride;
-  with_float_type(a.query_dtype,
-                  [&](auto element) { load_queries<decltype(element)>(a, range, dim, queries); });
+  if constexpr (!Cache::rotated) {
+    with_float_type(a.query_dtype,
+                    [&](auto element) { load_queries<decltype(element)>(a, range, dim, queries); });
+  }
   cache.score(range, keys, queries, dim, scores, work);
   for (int64_t row = 0; row < rows; ++row) {
     const int32_t seen = range.visible(row) - keys.first;
@@ -125,7 +134,7 @@ inline void attend_split(const PagedAttentionArguments& a, const Cache& cache, c
 }
 
 // Merges all splits of a row into its first split and writes the result.
-template <class T>
+template <class T, class Cache>
 inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, int64_t row, const Partials& partials,
                       int64_t first_split, int64_t last_split) {
   T* output = static_cast<T*>(a.output) + range.token(row) * a.output_token_stride +
@@ -147,6 +156,9 @@ inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, i
     }
   }
   const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+  if constexpr (Cache::rotated) {
+    if (sum != 0) Cache::rotate_back(partials.at(first_split, row).output, a.head_dim);
+  }
   for (int d = 0; d < a.head_dim; ++d) {
     from_float(output + d, sum == 0 ? 0.0f : partials.at(first_split, row).output[d] * inverse);
   }
@@ -160,8 +172,10 @@ inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, i
 //   score(range, keys, queries [row, dim], dim, scores [row, kScoreStride], work): computes the scores of the split's
 //     keys, and of up to kKeyGroup - 1 further places;
 //   add_values(range, keys, weights [row, kScoreStride], dim, output [row, dim], work): adds the weighted values;
-//   work_floats(rows, dim): the size of `work`.
-// `dim` is the head dimension, rounded up to a multiple of kLanes.
+//   work_floats(rows, dim): the size of `work`;
+//   dim_of(head_dim): `dim`, the head dimension rounded up to a multiple of kLanes;
+//   rotated: whether it holds keys and values rotated. rotate(row, head_dim) then rotates a query, which happens once
+//     for all splits, and rotate_back(row, head_dim) a result.
 template <class Cache>
 inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
   // An item is one kv head of one batch entry. Item i has the splits split_start[i] .. split_start[i + 1] - 1.
@@ -179,16 +193,33 @@ inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, 
   }
   Partials partials;
   partials.rows = most_rows;
-  partials.dim = static_cast<int>(divide_up(a.head_dim, kLanes)) * kLanes;
+  partials.dim = Cache::dim_of(a.head_dim);
+  const int64_t rotated_floats = Cache::rotated ? int64_t{a.query_tokens} * a.query_heads * partials.dim : 0;
   const size_t start_bytes = static_cast<size_t>(items + 1) * sizeof(int64_t);
-  int64_t* split_start = static_cast<int64_t*>(
-      workers.shared_scratch(start_bytes + Partials::bytes(splits, most_rows, partials.dim)));
-  partials.data = reinterpret_cast<float*>(split_start + items + 1);
+  int64_t* split_start = static_cast<int64_t*>(workers.shared_scratch(
+      start_bytes + static_cast<size_t>(rotated_floats) * sizeof(float) + Partials::bytes(splits, most_rows, partials.dim)));
+  float* rotated = reinterpret_cast<float*>(split_start + items + 1);
+  partials.data = rotated + rotated_floats;
   split_start[0] = 0;
   for (int64_t item = 0; item < items; ++item) {
     const RowRange range = range_of(item);
     split_start[item + 1] =
         split_start[item] + (range.rows() == 0 ? 0 : divide_up(range.key_count, kSplitKeys));
+  }
+
+  // The rotated rows of an item are consecutive.
+  const auto rotated_rows = [&](const RowRange& range) {
+    const int64_t kv_head = range.first_head / range.group;
+    return rotated + ((range.first_token - a.query_start[0]) * a.query_heads + kv_head * range.rows()) * partials.dim;
+  };
+  if constexpr (Cache::rotated) {
+    workers.for_each(static_cast<size_t>(items), [&](size_t item, int) {
+      const RowRange range = range_of(static_cast<int64_t>(item));
+      float* rows = rotated_rows(range);
+      with_float_type(a.query_dtype,
+                      [&](auto element) { load_queries<decltype(element)>(a, range, partials.dim, rows); });
+      for (int64_t row = 0; row < range.rows(); ++row) Cache::rotate(rows + row * partials.dim, a.head_dim);
+    });
   }
 
   const size_t scratch_floats =
@@ -207,7 +238,7 @@ inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, 
       const int32_t end = range.key_count < first_key + kSplitKeys ? range.key_count : first_key + kSplitKeys;
       // The worker usually takes the next split of the same head next. A wrong guess costs a few cache lines.
       const int32_t next_key = end < range.key_count ? end : first_key;
-      attend_split(a, cache, range, {first_key, end, next_key}, partials, split, scratch);
+      attend_split(a, cache, range, {first_key, end, next_key}, partials, split, rotated_rows(range), scratch);
     }
   });
   workers.for_each(static_cast<size_t>(items), [&](size_t index, int) {
@@ -215,7 +246,7 @@ inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, 
     const RowRange range = range_of(item);
     with_float_type(a.output_dtype, [&](auto element) {
       for (int64_t row = 0; row < range.rows(); ++row) {
-        merge_row<decltype(element)>(a, range, row, partials, split_start[item], split_start[item + 1]);
+        merge_row<decltype(element), Cache>(a, range, row, partials, split_start[item], split_start[item + 1]);
       }
     });
   });

@@ -54,12 +54,10 @@ class MergedPartial {
     }
   }
 
-  template <typename Element>
-  __device__ void write_mean(Element* output) const {
+  __device__ float4 mean() const {
     const float normalizer = OnlineSoftmax::normalizer(sum_);
-    *reinterpret_cast<uint2*>(output) =
-        make_uint2(ptx::pack<Element>(output_.x * normalizer, output_.y * normalizer),
-                   ptx::pack<Element>(output_.z * normalizer, output_.w * normalizer));
+    return make_float4(output_.x * normalizer, output_.y * normalizer, output_.z * normalizer,
+                       output_.w * normalizer);
   }
 
   __device__ float log_sum_exp() const { return OnlineSoftmax::log_sum_exp(reference_, sum_); }
@@ -135,29 +133,45 @@ __device__ void merge_warps(int rows, int thread, int threads, const PartialOf& 
 // Writes four neighbouring dims of the output of a token's query head. The thread of the first four writes the
 // log-sum-exp too.
 template <typename Element>
-__device__ void write_row(const PagedAttentionArguments& arguments, int64_t token, int head,
-                          const MergedPartial& merged, int dim) {
-  merged.write_mean(static_cast<Element*>(arguments.output) + token * arguments.output_token_stride +
-                    head * arguments.output_head_stride + dim);
+__device__ void write_row(const PagedAttentionArguments& arguments, int64_t token, int head, float4 outputs,
+                          float log_sum_exp, int dim) {
+  *reinterpret_cast<uint2*>(static_cast<Element*>(arguments.output) + token * arguments.output_token_stride +
+                            head * arguments.output_head_stride + dim) =
+      make_uint2(ptx::pack<Element>(outputs.x, outputs.y), ptx::pack<Element>(outputs.z, outputs.w));
   if (arguments.log_sum_exp != nullptr && dim == 0) {
-    arguments.log_sum_exp[token * arguments.query_heads + head] = merged.log_sum_exp();
+    arguments.log_sum_exp[token * arguments.query_heads + head] = log_sum_exp;
   }
 }
 
-// Turns the partials of a thread block's warps, partial_of(warp), into results. All threads of the block must call
-// it.
-template <typename Element, int kRows, int kHeadDim, int kWarps, typename Entries, typename PartialOf>
+template <typename Element>
+__device__ void write_row(const PagedAttentionArguments& arguments, int64_t token, int head,
+                          const MergedPartial& merged, int dim) {
+  write_row<Element>(arguments, token, head, merged.mean(), merged.log_sum_exp(), dim);
+}
+
+template <typename Element>
+struct MeanWriter {
+  const PagedAttentionArguments& arguments;
+
+  __device__ void operator()(int64_t token, int head, const MergedPartial& merged, int dim) const {
+    write_row<Element>(arguments, token, head, merged, dim);
+  }
+};
+
+// Turns the partials of a thread block's warps, partial_of(warp), into results, which write(token, head, merged, dim)
+// gets. All threads of the block must call it.
+template <int kRows, int kHeadDim, int kWarps, typename Entries, typename PartialOf, typename Write>
 class DecodeResults {
  public:
   using Partial = DecodePartial<kRows, kHeadDim>;
 
   // `arrivals`, [entry], counts the thread blocks that have written their partial; it is 0 before and after. In
   // `partials`, those of one entry are consecutive. `finishes` is in shared memory.
-  __device__ DecodeResults(const PagedAttentionArguments& arguments, const Entries& entries,
-                           const PartialOf& partial_of, unsigned* arrivals, void* partials, bool& finishes)
-      : arguments_(arguments),
-        entries_(entries),
+  __device__ DecodeResults(const Entries& entries, const PartialOf& partial_of, const Write& write,
+                           unsigned* arrivals, void* partials, bool& finishes)
+      : entries_(entries),
         partial_of_(partial_of),
+        write_(write),
         arrivals_(arrivals),
         partials_(static_cast<Partial*>(partials)),
         finishes_(finishes) {}
@@ -165,7 +179,7 @@ class DecodeResults {
   // Writes the result of an entry whose keys this block alone has read.
   __device__ void write_output(const DecodeEntry& entry) {
     merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
-      write_row<Element>(arguments_, entries_.token(entry, row), entries_.query_head(entry, row), merged, dim);
+      write_(entries_.token(entry, row), entries_.query_head(entry, row), merged, dim);
     });
   }
 
@@ -190,9 +204,9 @@ class DecodeResults {
     merge_warps<kWarps, kHeadDim>(entries_.rows(entry), threadIdx.x, 32 * kWarps, partial_of_, use);
   }
 
-  const PagedAttentionArguments& arguments_;
   const Entries entries_;
   const PartialOf partial_of_;
+  const Write write_;
   unsigned* arrivals_;
   Partial* partials_;
   bool& finishes_;

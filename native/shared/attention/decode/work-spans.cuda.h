@@ -30,8 +30,8 @@ struct DecodeHead {
 };
 
 // With kAhead the tables are read while the kernel ahead may still change them. The reads then bypass L1, so that a
-// later read sees the change.
-template <int kUnitTokens, int kPackRows, bool kAhead = false>
+// later read sees the change. With kWholeUnits a cache head has no part of a unit.
+template <int kUnitTokens, int kPackRows, bool kAhead = false, bool kWholeUnits = false>
 class DecodeEntries {
  public:
   __device__ explicit DecodeEntries(const PagedAttentionArguments& arguments)
@@ -57,8 +57,11 @@ class DecodeEntries {
     }
     head.keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
     if (fit(head.keys)) return true;
+    if (faults != nullptr) {
+      const bool part = kWholeUnits && head.keys % kUnitTokens != 0;
+      report_fault(*faults, part ? PagedFault::part_of_block : PagedFault::cache_overflow, head.slot, 0, kUnitTokens);
+    }
     head.keys = 0;
-    if (faults != nullptr) report_fault(*faults, PagedFault::cache_overflow, head.slot);
     return true;
   }
 
@@ -137,6 +140,7 @@ class DecodeEntries {
   }
   static __device__ int units_of(int32_t keys) { return max(1, (keys + kUnitTokens - 1) / kUnitTokens); }
   __device__ bool fit(int32_t keys) const {
+    if (kWholeUnits && keys % kUnitTokens != 0) return false;
     return keys >= 0 && keys <= int64_t{arguments_.table_width} * arguments_.block_tokens;
   }
   __device__ int batch_entry(int cache_head) const { return cache_head / arguments_.kv_heads; }

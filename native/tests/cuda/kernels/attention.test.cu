@@ -46,7 +46,7 @@ Outcome attend(const Case& test, Random& random) {
   arguments.values = values.get();
   arguments.block_table = table.get();
 
-  cuda::DecodeAttentionMemory memory{0, kPrefillAttentionWorkspaceBytes};
+  DecodeAttentionMemory memory{0, kPrefillAttentionWorkspaceBytes};
   if (test.decode) succeeds(cuda::decode_attention_memory(arguments, &memory));
   const DeviceBuffer<unsigned char> counters(memory.counter_bytes), workspace(memory.workspace_bytes, 0x5a);
   const DeviceBuffer<Fault> fault(1);

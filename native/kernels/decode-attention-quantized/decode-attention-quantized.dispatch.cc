@@ -1,0 +1,50 @@
+#include "kernels/decode-attention-quantized/decode-attention-quantized.h"
+
+#include <string>
+
+#include "shared/dispatch/cpu-dispatch.h"
+#include "shared/dispatch/cuda-dispatch.h"
+#include "shared/quantized-blocks/quantized-blocks.h"
+
+namespace kv {
+
+KV_CPU_KERNEL(decode_attention_quantized, QuantizedAttentionArguments)
+KV_CUDA_KERNEL(decode_attention_quantized, QuantizedAttentionArguments)
+
+namespace {
+
+Status validate_whole_blocks(const QuantizedAttentionArguments& a) {
+  for (int32_t entry = 0; entry < a.batch; ++entry) {
+    if (a.query_start[entry] == a.query_start[entry + 1]) continue;
+    for (int32_t head = 0; head < a.kv_heads; ++head) {
+      const int32_t count = a.key_counts[int64_t{a.slots[entry]} * a.kv_heads + head];
+      if (count % kQuantizedBlockTokens == 0) continue;
+      return Status::failure(StatusCode::invalid_value,
+                             "slot " + std::to_string(a.slots[entry]) + ", kv head " + std::to_string(head) +
+                                 " counts " + std::to_string(count) +
+                                 " keys, but quantized blocks hold 64 each: give a multiple of 64");
+    }
+  }
+  return Status::success();
+}
+
+}  // namespace
+
+Status decode_attention_quantized(const QuantizedAttentionArguments& given, ExecutionContext& context) {
+  QuantizedAttentionArguments arguments = given;
+  arguments.causal = false;
+  arguments.block_tokens = kQuantizedBlockTokens;
+  arguments.cache_dtype = arguments.query_dtype;
+  Status status = validate_sizes(arguments);
+  if (status.ok()) status = validate_quantized_format(arguments.head_dim, arguments.key_bits);
+  if (status.ok()) status = validate_quantized_format(arguments.head_dim, arguments.value_bits);
+  if (!status.ok()) return status;
+  if (context.device == DeviceKind::cuda) return decode_attention_quantized_cuda(arguments, context);
+  status = validate_tables(arguments, false);
+  if (status.ok()) status = validate_whole_blocks(arguments);
+  if (!status.ok()) return status;
+  decode_attention_quantized_cpu(arguments, context);
+  return Status::success();
+}
+
+}  // namespace kv

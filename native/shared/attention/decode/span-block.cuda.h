@@ -1,0 +1,205 @@
+// A thread block of decode attention: it finds its span of the work, computes the split of each entry there, and merges
+// partial results. What kind of cache it reads is up to `Cache`. Device code.
+#pragma once
+
+#include "ptx/dependent-launch.cuda.h"
+#include "runtime/fault.h"
+#include "shared/attention/decode/merge-partials.cuda.h"
+#include "shared/attention/decode/work-spans.cuda.h"
+
+namespace kv {
+
+// What the kernels of decode attention take.
+template <typename Arguments>
+struct DecodeParameters {
+  Arguments arguments;
+  const int32_t* value_table;  // names the blocks of values, like the arguments' block table those of keys
+  unsigned* arrivals;
+  void* partials;
+  FaultSink faults;
+};
+
+// How a thread block shares its work out, in shared memory.
+template <int kWarps>
+struct SpanShared {
+  longlong2 warp_totals[kWarps];  // units and entries
+  int64_t units;
+  DecodeEntry entry;
+  DecodeHead head;  // of the entry
+  int64_t first_unit_of_entry;
+  bool finishes_entry;
+};
+
+// `Cache` has the constants kWarps, kPackRows, kUnitTokens and kHeadDim, the types Parameters, Entries and EntriesAhead,
+// Shared, which holds a `span` and the `partials` of the warps, Writer, whose objects are made of the arguments and are
+// called like write_row, and
+//   Cache(parameters, shared);
+//   stream_split(entry, first_unit, end_unit): computes the partial of each warp over these units. All threads call it,
+//     and all partials are written when it returns;
+//   prefetch(row_start, first_token, head): starts to bring into L2 what is read first. The kernel ahead may still write
+//     there. `row_start` is where the head's part of the block table begins.
+template <typename Cache>
+class SpanBlock {
+ public:
+  using Parameters = typename Cache::Parameters;
+  using Shared = typename Cache::Shared;
+  using Entries = typename Cache::Entries;
+  using Partial = DecodePartial<Cache::kPackRows, Cache::kHeadDim>;
+
+  __device__ SpanBlock(const Parameters& parameters, Shared& shared)
+      : parameters_(parameters),
+        shared_(shared),
+        entries_(parameters.arguments),
+        cache_(parameters, shared),
+        begin_cache_head_(min(cache_heads_of_thread() * static_cast<int>(threadIdx.x), entries_.cache_heads())),
+        end_cache_head_(min(begin_cache_head_ + cache_heads_of_thread(), entries_.cache_heads())) {}
+
+  __device__ void run() {
+    prepare();
+    ptx::wait_for_previous_kernel();
+    if (!__syncthreads_and(unchanged())) {
+      if (!share_out(entries_, blockIdx.x == 0 ? &parameters_.faults : nullptr)) return;
+    }
+    if (begin_ == end_) return;
+    const DecodeSpans spans(shared_.span.units, gridDim.x);
+    const int span = blockIdx.x;
+    int64_t unit = begin_;
+    const int64_t end = end_;
+    DecodeEntry entry = shared_.span.entry;
+    int64_t entry_begin = shared_.span.first_unit_of_entry;
+    const auto partial_of = [partials = shared_.partials](int warp) -> Partial& { return partials[warp]; };
+    DecodeResults<Cache::kPackRows, Cache::kHeadDim, Cache::kWarps, Entries, decltype(partial_of),
+                  typename Cache::Writer>
+        results(entries_, partial_of, {parameters_.arguments}, parameters_.arrivals, parameters_.partials,
+                shared_.span.finishes_entry);
+    for (;;) {
+      const int64_t entry_end = entry_begin + entries_.units(entry.cache_head);
+      const int64_t split_end = min(entry_end, end);
+      cache_.stream_split(entry, static_cast<int>(unit - entry_begin), static_cast<int>(split_end - entry_begin));
+      if (unit == entry_begin && split_end == entry_end) {
+        results.write_output(entry);
+      } else {
+        // Every split has a different sum of span and entry, so the sum is the number of its partial.
+        const int first_span = spans.span_of(entry_begin);
+        results.contribute(entry, span + entry.index, first_span + entry.index,
+                           spans.span_of(entry_end - 1) - first_span + 1);
+      }
+      if (split_end == end) break;
+      __syncthreads();  // the next split overwrites the partials
+      unit = split_end;
+      entry_begin = entry_end;
+      entry = entries_.next(entry);
+    }
+  }
+
+ private:
+  static constexpr int kThreads = 32 * Cache::kWarps;
+  static constexpr int kFewUnits = 8;  // a span of so few units gains nothing by prefetching
+
+  __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
+
+  // Shares the work out early, while the kernels ahead may still change the tables. Also prefetches into L2 the keys
+  // and values that are read first, although they may still be written.
+  __device__ void prepare() {
+    using EntriesAhead = typename Cache::EntriesAhead;
+    prepared_ = cache_heads_of_thread() == 1 && share_out(EntriesAhead(parameters_.arguments), nullptr);
+    if (prepared_ && begin_ < end_) prefetch();
+  }
+
+  // Whether the tables still give what was prepared.
+  __device__ bool unchanged() const {
+    if (!prepared_) return false;
+    if (first_lookup_ >= 0 && threadIdx.x % 32 == 0) {
+      ptx::prefetch_line(parameters_.arguments.block_table + first_lookup_);
+      ptx::prefetch_line(parameters_.value_table + first_lookup_);
+    }
+    DecodeHead head = head_;
+    return begin_cache_head_ == end_cache_head_ || entries_.renew(begin_cache_head_, head);
+  }
+
+  // Writes to shared memory how many units all entries have, and the entry that holds the first unit of this thread
+  // block's span. False if rows or slots are out of range.
+  template <typename AnyEntries>
+  __device__ bool share_out(const AnyEntries& entries, const FaultSink* faults) {
+    longlong2 own = {0, 0};  // of this thread's cache heads: units and entries
+    bool inside = true;
+    for (int cache_head = begin_cache_head_; cache_head < end_cache_head_; ++cache_head) {
+      DecodeHead head;
+      inside = entries.read_head(cache_head, faults, head);
+      if (!inside) break;
+      if (cache_head == begin_cache_head_) head_ = head;
+      own.x += int64_t{entries.packs(head)} * entries.units(head);
+      own.y += entries.packs(head);
+    }
+    if (!__syncthreads_and(inside)) return false;
+    longlong2 sum = own;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const longlong2 before = {__shfl_up_sync(0xffffffffu, sum.x, distance),
+                                __shfl_up_sync(0xffffffffu, sum.y, distance)};
+      if (threadIdx.x % 32 >= distance) sum = {sum.x + before.x, sum.y + before.y};
+    }
+    if (threadIdx.x % 32 == 31) shared_.span.warp_totals[threadIdx.x / 32] = sum;
+    __syncthreads();
+    int64_t total = 0;
+    for (int warp = 0; warp < Cache::kWarps; ++warp) {
+      const longlong2 other = shared_.span.warp_totals[warp];
+      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + other.x, sum.y + other.y};
+      total += other.x;
+    }
+    if (threadIdx.x == 0) shared_.span.units = total;
+    const DecodeSpans spans(total, gridDim.x);
+    const int span = blockIdx.x;
+    begin_ = span < spans.count() ? spans.first_unit(span) : 0;
+    end_ = span < spans.count() ? spans.first_unit(span + 1) : 0;
+    if (begin_ < end_) find_entry(entries, begin_, sum.x - own.x, sum.x, static_cast<int>(sum.y - own.y));
+    __syncthreads();
+    return true;
+  }
+
+  // If `unit` belongs to this thread's cache heads, writes its entry and the entry's first unit to shared memory. The
+  // cache heads have the units begin .. end - 1.
+  template <typename AnyEntries>
+  __device__ void find_entry(const AnyEntries& entries, int64_t unit, int64_t begin, int64_t end, int begin_entry) {
+    if (unit < begin || unit >= end) return;
+    DecodeEntry entry = {begin_entry, begin_cache_head_, 0};
+    DecodeHead head = head_;
+    for (;;) {
+      const int64_t units = int64_t{entries.packs(head)} * entries.units(head);
+      if (unit < begin + units) break;
+      begin += units;
+      entry.index += entries.packs(head);
+      entries.read_head(++entry.cache_head, nullptr, head);
+    }
+    entry.pack = static_cast<int>((unit - begin) / entries.units(head));
+    entry.index += entry.pack;
+    shared_.span.entry = entry;
+    shared_.span.head = head;
+    shared_.span.first_unit_of_entry = begin + int64_t{entry.pack} * entries.units(head);
+  }
+
+  // Prefetches the first units of the span into L2, unless the span is short.
+  __device__ void prefetch() {
+    const DecodeHead head = shared_.span.head;
+    if (head.keys == 0) return;
+    const PagedBatch& batch = parameters_.arguments;
+    const int64_t row_start = entries_.table_row(shared_.span.entry.cache_head, head.slot) * batch.table_width;
+    const int64_t first_token = (begin_ - shared_.span.first_unit_of_entry) * Cache::kUnitTokens;
+    first_lookup_ = row_start + first_token / batch.block_tokens;
+    if (end_ - begin_ > kFewUnits) cache_.prefetch(row_start, first_token, head);
+  }
+
+  const Parameters& parameters_;
+  Shared& shared_;
+  const Entries entries_;
+  Cache cache_;
+  const int begin_cache_head_;  // of this thread's share
+  const int end_cache_head_;
+  int64_t begin_ = 0;  // this thread block's span
+  int64_t end_ = 0;
+  // What was prepared while the kernels ahead still ran.
+  bool prepared_ = false;
+  DecodeHead head_ = {};  // of this thread's first cache head
+  int64_t first_lookup_ = -1;  // index in the block table, or -1
+};
+
+}  // namespace kv

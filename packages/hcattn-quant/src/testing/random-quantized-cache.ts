@@ -1,0 +1,83 @@
+import type { Device } from '@kv/sparse-core';
+import type { Random } from '@kv/sparse-core/testing';
+import { blockTokens, type CodeBits, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
+import { decoded, dequantized } from './quantized-oracle.js';
+
+export interface QuantizedSizes {
+  /** Rows of each batch entry. */
+  readonly rows: readonly number[];
+  /** Quantized blocks of each batch entry and kv head. */
+  readonly blocks: readonly (readonly number[])[];
+  readonly kvHeads: number;
+  /** Query heads of each kv head. */
+  readonly group: number;
+  readonly headDim: number;
+  readonly keyBits: CodeBits;
+  readonly valueBits: CodeBits;
+  /** Moves the bytes of the keys' scales: 8 doubles every key. */
+  readonly louder?: number | undefined;
+}
+
+/** Blocks of random codes. Scales are those of numbers of about 1, some smaller, some larger. */
+function randomPool(random: Random, count: number, headDim: number, bits: CodeBits, louder: number): Uint8Array {
+  const bytes = quantizedBlockBytes(headDim, bits);
+  const firstScale = bytes - blockTokens * Math.ceil(headDim / groupDims);
+  const middle = (bits === 8 ? 0x5c : 0x74) + louder;
+  return Uint8Array.from({ length: count * bytes }, (_, index) => {
+    if (index % bytes >= firstScale) return random.integer(middle - 12, middle + 12);
+    const code = random.integer(0, 255);
+    return bits === 8 && code === 128 ? 0 : code;
+  });
+}
+
+/** A cache of quantized blocks: they lie in random order, slots in descending order. */
+export function randomQuantizedCache(device: Device, random: Random, sizes: QuantizedSizes) {
+  const { rows, blocks, kvHeads, headDim, keyBits, valueBits, louder = 0 } = sizes;
+  const batch = rows.length;
+  const width = Math.max(1, ...blocks.flat());
+  const order = random.permutation(batch * kvHeads * width);
+  const counts = new Int32Array(batch * kvHeads);
+  blocks.forEach((heads, entry) => {
+    heads.forEach((count, head) => (counts[(batch - 1 - entry) * kvHeads + head] = count * blockTokens));
+  });
+  const keys = randomPool(random, order.length, headDim, keyBits, louder);
+  const values = randomPool(random, order.length, headDim, valueBits, 0);
+  const rowsOf = (pool: Uint8Array, bits: CodeBits, read: typeof decoded) => {
+    const bytes = quantizedBlockBytes(headDim, bits);
+    const all = Array.from(order, (_, block) => read(pool.subarray(block * bytes, (block + 1) * bytes), headDim, bits));
+    return (entry: number, kvHead: number, token: number): Float64Array => {
+      const place = ((batch - 1 - entry) * kvHeads + kvHead) * width + Math.floor(token / blockTokens);
+      const first = (token % blockTokens) * headDim;
+      return all[order[place] ?? NaN]?.subarray(first, first + headDim) ?? new Float64Array();
+    };
+  };
+  const pool = (bytes: Uint8Array) => device.tensor('u8', ['quantizedBlock', 'byte'], [order.length, bytes.length / order.length], bytes);
+  const starts = Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0));
+  return {
+    arguments: {
+      quantizedKeys: pool(keys),
+      quantizedValues: pool(values),
+      keyBits,
+      valueBits,
+      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], order),
+      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts),
+      slots: device.tensor('i32', ['batch'], [batch], Int32Array.from(rows, (_, entry) => batch - 1 - entry)),
+      queryStart: device.tensor('i32', ['boundary'], [batch + 1], starts),
+    },
+    starts,
+    /** The bytes of the pools, and where in them a token's first scale lies. */
+    bytes: { keys, values },
+    scaleAt(operand: 'keys' | 'values', entry: number, kvHead: number, token: number): number {
+      const bits = operand === 'keys' ? keyBits : valueBits;
+      const place = ((batch - 1 - entry) * kvHeads + kvHead) * width + Math.floor(token / blockTokens);
+      const groups = Math.ceil(headDim / groupDims);
+      return (
+        ((order[place] ?? NaN) + 1) * quantizedBlockBytes(headDim, bits) - (blockTokens - (token % blockTokens)) * groups
+      );
+    },
+    /** Rotated. */
+    key: rowsOf(keys, keyBits, decoded),
+    /** Rotated back. */
+    value: rowsOf(values, valueBits, dequantized),
+  };
+}
