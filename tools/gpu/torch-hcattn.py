@@ -46,7 +46,7 @@ def quantized(blocks, bits):
     count, tokens, dims = blocks.shape
     signs = rotation_signs(dims)
     groups = hadamard(blocks.float() * signs).view(count, tokens, dims // GROUP, GROUP)
-    most = 127 if bits == 8 else 7.5
+    most = 127 if bits == 8 else 8
     codes_of_scales = torch.searchsorted(SCALES, groups.abs().amax(-1).contiguous() / most).clamp(max=0xf7)
     steps = SCALES[codes_of_scales].unsqueeze(-1)
     if bits == 8:

@@ -1,9 +1,23 @@
 import type { Device } from '@kv/sparse-core';
-import { describeOnDevices, expectAllTried, type MisusedFunction, misusedOperation, MisuseSuite } from '@kv/sparse-core/testing';
+import {
+  anyFinite,
+  anyFloat,
+  describeOnDevices,
+  expectAllTried,
+  freeAxis,
+  type MisusedFunction,
+  misusedOperation,
+  MisuseSuite,
+  optional,
+  Random,
+  rowsApart,
+} from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import * as hcattnQuant from './index.js';
+import { decodeAttentionQuantized } from './operations/decode-attention-quantized.js';
 import { dequantizeKv } from './operations/dequantize-kv.js';
 import { quantizeKv } from './operations/quantize-kv.js';
+import { randomQuantizedCache } from './testing/random-quantized-cache.js';
 import { testBlocks } from './testing/test-blocks.js';
 
 const blocks = (device: Device) => ({
@@ -12,8 +26,22 @@ const blocks = (device: Device) => ({
   to: [1, 0],
 });
 
+/** Two slots of one kv head, with one block and two, and rows of both. */
+function rowsOfAnswers(device: Device) {
+  const counts = { rows: [2, 1], blocks: [[1], [2]], kvHeads: 1, group: 2 };
+  const cache = randomQuantizedCache(device, new Random(1), { ...counts, headDim: 64, keyBits: 8, valueBits: 4 });
+  const numbers = Float32Array.from({ length: 3 * 2 * 64 }, (_, index) => Math.sin(index));
+  const rows = () => device.tensor('f32', ['token', 'queryHead', 'dim'], [3, 2, 64], numbers);
+  const logSumExp = device.tensor('f32', ['token', 'queryHead'], [3, 2], new Float32Array(6));
+  return { query: rows(), output: rows(), logSumExp, ...cache.arguments, scale: 0.5 };
+}
+
 const functions: readonly MisusedFunction[] = [
   misusedOperation(quantizeKv, blocks, { outputs: ['quantizedKeys', 'quantizedValues'], legal: [] }),
+  misusedOperation(decodeAttentionQuantized, rowsOfAnswers, {
+    outputs: ['output', 'logSumExp'],
+    legal: [optional('logSumExp'), freeAxis('blockTable', 'block'), anyFinite('scale'), anyFloat('query|output'), rowsApart('query|output')],
+  }),
   misusedOperation(dequantizeKv, blocks, { outputs: ['keys', 'values'], legal: [] }),
 ];
 
