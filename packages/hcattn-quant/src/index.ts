@@ -1,4 +1,6 @@
 export { decodeAttentionQuantized, type DecodeAttentionQuantizedArguments } from './operations/decode-attention-quantized.js';
+export { hcAttentionPrefill } from './hc-attention-prefill.js';
+export { type Codec, type HcAttentionOptions, hcAttentionStore } from './hc-attention-store.js';
 export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';
 export { dequantizeKv, type DequantizeKvArguments } from './operations/dequantize-kv.js';
 export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';

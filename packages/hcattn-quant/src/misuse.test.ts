@@ -5,8 +5,10 @@ import {
   describeOnDevices,
   expectAllTried,
   freeAxis,
+  legalAt,
   type MisusedFunction,
   misusedOperation,
+  misusedStore,
   MisuseSuite,
   optional,
   Random,
@@ -45,17 +47,35 @@ const functions: readonly MisusedFunction[] = [
   misusedOperation(dequantizeKv, blocks, { outputs: ['keys', 'values'], legal: [] }),
 ];
 
-const untried = { quantizedBlockBytes: 'arithmetic of numbers' };
+const options: readonly MisusedFunction[] = [
+  {
+    name: 'hcAttentionStore',
+    args: () => ({ options: { keys: 'int8', values: 'int4', valuesOn: 'device', sinkTokens: 64, localWindow: 128, dtype: 'f16' } }),
+    call: ({ options: given }: { options: never }) => void hcattnQuant.hcAttentionStore(given),
+    legal: [
+      optional('options\\.(sinkTokens|localWindow|dtype)'),
+      legalAt('options\\.(sinkTokens|localWindow)', '\\d{10}', 'more than there are is all'),
+    ],
+  },
+];
+
+const stores = misusedStore(
+  () => hcattnQuant.hcAttentionStore({ keys: 'int8', values: 'int4', valuesOn: 'device', localWindow: 0 }),
+  'attend',
+  'finishPrefill',
+);
+
+const untried = { quantizedBlockBytes: 'arithmetic of numbers', hcAttentionPrefill: 'takes nothing' };
 
 it('covers every export', () => {
-  expectAllTried(hcattnQuant, functions, untried);
+  expectAllTried(hcattnQuant, [...functions, ...options], untried);
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
   const device = open();
   const suite = new MisuseSuite(device);
 
-  it.each(functions)('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...functions, ...options, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 
