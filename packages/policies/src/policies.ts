@@ -1,4 +1,5 @@
 import { halo, hbw, snapKv } from '@kv/hbw-select';
+import { type Codec, hcAttentionPrefill, hcAttentionStore } from '@kv/hcattn-quant';
 import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
 import type { BlockSparsity } from '@kv/hierasparse';
 import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
@@ -43,6 +44,16 @@ const sparseAfterSelection: Reading = {
   parts: () => ({ prefill: hieraSparsePrefill({}), store: hieraSparseStore(all) }),
 };
 
+/** Keys and values in codes, quantized while the prompt is read. */
+const codes = (codec: Codec) => hcAttentionStore({ keys: codec, values: codec, valuesOn: 'device' });
+const quantized = (['int8', 'int4'] as const).map((name): Reading => ({
+  name,
+  parts: () => ({ prefill: hcAttentionPrefill(), store: codes(name) }),
+}));
+
+/** Quantized when the prompt is complete and the selection made. */
+const quantizedAfterSelection: Reading = { name: 'halo-1/4+int4', parts: () => ({ store: codes('int4') }) };
+
 /** Prompts over the key blocks that count, and a dense cache: with the paper's threshold, and with a budget. */
 const skeleton: Reading = { name: 'skeleton', parts: () => ({ prefill: skeletonPrefill({ epsilon: 0.8 }) }) };
 const skeletonEighth: Reading = { name: 'skeleton-1/8', parts: () => ({ prefill: skeletonPrefill({ budget: 1 / 8 }) }) };
@@ -64,9 +75,16 @@ export const policies: readonly NamedPolicy[] = [
   ...sparse.map((reading) => ({ name: reading.name, method: 'hierasparse', reading })),
   {
     name: sparseAfterSelection.name,
-    method: 'hbw+hierasparse',
+    method: 'hierasparse',
     reading: sparseAfterSelection,
     select: () => hbw({ keepRatio: 1 / 4 }),
+  },
+  ...quantized.map((reading) => ({ name: reading.name, method: 'hcattn', reading })),
+  {
+    name: quantizedAfterSelection.name,
+    method: 'halo+hcattn',
+    reading: quantizedAfterSelection,
+    select: () => halo({ keepRatio: 1 / 4 }),
   },
   ...[skeleton, skeletonEighth].map((reading) => ({ name: reading.name, method: 'skeleton', reading })),
   {

@@ -22,10 +22,10 @@ export function installLlamaCpp() {
 }
 
 /**
- * Opens a GGUF file. `threads` is pinned: the library's default collapses when the cores are loaded. Gives `{
- * weights, generate(promptIds, count), close() }`; generate yields greedy token ids, end-of-text included.
+ * Opens a GGUF file. `threads` is pinned: the library's default collapses when the cores are loaded. `cacheType` is of
+ * keys and values: F16, Q8_0, Q4_0. Gives `{ weights, generate(promptIds, count), close() }`; generate yields greedy token ids, end-of-text included.
  */
-export async function open({ model, threads, contextTokens, batchSize = 512, flashAttention = true }) {
+export async function open({ model, threads, contextTokens, batchSize = 512, flashAttention = true, cacheType = 'F16' }) {
   const { getLlama, LlamaLogLevel } = await import(pathToFileURL(installLlamaCpp()).href);
   const llama = await getLlama({
     gpu: false,
@@ -38,6 +38,8 @@ export async function open({ model, threads, contextTokens, batchSize = 512, fla
     contextSize: contextTokens,
     batchSize,
     flashAttention,
+    experimentalKvCacheKeyType: cacheType,
+    experimentalKvCacheValueType: cacheType,
     threads: { ideal: threads, min: threads },
   });
   return {

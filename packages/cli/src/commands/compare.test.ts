@@ -35,7 +35,7 @@ describe('kv compare of a list of questions', () => {
 
   it('says which answers are right', () => {
     expect({ exitCode }).toEqual({ exitCode: 0 });
-    expect(stderr).toMatch(/^To read it 8 times takes about \d+ (s|min) here\.$/m);
+    expect(stderr).toMatch(/^To read it 11 times takes about \d+ (s|min) here\.$/m);
     expect(stderr).toMatch(/^dense: .*\(100%\), /m);
     const [policy, question, answers, heldOut, density, bytes, ratio, reserved] = rowOf('dense', stdout);
     expect({ policy, question, answers, heldOut, density, ratio, reserved }).toEqual({
@@ -74,6 +74,8 @@ describe('kv compare of a list of questions', () => {
     const reserved = (name: string) => Number(rowOf(name, stdout).at(-1)?.replace('×', ''));
     expect(reserved('hierasparse-k1-v1')).toBeLessThan(reserved('hierasparse-v1'));
     expect(reserved('hierasparse-k1-v1')).toBeLessThan(1);
+    expect(reserved('int4')).toBeLessThan(reserved('int8'));
+    expect(reserved('int8')).toBeLessThan(1);
   });
 });
 
@@ -87,7 +89,7 @@ describe('kv compare', () => {
     expect(stdout).toMatch(new RegExp(`\\n  dense +${passKey}\\.\\n`));
     expect(stdout.trimEnd().split('\n').at(-1)).toMatch(/^Take \S+: /);
     const shown = policies.filter(({ name }) => rowsOf(name, stdout).length > 0);
-    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'hbw-1/4+hierasparse', 'skeleton', 'skeleton-1/8+hbw-1/4', 'clustered']);
+    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'int8', 'halo-1/4+int4', 'skeleton', 'skeleton-1/8+hbw-1/4', 'clustered']);
   });
 
   it('leaves out the policies that cannot take the model, and says why', async () => {

@@ -38,7 +38,7 @@ describe('kv generate', () => {
     const dense = await kibibytes('dense');
     for (const { name, select } of policies) {
       const share = select === undefined ? 1 : Number(/-1\/(\d+)$/.exec(name)?.[1]);
-      if (Number.isNaN(share) || name.startsWith('hierasparse')) continue;
+      if (Number.isNaN(share) || name.startsWith('hierasparse') || name.startsWith('int')) continue;
       const multiple = (await kibibytes(name)) / dense;
       // The last block of 64 tokens of each kv head is partly filled.
       expect(multiple).toBeGreaterThanOrEqual(1 / share - 0.005);
@@ -52,6 +52,13 @@ describe('kv generate', () => {
     // Figures of MiB are rounded to a tenth: six halves of 0.1 MiB.
     expect(Math.abs(dense - whole - 2 * (dense - half))).toBeLessThan(6 * 0.05 * 1024 + 1);
     expect(await kibibytes('hbw-1/4+hierasparse')).toBeLessThan(await kibibytes('hbw-1/4'));
+    // Codes and scales of 64 dims, of 128 bytes in f16; the last 64 tokens and the block that fills stay dense.
+    for (const [codec, bytes] of [['int8', 66], ['int4', 34]] as const) {
+      const codes = (await kibibytes(codec)) / dense;
+      expect(codes).toBeGreaterThan(bytes / 128);
+      expect(codes).toBeLessThan(bytes / 128 + 0.15);
+    }
+    expect(await kibibytes('halo-1/4+int4')).toBeLessThan(await kibibytes('halo-1/4'));
   });
 
   it.each(['dense', 'hierasparse-v1'])('finds three facts that stand far apart in the document of the main job: %s', async (policy) => {

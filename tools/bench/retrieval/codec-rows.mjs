@@ -1,0 +1,88 @@
+// Makes rows of docs/benchmarks/hcattn-quality.json, and the tables of docs/methods/hcattn-quant.md, of what stores.mjs wrote
+// with --settings codec-settings, and llama-caches.mjs of the same examples.
+//
+//   node tools/bench/retrieval/codec-rows.mjs --machine 'name, cores' ours.jsonl llama.jsonl
+import { readFileSync, writeFileSync } from 'node:fs';
+import { parseArgs } from 'node:util';
+import { keepRows, stamp } from '../results.mjs';
+import { answerFigures, estimate, groupBy, mean, percentOf, round } from './summaries.mjs';
+
+const { values, positionals } = parseArgs({ options: { machine: { type: 'string' } }, allowPositionals: true });
+const page = new URL('../../../docs/methods/hcattn-quant.md', import.meta.url);
+const lines = positionals.flatMap((file) => readFileSync(file, 'utf8').split('\n').filter(Boolean)).map((line) => JSON.parse(line));
+
+/** The results of the items that every cache has which has any. */
+function commonOf(results) {
+  const caches = new Set(results.map(({ setting }) => setting)).size;
+  return [...groupBy(results, ({ item }) => item).values()].filter(({ length }) => length === caches).flat();
+}
+
+const examples = commonOf(lines.filter(({ task }) => task !== undefined));
+const texts = commonOf(lines.filter(({ tokens }) => tokens !== undefined));
+const lengths = [...new Set(examples.map(({ length }) => length))].sort((a, b) => a - b);
+const tasks = [...new Set(examples.map(({ task }) => task))].sort();
+const tokensOf = lengths.map((length) => length.toLocaleString('en-US')).join(' and ');
+const longest = lengths.at(-1).toLocaleString('en-US');
+
+const scores = [...groupBy(examples, ({ setting }) => setting)].map(([name, own]) => {
+  const losses = texts.filter(({ setting }) => setting === name);
+  const dense = new Map(texts.filter(({ setting }) => setting === 'dense').map(({ item, crossEntropy }) => [item, crossEntropy]));
+  const perplexities = losses.map(({ crossEntropy }) => Math.exp(crossEntropy));
+  return {
+    name,
+    all: percentOf(own),
+    ofTasks: tasks.map((task) => percentOf(own.filter((each) => each.task === task))),
+    kvBytes: Math.round(mean(own.filter(({ length }) => length === lengths.at(-1)).map(({ kvBytes }) => kvBytes))),
+    ...(losses.length > 0 && {
+      beyondDense: estimate(losses.map(({ item, crossEntropy }) => crossEntropy - dense.get(item))),
+      perplexity: {
+        median: round(Math.exp(mean(losses.map(({ crossEntropy }) => crossEntropy))), 4),
+        ...{ low: round(Math.min(...perplexities), 4), high: round(Math.max(...perplexities), 4), samples: losses.length },
+      },
+    }),
+  };
+});
+const dense = scores.find(({ name }) => name === 'dense');
+const answers = ({ all, ofTasks }) => answerFigures(all, ofTasks);
+
+const rows = scores.flatMap((score) => {
+  const { name, all, kvBytes, perplexity, beyondDense } = score;
+  const row = (measure, shapes, unit, better, figures, standardError) => ({
+    ...{ measure: `${measure}, ${name}`, shapes: `needle-8m, ${shapes}`, device: 'cpu', kind: 'small-model', unit, better },
+    result: figures(score),
+    ...(name !== 'dense' && { reference: { name: 'dense', ...figures(dense) } }),
+    ...{ chart: false, standardError, kvBytes, date: stamp().date, machine: values.machine },
+  });
+  const asked = `${all.samples} examples of ${tasks.length} tasks of ${tokensOf} tokens`;
+  const ofAnswers = row('right answers', asked, '% right', 'higher', answers, round(all.error, 2));
+  if (perplexity === undefined) return [ofAnswers];
+  const halves = `second half of ${perplexity.samples} texts of 8,192 tokens`;
+  const error = round(perplexity.median * beyondDense.error, 4);
+  return [ofAnswers, row('perplexity', halves, 'perplexity', 'lower', (each) => each.perplexity, error)];
+});
+keepRows('hcattn-quality', 'Quality of the small model with caches of codes', rows);
+
+const percent = ({ mean: share, error }, digits) => (error === 0 ? share.toFixed(0) : `${share.toFixed(digits)} ± ${error.toFixed(1)}`);
+
+/** How much larger the perplexity is than with the dense cache. */
+function increase({ name, beyondDense }) {
+  if (beyondDense === undefined || name === 'dense') return '';
+  const [more, spread] = [Math.expm1(beyondDense.mean), Math.exp(beyondDense.mean) * beyondDense.error];
+  return `${more < 0 ? '−' : '+'}${(100 * Math.abs(more)).toFixed(2)} ± ${(100 * spread).toFixed(2)} %`;
+}
+
+const table = (head, cells) =>
+  [`| cache | ${head.join(' | ')} |`, `|---|${'---:|'.repeat(head.length)}`, ...scores.map((score) => `| ${[score.name, ...cells(score)].join(' | ')} |`)].join('\n');
+const note =
+  `${dense.all.samples} examples of ${tokensOf} tokens, of which each task and length counts the same, and ` +
+  `${dense.perplexity.samples} texts. Behind ± stands the standard error; that of the perplexity is of its ratio to the dense ` +
+  'one, text by text.';
+const summary = table(['right answers', `bytes at ${longest} tokens`, 'perplexity beyond dense'], (score) => [
+  percent(score.all, 1),
+  `${(score.kvBytes / 2 ** 20).toFixed(1)} MiB`,
+  increase(score),
+]);
+const byTask = table(tasks, ({ ofTasks }) => ofTasks.map((share) => percent(share, 0)));
+const text = readFileSync(page, 'utf8');
+const marks = /(<!-- quality:begin -->\n)[^]*(<!-- quality:end -->)/;
+writeFileSync(page, text.replace(marks, (_all, begin, end) => `${begin}${note}\n\n${summary}\n\nBy task:\n\n${byTask}\n${end}`));

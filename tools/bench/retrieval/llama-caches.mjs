@@ -1,0 +1,73 @@
+// Asks the small model's questions, and those of the main job, through llama.cpp with caches of its own types, on the same
+// weights and token ids, and writes a JSON line for each, as stores.mjs does: codec-rows.mjs sets them beside ours. What a
+// file holds already is not asked again.
+//
+//   node tools/bench/retrieval/llama-caches.mjs --out raw.jsonl [--threads 1] [--lengths 4096,8192] [--examples 40]
+import { appendFileSync, existsSync, readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import { encodeExample, readRetrievalExamples } from '../../../packages/eval/dist/index.js';
+import { Model } from '../../../packages/model/dist/index.js';
+import { ggufOf } from '../cache.mjs';
+import { open } from '../peers/llama-cpp.mjs';
+
+const { values } = parseArgs({
+  options: {
+    out: { type: 'string' },
+    threads: { type: 'string', default: '1' },
+    lengths: { type: 'string', default: '4096,8192' },
+    // Of each task and length.
+    examples: { type: 'string', default: '40' },
+  },
+});
+/** Bits of an element of a key or a value, scales included. */
+const bitsOf = { F16: 16, Q8_0: 8.5, Q4_0: 4.5 };
+const lengths = values.lengths.split(',').map(Number);
+const folder = fileURLToPath(new URL('../../../models/needle-8m', import.meta.url));
+const numberOf = ({ id }) => Number(id.split('-').at(-1));
+const known = existsSync(values.out) ? readFileSync(values.out, 'utf8').split('\n').filter(Boolean) : [];
+const done = new Set(known.map((line) => JSON.parse(line)).map(({ setting, item }) => `${setting} ${item}`));
+
+const model = await Model.open(folder);
+const { layers, kvHeads, headDim } = model.config;
+
+async function mainJob() {
+  const read = (name) => readFileSync(`${folder}/documents/constitution/${name}`, 'utf8');
+  const document = read('document.txt').trimEnd();
+  return JSON.parse(read('questions.json')).map(({ question, answer }, index) => ({
+    item: `main job ${index}`,
+    encode: async () => ({
+      prompt: await model.tokenizer.encode(`${document}\n${question}`),
+      answer: await model.tokenizer.encode(answer, { addSpecialTokens: false }),
+    }),
+  }));
+}
+
+const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
+  .filter((example) => lengths.includes(example.length) && numberOf(example) < Number(values.examples))
+  .sort((one, other) => numberOf(one) - numberOf(other) || one.length - other.length)
+  .map((example) => ({
+    item: example.id,
+    ...{ task: example.task, length: example.length },
+    encode: () => encodeExample(model.tokenizer, example),
+  }));
+
+for (const { encode, ...item } of [...(await mainJob()), ...examples]) {
+  const { prompt, answer } = await encode();
+  for (const [cacheType, bits] of Object.entries(bitsOf)) {
+    const setting = `llama.cpp ${cacheType}`;
+    if (done.has(`${setting} ${item.item}`)) continue;
+    const contextTokens = prompt.length + answer.length + 1;
+    const llama = await open({ model: { gguf: ggufOf(folder, 'needle-8m') }, threads: Number(values.threads), contextTokens, cacheType });
+    let count = 0;
+    for await (const id of llama.generate([...prompt], answer.length)) {
+      if (id !== answer[count]) break;
+      count++;
+    }
+    await llama.close();
+    const kvBytes = (prompt.length * layers * kvHeads * headDim * 2 * bits) / 8;
+    appendFileSync(values.out, `${JSON.stringify({ setting, ...item, device: 'cpu', right: count === answer.length, kvBytes })}\n`);
+  }
+  console.error(item.item);
+}
+model.dispose();
