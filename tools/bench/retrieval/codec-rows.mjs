@@ -5,20 +5,17 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { keepRows, stamp } from '../results.mjs';
-import { answerFigures, estimate, groupBy, mean, percentOf, round } from './summaries.mjs';
+import { answerFigures, estimate, groupBy, mean, ofCommonItems, percentOf, readResults, round } from './summaries.mjs';
 
 const { values, positionals } = parseArgs({ options: { machine: { type: 'string' } }, allowPositionals: true });
 const page = new URL('../../../docs/methods/hcattn-quant.md', import.meta.url);
-const lines = positionals.flatMap((file) => readFileSync(file, 'utf8').split('\n').filter(Boolean)).map((line) => JSON.parse(line));
+const results = readResults(positionals);
 
 /** The results of the items that every cache has which has any. */
-function commonOf(results) {
-  const caches = new Set(results.map(({ setting }) => setting)).size;
-  return [...groupBy(results, ({ item }) => item).values()].filter(({ length }) => length === caches).flat();
-}
+const commonOf = (some) => ofCommonItems(some, [...new Set(some.map(({ setting }) => setting))]);
 
-const examples = commonOf(lines.filter(({ task }) => task !== undefined));
-const texts = commonOf(lines.filter(({ tokens }) => tokens !== undefined));
+const examples = commonOf(results.filter(({ task }) => task !== undefined));
+const texts = commonOf(results.filter(({ tokens }) => tokens !== undefined));
 const lengths = [...new Set(examples.map(({ length }) => length))].sort((a, b) => a - b);
 const tasks = [...new Set(examples.map(({ task }) => task))].sort();
 const tokensOf = lengths.map((length) => length.toLocaleString('en-US')).join(' and ');
