@@ -7,21 +7,48 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
+// Bytes in each lane. Left to the compiler, each would be converted by itself.
+inline VecInt load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecInt>(
+      _mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VecInt>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return VecInt{p[0], p[1], p[2], p[3]};
+#endif
+}
+
+// The same of signed bytes.
+inline VecInt load_signed_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecInt>(
+      _mm512_maskz_cvtepi8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VecInt>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return load_bytes(p) << 24 >> 24;
+#endif
+}
+
 // Codes as numbers: what is stored over the step of their group. `dim` is a multiple of kLanes.
 template <int kBits>
 Vec load_codes(const uint8_t* row, int dim) {
   if constexpr (kBits == 8) {
-    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-    Bytes bytes;
-    std::memcpy(&bytes, row + dim, sizeof bytes);
-    return __builtin_convertvector(bytes, Vec);
+    return __builtin_convertvector(load_signed_bytes(row + dim), Vec);
   } else {
-    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-    Bytes bytes;
-    std::memcpy(&bytes, row + dim / 32 * 16 + dim % 16, sizeof bytes);
-    const VecInt wide = __builtin_convertvector(bytes, VecInt);
-    return __builtin_convertvector(dim % 32 < 16 ? wide & 15 : wide >> 4, Vec) - 7.5f;
+    const VecInt both = load_bytes(row + dim / 32 * 16 + dim % 16);
+    return __builtin_convertvector(dim % 32 < 16 ? both & 15 : both >> 4, Vec) - kMiddleCode4;
   }
+}
+
+// Bytes of scales as numbers. The exponent and the fraction move to the places of an f32 number's; the factor moves the
+// exponent, that of numbers without a leading one too.
+inline Vec load_scales(const uint8_t* p) {
+  const VecInt bytes = load_bytes(p);
+  const Vec numbers = reinterpret_cast<Vec>(bytes << 20) * 0x1p108f;
+  const VecInt nan = bytes == kNanScale;
+  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(numbers) | (nan & 0x7fc00000));
 }
 
 // A block of keys, or of values, and the block that will be read after it.
@@ -56,11 +83,7 @@ class Pool {
   QuantizedBlock<kBits> open(int32_t number, const uint8_t* next, float* scales) const {
     const uint8_t* codes = block(number);
     const uint8_t* bytes = codes + scale_offset(head_dim_, kBits);
-    for (int i = 0; i < kQuantizedBlockTokens * groups_; i += kLanes) {
-      Half halves[kLanes];
-      for (int lane = 0; lane < kLanes; ++lane) halves[lane].bits = static_cast<uint16_t>(bytes[i + lane] << 7);
-      store(scales + i, load(halves) * 0x1p-4f);
-    }
+    for (int i = 0; i < kQuantizedBlockTokens * groups_; i += kLanes) store(scales + i, load_scales(bytes + i));
     return {codes, scales, next, groups_};
   }
 
