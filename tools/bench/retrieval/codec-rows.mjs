@@ -22,7 +22,8 @@ const tokensOf = lengths.map((length) => length.toLocaleString('en-US')).join(' 
 const longest = lengths.at(-1).toLocaleString('en-US');
 
 const scores = [...groupBy(examples, ({ setting }) => setting)].map(([name, own]) => {
-  const losses = texts.filter(({ setting }) => setting === name);
+  // A selection is made at the end of a prompt, which a text does not have.
+  const losses = texts.filter(({ setting }) => setting === name && !name.startsWith('halo'));
   const dense = new Map(texts.filter(({ setting }) => setting === 'dense').map(({ item, crossEntropy }) => [item, crossEntropy]));
   const perplexities = losses.map(({ crossEntropy }) => Math.exp(crossEntropy));
   return {
@@ -72,7 +73,8 @@ const table = (head, cells) =>
   [`| cache | ${head.join(' | ')} |`, `|---|${'---:|'.repeat(head.length)}`, ...scores.map((score) => `| ${[score.name, ...cells(score)].join(' | ')} |`)].join('\n');
 const note =
   `${dense.all.samples} examples of ${tokensOf} tokens, of which each task and length counts the same, and ` +
-  `${dense.perplexity.samples} texts. Behind ± stands the standard error; that of the perplexity is of its ratio to the dense ` +
+  `${dense.perplexity.samples} texts. Where all are right, as many as ${(100 * (1 - 0.05 ** (1 / dense.all.samples))).toFixed(1)} % of ` +
+  'all such may be wrong (95 % confidence). Behind ± stands the standard error; that of the perplexity is of its ratio to the dense ' +
   'one, text by text.';
 const summary = table(['right answers', `bytes at ${longest} tokens`, 'perplexity beyond dense'], (score) => [
   percent(score.all, 1),
