@@ -1,4 +1,5 @@
 import { hbw, streaming } from '@kv/hbw-select';
+import { hcAttentionStore } from '@kv/hcattn-quant';
 import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
 import { generateTokens, Model, prefill } from '@kv/model';
 import type { Runner } from '@kv/model';
@@ -38,6 +39,8 @@ const policies: Record<string, () => KvPolicy> = {
   'sparse after prompts': () => kvPolicy({ store: hieraSparseStore({ keys: 0.5, values: 1, ...sparse }) }),
   'sparse after a selection': () =>
     kvPolicy({ select: hbw({ keepRatio: 3 / 4 }), store: hieraSparseStore({ keys: 1, values: 1, ...sparse }) }),
+  'codes of prompts': () => createPolicy('int8'),
+  'codes after prompts': () => kvPolicy({ store: hcAttentionStore({ keys: 'int4', values: 'int8', valuesOn: 'device', localWindow: 0 }) }),
 };
 
 type Operation = (world: SequenceWorld, fresh: Runner, isExact: boolean) => Promise<void> | void;
