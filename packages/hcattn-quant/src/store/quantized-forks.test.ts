@@ -19,7 +19,7 @@ describeOnDevices('blocks that quantized forks share', ({ open }: TestDevice) =>
     { keys: 'int4', values: 'int8', sinkTokens: 64, localWindow: 32, prompts: 'as they are read' },
     { keys: 'int8', values: 'int4', sinkTokens: 0, localWindow: 64, prompts: 'at their end' },
     { keys: 'int4', values: 'int4', sinkTokens: 64, localWindow: 0, prompts: 'at their end' },
-  ] as const)('hold what a plain model says after 2,500 random operations: $keys, $values, $sinkTokens, $localWindow, prompts $prompts', async (options) => {
+  ] as const)('hold what a plain model says after 900 random operations: $keys, $values, $sinkTokens, $localWindow, prompts $prompts', async (options) => {
     const device = open();
     const random = new Random(7);
     const streamed = options.prompts === 'as they are read';
@@ -135,7 +135,7 @@ describeOnDevices('blocks that quantized forks share', ({ open }: TestDevice) =>
       },
     };
     const mixture = ['append', 'append', 'append', 'append', 'append', 'abort', 'finish', 'keep', 'fork', 'fork', 'truncate', 'release'] as const;
-    for (let step = 1; step <= 2500; step++) {
+    for (let step = 1; step <= 900; step++) {
       await operations[random.pick(mixture)](random.integer(0, slots - 1));
       expect(all.map(count)).toEqual(all.map((slot) => oracle(slot)[0]?.count));
       const bytes = all.map((slot) => store.bytes([slot]).device);
@@ -143,7 +143,7 @@ describeOnDevices('blocks that quantized forks share', ({ open }: TestDevice) =>
       expect(store.bytes().device).toBeLessThanOrEqual(bytes.reduce((sum, each) => sum + each, 0));
       if (step % 100 === 0) await steps.checkHeld(all.filter((slot) => count(slot) > 0));
     }
-    expect(Math.min(...Object.values(done))).toBeGreaterThan(20);
+    expect(Math.min(...Object.values(done))).toBeGreaterThan(10);
     for (const slot of all) steps.release(slot);
     expect(store.bytes().device).toBe(0);
     // All of the room is there still.
