@@ -1,5 +1,5 @@
 # The CUDA device. A kernel's file name says what it is compiled for: *.sm90a.cu for Hopper,
-# *.sm80.cu for Ampere and Ada, any other *.cu for all three.
+# *.sm80.cu for Ampere and Ada, any other *.cu for both. Ada runs the code of sm_80: its own would be the same instructions.
 set(CMAKE_CUDA_ARCHITECTURES 80-real)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -23,8 +23,8 @@ function(add_cuda_objects name architectures)
 endfunction()
 
 add_cuda_objects(cuda_hopper "90a-real" ${cuda_hopper})
-add_cuda_objects(cuda_ampere "80-real;89-real" ${cuda_ampere})
-add_cuda_objects(cuda_every "80-real;89-real;90a-real" ${cuda_every})
+add_cuda_objects(cuda_ampere "80-real" ${cuda_ampere})
+add_cuda_objects(cuda_every "80-real;90a-real" ${cuda_every})
 target_sources(kv_core PRIVATE $<TARGET_OBJECTS:cuda_hopper> $<TARGET_OBJECTS:cuda_ampere> $<TARGET_OBJECTS:cuda_every>)
 
 # It was declared before the language was known; its CUDA objects come from the libraries above.
@@ -36,7 +36,7 @@ target_link_libraries(kv_core INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
 # Tests of the runtime that need a GPU where they run: build them anywhere, run `cuda_tests` there.
 file(GLOB cuda_test_sources CONFIGURE_DEPENDS tests/cuda/*.cu)
 add_executable(cuda_tests tests/main.cc ${cuda_test_sources})
-set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "80-real;89-real;90a-real" CUDA_RUNTIME_LIBRARY Static)
+set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "80-real;90a-real" CUDA_RUNTIME_LIBRARY Static)
 target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr
                                                                   -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
 # None waits for longer than a few seconds; those of the CPU may be slow, under sanitizers.
