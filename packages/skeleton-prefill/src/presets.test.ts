@@ -23,8 +23,8 @@ interface Preset {
   readonly lossless: readonly object[];
   /** What the name of one begins with. */
   readonly label: string;
-  /** Whether its estimate is worth it on CUDA for prompts as short as those of a test. */
-  readonly estimatesOnCuda: boolean;
+  /** How long a prompt is for which its estimate is worth it on CUDA. */
+  readonly tokensOnCuda: number;
   /** How far from its budget it may be. A window has one block more in all 12 tiles at once, of 54 blocks that are the budget. */
   readonly margin: number;
   /** Settings that only this one refuses. */
@@ -34,14 +34,14 @@ interface Preset {
 const few = { sinkTokens: 4, diagonalTokens: 16, denseLastRows: 0 };
 const epsilons = [{ epsilon: 0 }, { epsilon: 1e-37 }];
 const refused = [{ epsilon: -1 }, { epsilon: 1, budget: 1 }, { budget: 0.1, diagonalTokens: 0 }, { budget: 0.1, diagonalTokens: 4097 }];
-const scored = { lossless: epsilons, estimatesOnCuda: true, margin: 0.02, refused: [...refused, { mass: 1.5 }, { ofMax: 0 }] };
+const scored = { lossless: epsilons, tokensOnCuda: 1500, margin: 0.02, refused: [...refused, { mass: 1.5 }, { ofMax: 0 }] };
 const presets: readonly Preset[] = [
   {
     name: 'skeletonPrefill',
     make: (of) => skeletonPrefill({ ...few, samples: 400, ...of }),
     lossless: epsilons,
     label: 'skeleton',
-    estimatesOnCuda: false,
+    tokensOnCuda: 12_000,
     margin: 0.02,
     refused: [...refused, { mass: 0.9 }],
   },
@@ -53,28 +53,28 @@ const presets: readonly Preset[] = [
     name: 'verticalSlashPrefill',
     make: (of) => verticalSlashPrefill({ ...few, ...of }),
     label: 'vertical-slash',
-    estimatesOnCuda: false,
+    tokensOnCuda: 12_000,
   },
   {
     name: 'streamingPrefill',
     make: (of) => streamingPrefill({ denseLastRows: 0, ...of }),
     lossless: [{ windowTokens: 1500 }, { windowTokens: 2 ** 31 - 1 }],
     label: 'streaming',
-    estimatesOnCuda: true,
+    tokensOnCuda: 1500,
     margin: 0.25,
     refused: [{ windowTokens: 0 }, { windowTokens: 100, budget: 0.1 }],
   },
 ];
 
-describe.each(presets)('$name', ({ make, lossless, label, estimatesOnCuda, margin, refused: ownRefused }) => {
+describe.each(presets)('$name', ({ make, lossless, label, tokensOnCuda, margin, refused: ownRefused }) => {
   describeOnDevices('over dense prompts', ({ name, open }) => {
-    const estimates = name !== 'cuda' || estimatesOnCuda;
     const layerOf = (prefill: PrefillAttention) => {
       const device = open();
       return new Layer(device, device.createStream(), prefill);
     };
     const method = (settings: Settings) => layerOf(make(settings));
     const prompt = syntheticPrompt(1, 1500);
+    const tokens = name === 'cuda' ? tokensOnCuda : 1500;
 
     it('computes all where nothing may be lost, bit for bit as dense attention', async () => {
       const wanted = await layerOf(densePrefill()).read(prompt, [700, 1500]);
@@ -85,16 +85,17 @@ describe.each(presets)('$name', ({ make, lossless, label, estimatesOnCuda, margi
       }
     });
 
-    it.runIf(estimates)('computes its budget', async () => {
-      const { output, reports } = await method({ budget: 0.35 }).read(prompt, [1500]);
+    it('computes its budget', async () => {
+      const { output, reports } = await method({ budget: 0.35 }).read(syntheticPrompt(1, tokens), [tokens]);
       expect(reports[0]?.fallback).toBeUndefined();
       expect(Math.abs((reports[0]?.density ?? NaN) / 0.35 - 1)).toBeLessThan(margin);
       expect(output.every(Number.isFinite)).toBe(true);
     });
 
-    it.runIf(estimates)('keeps the last rows of a prompt dense', async () => {
-      const dense = await layerOf(densePrefill()).read(prompt, [700, 1500]);
-      const given = await method({ budget: 0.3, denseLastRows: 100 }).read(prompt, [700, 1500]);
+    it('keeps the last rows of a prompt dense', async () => {
+      const long = syntheticPrompt(1, tokens);
+      const dense = await layerOf(densePrefill()).read(long, [700, tokens]);
+      const given = await method({ budget: 0.3, denseLastRows: 100 }).read(long, [700, tokens]);
       expect(given.output.slice(-100 * 4 * 32)).toEqual(dense.output.slice(-100 * 4 * 32));
       expect(given.output).not.toEqual(dense.output);
     });
@@ -165,16 +166,16 @@ describe.each(presets)('$name', ({ make, lossless, label, estimatesOnCuda, margi
   });
 });
 
-describe.each(presets.filter(({ refused: of }) => of === scored.refused))('$name', ({ make, label, estimatesOnCuda }) => {
+describe.each(presets.filter(({ refused: of }) => of === scored.refused))('$name', ({ make, label, tokensOnCuda }) => {
   describeOnDevices('by a share of each tile', ({ name, open }) => {
-    it.runIf(name !== 'cuda' || estimatesOnCuda).each(['mass', 'ofMax'] as const)('takes more blocks as %s asks for more', async (rule) => {
-      const prompt = syntheticPrompt(5, 1500);
+    it.each(['mass', 'ofMax'] as const)('takes more blocks as %s asks for more', async (rule) => {
+      const prompt = syntheticPrompt(5, name === 'cuda' ? tokensOnCuda : 1500);
       const densities: number[] = [];
       for (const share of rule === 'mass' ? [0.3, 0.9, 0.999] : [0.9, 0.1, 1e-3]) {
         const prefill = make({ [rule]: share } as never);
         expect(prefill.name).toBe(`${label} ${rule} = ${share}`);
         const device = open();
-        const { reports } = await new Layer(device, device.createStream(), prefill).read(prompt, [1500]);
+        const { reports } = await new Layer(device, device.createStream(), prefill).read(prompt, [prompt.tokens]);
         densities.push(reports[0]?.density ?? NaN);
       }
       const [least, middle, most] = densities as [number, number, number];

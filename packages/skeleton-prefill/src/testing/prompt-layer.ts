@@ -67,7 +67,7 @@ export class Layer {
   readonly #prefill: PrefillAttention;
 
   constructor(device: Device, stream: Stream, prefill: PrefillAttention) {
-    const capacity = { device, slots: 3, tokensPerSlot: 4096, tokens: 3 * 4096 };
+    const capacity = { device, slots: 3, tokensPerSlot: 16_384, tokens: 3 * 16_384 };
     const [store] = densePagedStore({ dtype: 'f32' }).create([layer], capacity);
     if (store === undefined) throw new Error('a layer has a store');
     this.store = store;
