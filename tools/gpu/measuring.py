@@ -51,6 +51,26 @@ def time_once(function, repeats):
     return start.elapsed_time(end) / repeats
 
 
+def timed(functions, rounds, sampler, repeats):
+    """Milliseconds a call, clock and power of each function, by name; the functions take turns, of `repeats` calls each."""
+    for function in functions.values():
+        function()
+    times, spans = ({name: [] for name in functions} for _ in range(2))
+    for round_number in range(rounds):
+        order = list(functions.items())
+        shift = round_number % len(order)
+        for name, function in order[shift:] + order[:shift]:
+            begun = time.time()
+            times[name].append(time_once(function, repeats))
+            spans[name].append((begun, time.time()))
+    results = {}
+    for name, values in times.items():
+        seen = [reading for reading in (sampler.between(*span) for span in spans[name]) if reading[0] is not None]
+        clock, watts = (statistics.median(r[index] for r in seen) if seen else None for index in (0, 1))
+        results[name] = dict(median=statistics.median(values), low=min(values), high=max(values), samples=rounds), clock, watts
+    return results
+
+
 def captured(function, repeats):
     """Replays `repeats` calls from one graph: calls shorter than their launches would time the host instead."""
     function()

@@ -9,12 +9,11 @@ import argparse
 import ctypes
 import importlib
 import json
-import statistics
 import time
 
 import torch
 
-from measuring import Sampler, libraries_of, machine_of, pointers_of, time_once
+from measuring import Sampler, libraries_of, machine_of, pointers_of, timed
 
 block_sparse = importlib.import_module('torch-block-sparse')
 QUERY_HEADS, KV_HEADS, HEAD_DIM = block_sparse.QUERY_HEADS, block_sparse.KV_HEADS, block_sparse.HEAD_DIM
@@ -68,26 +67,6 @@ class Skeleton:
         return float(self.listed_counts.sum() / seen)
 
 
-def timed(functions, rounds, sampler):
-    """Rows of milliseconds, clock and power of each function; the functions take turns."""
-    for function in functions.values():
-        function()
-    times, spans = ({name: [] for name in functions} for _ in range(2))
-    for round_number in range(rounds):
-        order = list(functions.items())
-        shift = round_number % len(order)
-        for name, function in order[shift:] + order[:shift]:
-            begun = time.time()
-            times[name].append(time_once(function, 3))
-            spans[name].append((begun, time.time()))
-    rows = {}
-    for name, values in times.items():
-        seen = [reading for reading in (sampler.between(*span) for span in spans[name]) if reading[0] is not None]
-        clock, watts = (statistics.median(r[index] for r in seen) if seen else None for index in (0, 1))
-        rows[name] = dict(median=statistics.median(values), low=min(values), high=max(values), samples=rounds), clock, watts
-    return rows
-
-
 def measure(library, tokens, budget, label, steps, targets, rounds, sampler, stamp):
     problem = block_sparse.Problem(tokens)
     whole = Skeleton(library, problem, tokens, budget)
@@ -96,7 +75,7 @@ def measure(library, tokens, budget, label, steps, targets, rounds, sampler, sta
     if steps > 1:
         parts = Skeleton(library, problem, tokens // steps, budget)
         functions[f'estimate and selection in {steps} steps'] = parts.estimate
-    times = timed(functions, rounds, sampler)
+    times = timed(functions, rounds, sampler, 3)
     assert bool(torch.isfinite(whole.horizontal).all()), 'a horizontal part is not finite'
     whole.estimate()
     shapes = dict(tokens=tokens, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, headDim=HEAD_DIM, dtype='float16',
