@@ -1,3 +1,5 @@
+export { codeBitsOf, type Codebooks, type CodebookTraining, type LayerCodebooks } from './codebooks/codebooks.js';
+export { loadCodebooks, type LoadCodebooksOptions, saveCodebooks } from './codebooks/codebooks-file.js';
 export { decodeAttentionQuantized, type DecodeAttentionQuantizedArguments } from './operations/decode-attention-quantized.js';
 export { hcAttentionPrefill } from './hc-attention-prefill.js';
 export { type Codec, type HcAttentionOptions, hcAttentionStore } from './hc-attention-store.js';

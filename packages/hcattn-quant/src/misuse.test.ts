@@ -65,7 +65,13 @@ const stores = misusedStore(
   'finishPrefill',
 );
 
-const untried = { quantizedBlockBytes: 'arithmetic of numbers', hcAttentionPrefill: 'takes nothing' };
+const untried = {
+  quantizedBlockBytes: 'arithmetic of numbers',
+  codeBitsOf: 'arithmetic of numbers',
+  hcAttentionPrefill: 'takes nothing',
+  loadCodebooks: 'reads any file: codebooks-file.test.ts',
+  saveCodebooks: 'writes any file: codebooks-file.test.ts',
+};
 
 it('covers every export', () => {
   expectAllTried(hcattnQuant, [...functions, ...options], untried);

@@ -17,7 +17,7 @@ export type { RunnerModel } from './runner/runner-model.js';
 export type { ForkOptions, RunnerOptions, SequenceOptions } from './runner/runner-options.js';
 export type { Sequence } from './runner/sequence.js';
 export { readStoredTensors } from './safetensors/weight-files.js';
-export type { StoredDType, StoredTensor } from './safetensors/header.js';
+export type { StoredDType, StoredTensor } from '@kv/sparse-core/native';
 export type { ChatMessage, ChatTemplateOptions } from './tokenizer/chat-template.js';
 export type { StreamDecoder } from './tokenizer/stream-decoder.js';
 export { Tokenizer } from './tokenizer/tokenizer.js';

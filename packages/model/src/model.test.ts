@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { setTimeout } from 'node:timers/promises';
 
 import { createDevice, DisposedError, ModelFormatError } from '@kv/sparse-core';
+import { rawFile, withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { Model } from './model.js';
@@ -11,7 +12,6 @@ import { goldenModel } from './testing/golden.js';
 import { needleModel } from './testing/paths.js';
 import { randomModel } from './testing/random-model.js';
 import { runBatch } from './testing/run-model.js';
-import { rawFile, withDirectory } from './testing/safetensors-writer.js';
 import { describeOnDevices } from './testing/test-devices.js';
 import { layerShapes, outerShapes } from './weights/weight-shapes.js';
 

@@ -4,12 +4,12 @@ import { chmod, mkdir, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { createDevice, KvError, ModelFormatError } from '@kv/sparse-core';
+import { rawFile, withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { Model } from './model.js';
 import { needleModel } from './testing/paths.js';
 import { randomModel } from './testing/random-model.js';
-import { rawFile, withDirectory } from './testing/safetensors-writer.js';
 
 const json = {
   ...{ model_type: 'llama', vocab_size: 32, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1 },

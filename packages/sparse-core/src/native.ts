@@ -8,6 +8,10 @@ export { blockEntry, type BlockKind, blockNumber, isDense, mostBlocks, noBlock }
 export { Capability } from './contracts/capability.js';
 export { expectPolicy, expectSelector } from './contracts/kv-policy.js';
 export { checkedCall, entriesOf } from './contracts/row-batch.js';
+export { openFile, readBytes } from './files/open-file.js';
+export { describeValue, excerpt, isRecord, parseJson, readJson, readOptionalJson, readOptionalText } from './files/read-json.js';
+export { readSafetensorsHeader, type TensorToStore, writeSafetensors } from './files/safetensors.js';
+export type { SafetensorsHeader, StoredDType, StoredTensor } from './files/safetensors-header.js';
 export { loadAddon } from './load-addon.js';
 export { madeTogether } from './made-together.js';
 export { operation } from './operation.js';

@@ -1,11 +1,11 @@
 import { join } from 'node:path';
 
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
+import { withDirectory } from '@kv/sparse-core/testing';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 
 import { goldenDirectory, needleModel } from '../testing/paths.js';
-import { withDirectory } from '../testing/safetensors-writer.js';
 import { parseModelConfig, readModelConfig } from './read-model-config.js';
 
 /** The fields that no config may lack, as Llama 2 7B has them. */

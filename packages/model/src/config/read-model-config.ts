@@ -1,10 +1,10 @@
 import { join } from 'node:path';
 
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
+import { describeValue, excerpt, isRecord, readJson, readOptionalJson } from '@kv/sparse-core/native';
 import type { z } from 'zod';
 
 import { expectDirectory } from '../expect-directory.js';
-import { describeValue, excerpt, isRecord, readJson, readOptionalJson } from '../read-json.js';
 import { configSchema, generationConfigSchema } from './config-schema.js';
 import type { RawConfig } from './config-schema.js';
 import { familyDefaults, familyTraits, slidingWindow } from './families.js';

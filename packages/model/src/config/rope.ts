@@ -1,7 +1,7 @@
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
 import type { RopeScaling } from '@kv/sparse-core';
 
-import { excerpt } from '../read-json.js';
+import { excerpt } from '@kv/sparse-core/native';
 import type { RawConfig, RawRope } from './config-schema.js';
 import type { RopeConfig } from './model-config.js';
 

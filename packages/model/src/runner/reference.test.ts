@@ -1,10 +1,10 @@
+import { withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { largestDifference } from '../testing/golden.js';
 import { randomModel } from '../testing/random-model.js';
 import { referenceLogits } from '../testing/reference-model.js';
 import { allLogits, withRunner } from '../testing/run-model.js';
-import { withDirectory } from '../testing/safetensors-writer.js';
 
 const small = { num_hidden_layers: 2, max_position_embeddings: 512 };
 const llama3 = { factor: 4, low_freq_factor: 1, high_freq_factor: 4, original_max_position_embeddings: 32 };

@@ -7,13 +7,12 @@ import {
   QueueFullError,
 } from '@kv/sparse-core';
 import type { PrefillAttention } from '@kv/sparse-core';
-import { liveBytes } from '@kv/sparse-core/testing';
+import { liveBytes, withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { goldenModel, goldenModels, largestDifference, readGolden } from '../testing/golden.js';
 import { randomModel, randomNumbers } from '../testing/random-model.js';
 import { allLogits, runBatch, withRunner } from '../testing/run-model.js';
-import { withDirectory } from '../testing/safetensors-writer.js';
 import type { BatchEntry } from './model-batch.js';
 import type { Runner } from './runner.js';
 

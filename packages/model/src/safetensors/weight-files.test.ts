@@ -1,10 +1,10 @@
 import { join } from 'node:path';
 
 import { ModelFormatError } from '@kv/sparse-core';
+import { safetensorsFile, withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { goldenDirectory } from '../testing/paths.js';
-import { safetensorsFile, withDirectory } from '../testing/safetensors-writer.js';
 import { readStoredTensors } from './weight-files.js';
 
 const one = { dtype: 'F32', shape: [2] } as const;

@@ -2,41 +2,15 @@ import { existsSync } from 'node:fs';
 import { basename, join } from 'node:path';
 
 import { ModelFormatError } from '@kv/sparse-core';
+import { excerpt, readOptionalJson, readSafetensorsHeader, type StoredTensor } from '@kv/sparse-core/native';
 import { z } from 'zod';
 
 import { expectDirectory } from '../expect-directory.js';
-import { openFile, readBytes } from '../open-file.js';
-import { excerpt, readOptionalJson } from '../read-json.js';
-import { lengthFieldBytes, parseHeader, readHeaderLength } from './header.js';
-import type { SafetensorsHeader, StoredTensor } from './header.js';
 
 const singleFile = 'model.safetensors';
 const indexFile = 'model.safetensors.index.json';
 
 const indexSchema = z.object({ weight_map: z.record(z.string(), z.string()) });
-
-/**
- * Reads and checks the header of one safetensors file; the data stay unread.
- * @throws ModelFormatError when the file is missing, truncated or malformed
- */
-export async function readSafetensorsHeader(file: string): Promise<SafetensorsHeader> {
-  const handle = await openFile(file);
-  if (handle === undefined) {
-    throw new ModelFormatError(`${file} cannot be opened: no such file. Fetch the whole model directory again.`, {
-      subject: file,
-      given: 'no such file',
-      wanted: 'a safetensors file',
-    });
-  }
-  try {
-    const { size } = await handle.stat();
-    const start = await readBytes(handle, 0, Math.min(size, lengthFieldBytes));
-    const header = await readBytes(handle, lengthFieldBytes, readHeaderLength(file, start, size));
-    return parseHeader(file, header, size);
-  } finally {
-    await handle.close();
-  }
-}
 
 /**
  * Lists the tensors of a model directory: `model.safetensors` or, where that is absent, the shards that

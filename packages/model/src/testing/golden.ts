@@ -3,9 +3,9 @@ import { join } from 'node:path';
 
 import { ropeDescription } from '@kv/sparse-core';
 import type { RopeDescription } from '@kv/sparse-core';
+import { readSafetensorsHeader } from '@kv/sparse-core/native';
 
 import { readModelConfig } from '../config/read-model-config.js';
-import { readSafetensorsHeader } from '../safetensors/weight-files.js';
 import { goldenDirectory } from './paths.js';
 
 /** What `transformers` computes with one of the reference models. */

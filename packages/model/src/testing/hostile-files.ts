@@ -1,4 +1,4 @@
-import { rawFile } from './safetensors-writer.js';
+import { rawFile } from '@kv/sparse-core/testing';
 import { randomNumbers } from './random-model.js';
 
 /** A directory's files by name: contents, or what no regular file is. */

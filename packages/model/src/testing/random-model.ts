@@ -1,5 +1,4 @@
-import type { TensorToWrite } from './safetensors-writer.js';
-import { safetensorsFile } from './safetensors-writer.js';
+import { safetensorsFile, type TensorToWrite } from '@kv/sparse-core/testing';
 import { parseModelConfig } from '../config/read-model-config.js';
 import type { ModelConfig } from '../config/model-config.js';
 import { layerShapes, outerShapes } from '../weights/weight-shapes.js';

@@ -1,7 +1,5 @@
 import { CapabilityError } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
-
-import { isRecord } from '../read-json.js';
+import { expectBoolean, expectObject, expectSignal, expectThat, isRecord, listOf } from '@kv/sparse-core/native';
 
 /** One message of a conversation; a template may read further fields, such as `tool_calls`. */
 export interface ChatMessage {

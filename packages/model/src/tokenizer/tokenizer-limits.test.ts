@@ -9,11 +9,11 @@ import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { setTimeout } from 'node:timers/promises';
 
 import { CapabilityError, ModelFormatError } from '@kv/sparse-core';
+import { withDirectory } from '@kv/sparse-core/testing';
 import { beforeAll, describe, expect, it } from 'vitest';
 
 import { largeTokenizer } from '../testing/large-tokenizer.js';
 import { needleModel } from '../testing/paths.js';
-import { withDirectory } from '../testing/safetensors-writer.js';
 import { tokenizerLimits } from './tokenizer-limits.js';
 import { tokenizerProgram } from './tokenizer-program.js';
 import { Tokenizer } from './tokenizer.js';

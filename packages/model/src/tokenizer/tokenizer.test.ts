@@ -2,11 +2,11 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
 import { CapabilityError, DisposedError, InvalidValueError, ModelFormatError } from '@kv/sparse-core';
+import { withDirectory } from '@kv/sparse-core/testing';
 import fc from 'fast-check';
 import { afterAll, describe, expect, it } from 'vitest';
 
 import { needleModel } from '../testing/paths.js';
-import { withDirectory } from '../testing/safetensors-writer.js';
 import { Tokenizer } from './tokenizer.js';
 
 interface Golden {

@@ -1,11 +1,19 @@
 import { join } from 'node:path';
 
 import { CapabilityError, InvalidValueError, KvError, ModelFormatError } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
+import {
+  expectBoolean,
+  expectObject,
+  expectSignal,
+  expectThat,
+  isRecord,
+  listOf,
+  openFile,
+  parseJson,
+  readOptionalText,
+} from '@kv/sparse-core/native';
 
 import { expectPath } from '../expect-directory.js';
-import { openFile } from '../open-file.js';
-import { isRecord, parseJson, readOptionalText } from '../read-json.js';
 import { expectChat, expectChatTemplate, findChatTemplate, specialTokens, templateValues } from './chat-template.js';
 import type { ChatMessage, ChatTemplateOptions } from './chat-template.js';
 import { StreamDecoder } from './stream-decoder.js';

@@ -3,11 +3,11 @@ import { join } from 'node:path';
 
 import * as library from '@huggingface/tokenizers';
 import { InvalidValueError } from '@kv/sparse-core';
+import { withDirectory } from '@kv/sparse-core/testing';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 
 import { needleModel } from '../testing/paths.js';
-import { withDirectory } from '../testing/safetensors-writer.js';
 import { Tokenizer } from './tokenizer.js';
 
 interface Reference {

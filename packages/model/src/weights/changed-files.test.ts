@@ -2,12 +2,12 @@ import { open, rename, utimes, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { createDevice, ModelFormatError } from '@kv/sparse-core';
+import { withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
 import { prefill } from '../generate/prefill.js';
 import { Model } from '../model.js';
 import { randomModel } from '../testing/random-model.js';
-import { withDirectory } from '../testing/safetensors-writer.js';
 
 const json = {
   ...{ model_type: 'llama', vocab_size: 32, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 1 },

@@ -1,11 +1,11 @@
 import { join } from 'node:path';
 
 import { createDevice, ModelFormatError } from '@kv/sparse-core';
+import type { StoredTensor } from '@kv/sparse-core/native';
 import { describe, expect, it } from 'vitest';
 
 import { readModelConfig } from '../config/read-model-config.js';
 import type { ModelConfig } from '../config/model-config.js';
-import type { StoredTensor } from '../safetensors/header.js';
 import { readStoredTensors } from '../safetensors/weight-files.js';
 import { goldenModel, goldenModels } from '../testing/golden.js';
 import { needleModel } from '../testing/paths.js';

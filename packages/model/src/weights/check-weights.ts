@@ -1,8 +1,7 @@
 import { ModelFormatError } from '@kv/sparse-core';
+import { excerpt, type StoredTensor } from '@kv/sparse-core/native';
 
 import type { ModelConfig } from '../config/model-config.js';
-import { excerpt } from '../read-json.js';
-import type { StoredTensor } from '../safetensors/header.js';
 import { layerShapes, outerShapes } from './weight-shapes.js';
 import type { WeightShapes } from './weight-shapes.js';
 

@@ -1,8 +1,8 @@
 import { ModelFormatError } from '@kv/sparse-core';
 import type { Device, FloatDType, MappedFile, TensorHandle } from '@kv/sparse-core';
+import type { StoredTensor } from '@kv/sparse-core/native';
 
 import type { ModelConfig } from '../config/model-config.js';
-import type { StoredTensor } from '../safetensors/header.js';
 import { readStoredTensors } from '../safetensors/weight-files.js';
 import { checkWeights } from './check-weights.js';
 

@@ -9,5 +9,6 @@ export { type MisusedFunction, misusedOperation, MisuseSuite } from './misuse.js
 export { misusedStore } from './misused-stores.js';
 export { uniform } from './philox.js';
 export { decode, encode, Random, unitRoundoff } from './random.js';
+export { rawFile, safetensorsFile, type TensorToWrite, withDirectory } from './safetensors-file.js';
 export { StoreRun, type StoreRunOptions } from './store-run.js';
 export { describeOnDevices, type TestDevice } from './test-devices.js';

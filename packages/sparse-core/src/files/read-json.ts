@@ -1,5 +1,4 @@
-import { ModelFormatError } from '@kv/sparse-core';
-
+import { ModelFormatError } from '../errors.js';
 import { openFile, readBytes } from './open-file.js';
 
 /** Far more than any model's config, index or template has. */

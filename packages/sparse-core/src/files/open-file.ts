@@ -2,7 +2,7 @@ import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import type { FileHandle } from 'node:fs/promises';
 
-import { ModelFormatError } from '@kv/sparse-core';
+import { ModelFormatError } from '../errors.js';
 
 /**
  * Opens a regular file for reading: undefined when it is not there. Anything else is refused before it is read, since
@@ -26,7 +26,7 @@ export async function openFile(file: string): Promise<FileHandle | undefined> {
   if (facts.isFile()) return handle;
   await handle.close();
   const given = facts.isDirectory() ? 'a directory' : facts.isFIFO() ? 'a FIFO' : 'a device or socket';
-  throw new ModelFormatError(`${file} is ${given}; wanted a regular file. Fetch the model directory again.`, {
+  throw new ModelFormatError(`${file} is ${given}; wanted a regular file. Fetch it again.`, {
     subject: file,
     given,
     wanted: 'a regular file',

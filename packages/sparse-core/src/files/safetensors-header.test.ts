@@ -1,10 +1,10 @@
-import { ModelFormatError } from '@kv/sparse-core';
 import fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 
-import { rawFile, safetensorsFile } from '../testing/safetensors-writer.js';
-import { lengthFieldBytes, maxHeaderBytes, maxTensors, parseHeader, readHeaderLength } from './header.js';
-import type { SafetensorsHeader } from './header.js';
+import { ModelFormatError } from '../errors.js';
+import { rawFile, safetensorsFile } from '../testing/safetensors-file.js';
+import { lengthFieldBytes, maxHeaderBytes, maxTensors, parseHeader, readHeaderLength } from './safetensors-header.js';
+import type { SafetensorsHeader } from './safetensors-header.js';
 
 function parse(file: Uint8Array): SafetensorsHeader {
   const length = readHeaderLength('x.safetensors', file.subarray(0, lengthFieldBytes), file.byteLength);

@@ -1,10 +1,8 @@
-import { ModelFormatError } from '@kv/sparse-core';
-import { z } from 'zod';
-
-import { describeValue, excerpt, isRecord, parseJson } from '../read-json.js';
+import { ModelFormatError } from '../errors.js';
+import { describeValue, excerpt, isRecord, parseJson } from './read-json.js';
 
 /** Bytes of one element of each dtype that a safetensors file may hold. */
-const bytesPerElement = {
+export const bytesPerElement = {
   BOOL: 1,
   U8: 1,
   I8: 1,
@@ -49,11 +47,25 @@ export const maxHeaderBytes = 32 * 2 ** 20;
 /** Ten times those of the largest model in one file: so many take a tenth of a second. */
 export const maxTensors = 16_384;
 
-const tensorSchema = z.object({
-  dtype: z.string(),
-  shape: z.array(z.int().nonnegative()),
-  data_offsets: z.tuple([z.int().nonnegative(), z.int().nonnegative()]),
-});
+/** A tensor as the header describes it. */
+interface TensorEntry {
+  readonly dtype: string;
+  readonly shape: readonly number[];
+  readonly data_offsets: readonly [number, number];
+}
+
+const areCounts = (value: unknown): value is number[] =>
+  Array.isArray(value) && value.every((count) => Number.isSafeInteger(count) && count >= 0);
+
+const isTensorEntry = (value: unknown): value is TensorEntry =>
+  isRecord(value) &&
+  typeof value.dtype === 'string' &&
+  areCounts(value.shape) &&
+  areCounts(value.data_offsets) &&
+  value.data_offsets.length === 2;
+
+const isRecordOfTexts = (value: unknown): value is Record<string, string> =>
+  isRecord(value) && Object.values(value).every((text) => typeof text === 'string');
 
 /**
  * Reads the header's byte length from the first bytes of a file.
@@ -111,6 +123,28 @@ export function parseHeader(file: string, header: Uint8Array, fileBytes: number)
   return { tensors, metadata };
 }
 
+/**
+ * The header of a file that holds these tensors one after the other, with the length field before it, padded so that
+ * elements begin at a multiple of eight bytes.
+ */
+export function formatHeader(
+  tensors: Readonly<Record<string, Pick<StoredTensor, 'dtype' | 'shape'>>>,
+  metadata: Readonly<Record<string, string>>,
+): Uint8Array {
+  const header: Record<string, unknown> = { __metadata__: metadata };
+  let begin = 0;
+  for (const [name, { dtype, shape }] of Object.entries(tensors)) {
+    const end = shape.reduce((product, extent) => product * extent, bytesPerElement[dtype]) + begin;
+    header[name] = { dtype, shape, data_offsets: [begin, end] };
+    begin = end;
+  }
+  const text = new TextEncoder().encode(JSON.stringify(header));
+  const bytes = new Uint8Array(lengthFieldBytes + Math.ceil(text.byteLength / 8) * 8).fill(0x20);
+  new DataView(bytes.buffer).setBigUint64(0, BigInt(bytes.byteLength - lengthFieldBytes), true);
+  bytes.set(text, lengthFieldBytes);
+  return bytes;
+}
+
 function decodeUtf8(file: string, bytes: Uint8Array): string {
   try {
     return new TextDecoder('utf-8', { fatal: true }).decode(bytes);
@@ -135,17 +169,13 @@ function findRepeated(spellings: readonly string[]): string | undefined {
 }
 
 function parseMetadata(file: string, value: unknown): Record<string, string> {
-  const parsed = z.record(z.string(), z.string()).safeParse(value);
-  if (!parsed.success) {
-    fail(file, `__metadata__ ${describeValue(value)}`, 'an object of strings', 'Write the file again');
-  }
-  return parsed.data;
+  if (isRecordOfTexts(value)) return value;
+  return fail(file, `__metadata__ ${describeValue(value)}`, 'an object of strings', 'Write the file again');
 }
 
 function parseTensor(file: string, name: string, value: unknown, dataStart: number): StoredTensor {
   const subject = `${file}: tensor '${excerpt(name)}'`;
-  const parsed = tensorSchema.safeParse(value);
-  if (!parsed.success) {
+  if (!isTensorEntry(value)) {
     fail(
       subject,
       describeValue(value),
@@ -157,7 +187,7 @@ function parseTensor(file: string, name: string, value: unknown, dataStart: numb
     dtype,
     shape,
     data_offsets: [begin, end],
-  } = parsed.data;
+  } = value;
   if (!isStoredDType(dtype)) {
     fail(subject, `dtype ${excerpt(dtype)}`, Object.keys(bytesPerElement).join(', '), 'Convert the weights');
   }
