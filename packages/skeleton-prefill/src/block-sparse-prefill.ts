@@ -9,6 +9,7 @@ import type {
   RopeDescription,
   RowBatchEntry,
   Stream,
+  TensorHandle,
 } from '@kv/sparse-core';
 import { expectThat } from '@kv/sparse-core/native';
 
@@ -24,6 +25,12 @@ export const tileRows = 128;
 /** Of thresholds that say nothing of the share: what the cost is taken for. */
 const usualShare = 0.25;
 
+/** Why blocks were computed that would have been skipped: a step's, a sequence's, or some heads'. */
+export type DenseReason =
+  | 'the estimate would take longer than it saves'
+  | 'tokens of the sequence were dropped'
+  | 'heads had no finite estimate';
+
 /** The rows of one sequence in a step, and its keys, the step's own included: the arguments of attention. */
 export interface EstimatedRows extends Omit<AttentionArguments, 'output' | 'logSumExp' | 'causal'> {
   readonly layer: KvLayer;
@@ -32,6 +39,8 @@ export interface EstimatedRows extends Omit<AttentionArguments, 'output' | 'logS
   readonly rope: RopeDescription;
   /** What earlier steps of the prompt left, so many bytes; empty at its first step. Gone after its last. */
   promptState(bytes: number): PromptState;
+  /** Room for a part of the estimate. Heads of which nothing is known are those where it is NaN in the last row. */
+  rowPart(): RowPart;
 }
 
 /** What one preset has of its own: how it estimates which blocks of keys count. */
@@ -52,11 +61,20 @@ export interface BlockSparseMethod {
   estimate(stream: Stream, rows: EstimatedRows, choose: (estimate: BlockEstimate & Pick<ExactTokens, 'diagonalTokens'>) => void): void;
 }
 
+type RowPart = TensorHandle<'f32', readonly ['queryHead', 'row']>;
+
 /** A part of a batch, and why it is computed densely, if it is. */
 interface Part {
   readonly index: number;
   readonly entry: RowBatchEntry;
-  readonly fallback: string | undefined;
+  readonly fallback: DenseReason | undefined;
+}
+
+/** What was chosen for an entry. */
+interface Chosen {
+  /** `[queryHead, queryTile]` */
+  readonly counts: Int32Array;
+  readonly fallback: DenseReason | undefined;
 }
 
 /**
@@ -71,7 +89,7 @@ export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention 
   const { share = shareOf(select.threshold) } = method;
 
   /** Why an entry is computed densely. */
-  const fallbackOf = (stream: Stream, { store, rope }: PrefillCall, { slot, position, rows }: RowBatchEntry) => {
+  const fallbackOf = (stream: Stream, { store, rope }: PrefillCall, { slot, position, rows }: RowBatchEntry): DenseReason | undefined => {
     const { layer } = store;
     const tokens = position + rows;
     if (store.lengths(slot).some((length) => length !== tokens)) return 'tokens of the sequence were dropped';
@@ -81,8 +99,8 @@ export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention 
     return worthwhile ? undefined : 'the estimate would take longer than it saves';
   };
 
-  /** Enqueues one entry over its blocks, and returns how many each tile has. */
-  const attendSparsely = (stream: Stream, call: PrefillCall, attended: AttentionArguments, part: Part): Promise<Int32Array> => {
+  /** Enqueues one entry over its blocks. */
+  const attendSparsely = (stream: Stream, call: PrefillCall, attended: AttentionArguments, part: Part): Promise<Chosen> => {
     const { device } = stream;
     const { store: { layer }, rope } = call;
     const { index, entry } = part;
@@ -95,13 +113,24 @@ export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention 
     using keyBlockCounts = device.tensor('i32', ['queryHead', 'queryTile'], [layer.queryHeads, tiles]);
     const lists = [layer.queryHeads, tiles, Math.ceil(tokens / keyBlockTokens)] as const;
     using keyBlocks = device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], lists);
-    method.estimate(stream, { ...attended, layer, rows, tokens, rope, promptState }, (estimate) => {
-      const denseRows = endsPrompt ? denseLastRows : 0;
-      selectKeyBlocks(stream, { ...select, ...estimate, denseRows, tileRows, keyBlocks, keyBlockCounts });
-    });
-    blockSparseAttention(stream, { ...attended, keyBlocks, keyBlockCounts });
+    const rowParts: RowPart[] = [];
+    const rowPart = () => {
+      const part = device.tensor('f32', ['queryHead', 'row'], [layer.queryHeads, rows]);
+      rowParts.push(part);
+      return part;
+    };
+    try {
+      method.estimate(stream, { ...attended, layer, rows, tokens, rope, promptState, rowPart }, (estimate) => {
+        const denseRows = endsPrompt ? denseLastRows : 0;
+        selectKeyBlocks(stream, { ...select, ...estimate, denseRows, tileRows, keyBlocks, keyBlockCounts });
+      });
+      blockSparseAttention(stream, { ...attended, keyBlocks, keyBlockCounts });
+    } catch (error) {
+      for (const part of rowParts) part.dispose();
+      throw error;
+    }
     if (states !== call.state) states.release(stream, slot);
-    return keyBlockCounts.read();
+    return chosen(keyBlockCounts.read(), blocksSeen(entry), rowParts[0]);
   };
 
   return {
@@ -122,21 +151,21 @@ export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention 
         const [slots, queryStart] = [batch.slots.slice('batch', index, end), batch.queryStart.slice('boundary', index, end + 1)];
         return { query, output, blocks, slots, queryStart, scale };
       };
-      const reads: Promise<Int32Array | undefined>[] = [];
+      const choices: Promise<Chosen | undefined>[] = [];
       for (const part of parts) {
         const { index, fallback } = part;
         if (fallback === undefined) {
-          reads.push(attendSparsely(stream, call, attended(index, index + 1), part));
+          choices.push(attendSparsely(stream, call, attended(index, index + 1), part));
           continue;
         }
-        reads.push(Promise.resolve(undefined));
+        choices.push(Promise.resolve(undefined));
         // Those that follow each other are one call.
         if (index > 0 && parts[index - 1]?.fallback !== undefined) continue;
         const sparse = parts.findIndex((other) => other.index > index && other.fallback === undefined);
         prefillAttention(stream, attended(index, sparse === -1 ? parts.length : sparse));
       }
       batch.entries.forEach(({ slot }, index) => call.endsPrompt[index] === true && call.state?.release(stream, slot));
-      return { report: reportOf(parts, reads, store.layer.queryHeads) };
+      return { report: reportOf(parts, choices, store.layer.queryHeads) };
     },
   };
 }
@@ -150,27 +179,46 @@ function shareOf({ budget, epsilon }: BlockThreshold): number {
   return budget ?? (epsilon === 0 ? 1 : usualShare);
 }
 
-/** How many blocks the tiles of an entry see, of all heads. */
-function blocksSeen({ position, rows }: RowBatchEntry, queryHeads: number): number {
+/** How many blocks the tiles of an entry see, of one head. */
+function blocksSeen({ position, rows }: RowBatchEntry): number {
   let seen = 0;
   for (let end = 0; end < rows; ) {
     end = Math.min(rows, end + tileRows);
     seen += Math.ceil((position + end) / keyBlockTokens);
   }
-  return seen * queryHeads;
+  return seen;
 }
 
-/** Of blocks: how many were computed. */
+const sum = (numbers: ArrayLike<number>): number => Array.from(numbers).reduce((all, number) => all + number, 0);
+
+/** The last row of a part is only read where a head took all the blocks that it sees, which is rare. */
+async function chosen(read: Promise<Int32Array>, seen: number, part: RowPart | undefined): Promise<Chosen> {
+  try {
+    const counts = await read;
+    if (part === undefined) return { counts, fallback: undefined };
+    const [queryHeads, rows] = part.shape;
+    const tiles = counts.length / queryHeads;
+    const heads = Array.from({ length: queryHeads }, (_, head) => head);
+    const full = heads.filter((head) => sum(counts.subarray(head * tiles, (head + 1) * tiles)) === seen);
+    const last = full.length === 0 ? [] : await part.slice('row', rows - 1, rows).read();
+    const unknown = full.some((head) => Number.isNaN(last[head]));
+    return { counts, fallback: unknown ? 'heads had no finite estimate' : undefined };
+  } finally {
+    part?.dispose();
+  }
+}
+
+/** Of blocks: how many were computed, and why not fewer. */
 function reportOf(
   parts: readonly Part[],
-  reads: readonly Promise<Int32Array | undefined>[],
+  choices: readonly Promise<Chosen | undefined>[],
   queryHeads: number,
 ): PrefillReport | Promise<PrefillReport> {
   if (parts.every(({ fallback }) => fallback !== undefined)) return { density: 1, fallback: parts[0]?.fallback };
-  const seen = parts.map(({ entry }) => blocksSeen(entry, queryHeads));
-  return Promise.all(reads).then((counts) => {
-    const computed = counts.map((of, index) => of?.reduce((sum, count) => sum + count, 0) ?? seen[index] ?? NaN);
-    const sum = (numbers: readonly number[]) => numbers.reduce((all, number) => all + number, 0);
-    return { density: sum(computed) / sum(seen) };
+  const seen = parts.map(({ entry }) => blocksSeen(entry) * queryHeads);
+  return Promise.all(choices).then((chosenOf) => {
+    const computed = chosenOf.map((choice, index) => (choice === undefined ? (seen[index] ?? NaN) : sum(choice.counts)));
+    const fallback = chosenOf.find((choice) => choice?.fallback !== undefined)?.fallback;
+    return { density: sum(computed) / sum(seen), fallback };
   });
 }

@@ -1,5 +1,6 @@
 export { antidiagonalPrefill, type AntidiagonalPrefillOptions } from './antidiagonal-prefill.js';
 export { type BlockScoresArguments } from './block-scores.js';
+export { type DenseReason } from './block-sparse-prefill.js';
 export { clusteredPrefill } from './clustered-prefill.js';
 export { type ExactTokens } from './exact-tokens.js';
 export {

@@ -3,12 +3,15 @@ import type { KvStore, PrefillAttention, PrefillCall } from '@kv/sparse-core';
 import { describeOnDevices } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
+import type { DenseReason } from './block-sparse-prefill.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
 import type { SkeletonPrefillOptions } from './skeleton-prefill.js';
 import { logAttention } from './testing/decompose-by-definition.js';
 import { decomposeSteps } from './testing/decompose-on-device.js';
 import { joined, Layer, layer, type Prompt, rope, rowsOfHeads, scale, type Step, syntheticPrompt } from './testing/prompt-layer.js';
 import { blockScores, listsOfBudget } from './testing/select-blocks-by-definition.js';
+
+const tooLong: DenseReason = 'the estimate would take longer than it saves';
 
 /** Few samples, so that short prompts are worth estimating on any device. */
 const cheap = { sinkTokens: 4, diagonalTokens: 16, samples: 400, denseLastRows: 0 };
@@ -79,8 +82,28 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
     const given = await skeleton({ budget: 0.3 }).read({ ...prompt, keys }, [1500]);
     const dense = await layerOf(densePrefill()).read({ ...prompt, keys }, [1500]);
     expect(given.output).toEqual(dense.output);
-    expect(given.reports[0]?.density).toBe(1);
+    const noEstimate: DenseReason = 'heads had no finite estimate';
+    expect(given.reports[0]).toEqual({ density: 1, fallback: estimates ? noEstimate : tooLong });
     expect(given.output.subarray(0, 900 * 4 * 32).every(Number.isFinite)).toBe(true);
+  });
+
+  it.runIf(estimates)('says so of single heads, and frees what it kept to know it', async () => {
+    const keys = prompt.keys.slice();
+    keys.fill(NaN, 1400 * 2 * 32, (1400 * 2 + 1) * 32);
+    const prefill = skeleton({ budget: 0.4 });
+    const { live } = prefill.device.memory();
+    const { reports } = await prefill.read({ ...prompt, keys }, [1000, 1500]);
+    expect(reports.map(({ fallback }) => fallback)).toEqual([undefined, 'heads had no finite estimate']);
+    expect(reports[1]?.density).toBeLessThan(1);
+    expect(prefill.device.memory().live).toBe(live);
+  });
+
+  it.runIf(estimates)('does not say so where a row is NaN, or where all is computed by its threshold', async () => {
+    const query = prompt.query.slice();
+    query.fill(NaN, 1200 * 4 * 32, 1201 * 4 * 32);
+    for (const options of [{ budget: 0.6 }, { epsilon: 1e-30 }]) {
+      expect((await skeleton(options).read({ ...prompt, query }, [1500])).reports[0]?.fallback).toBeUndefined();
+    }
   });
 
   it('reads a batch as it reads each prompt alone, short ones densely', async () => {

@@ -49,8 +49,7 @@ export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttenti
       using inverseFrequencies = device.tensor('f32', ['pair'], [pairs], rope.inverseFrequencies);
       using slash = device.tensor('f32', ['queryHead', 'lag'], [queryHeads, tokens]);
       using vertical = device.tensor('f32', ['queryHead', 'key'], [queryHeads, tokens]);
-      using horizontal = device.tensor('f32', ['queryHead', 'row'], [queryHeads, rows.rows]);
-      const parts = { slash, vertical, horizontal };
+      const parts = { slash, vertical, horizontal: rows.rowPart() };
       decomposeAttention(stream, { ...options, ...rows, ...parts, ...prompt, inverseFrequencies, convention, attentionScale });
       prompt.seenTokens = tokens;
       choose(parts);

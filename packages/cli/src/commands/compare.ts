@@ -6,7 +6,7 @@ import { CapabilityError, InvalidValueError } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { advise } from '../compare/advice.js';
-import { renderCompareTable, renderUnknownAnswers } from '../compare/compare-table.js';
+import { denseReasons, renderCompareTable, renderUnknownAnswers } from '../compare/compare-table.js';
 import { expectReading } from '../compare/expected-duration.js';
 import { readHeldOut } from '../compare/held-out.js';
 import type { HeldOut } from '../compare/held-out.js';
@@ -65,7 +65,7 @@ export async function compare(
   const { run: advised, text: advice } = advise(questions, runs);
   stdout.writeStyled(`${renderCompareTable(questions, runs, heldOut, advised)}\n`);
   stdout.write(renderUnknownAnswers(questions, runs));
-  const lines = [...notes(heldOut, options).map((note) => styled('dim', note)), styled('bold', advice)];
+  const lines = [...[...denseReasons(runs), ...notes(heldOut, options)].map((note) => styled('dim', note)), styled('bold', advice)];
   stdout.writeStyled(`\n${lines.join('\n')}\n`);
 }
 

@@ -26,6 +26,18 @@ describe('kv generate', () => {
     expect(stderr).toMatch(/^answer: \d+ tokens at [\d,.]+\/s; KV cache [\d.]+ MiB$/m);
   });
 
+  it('says how much of the attention a sparse policy computed, and why it was not less', async () => {
+    const answer = async (text: string, policy: string): Promise<string> => {
+      const file = await temporaryFile('prompt.txt', text);
+      return (await runKv('generate', needleModel, '--prompt-file', file, '--max-new-tokens', '2', '--policy', policy)).stderr;
+    };
+    const long = passKeyDocument() + passKeyQuestion;
+    expect(await answer(long, 'clustered')).toMatch(/^attention: [1-9][\d.]* % of the prompt's was computed/m);
+    const tooLong = "attention: 100 % of the prompt's was computed; all because the estimate would take longer than it saves\n";
+    expect(await answer('def add(', 'skeleton')).toContain(tooLong);
+    expect(await answer('def add(', 'dense')).not.toContain('attention');
+  });
+
   it('holds what the policy keeps of the prompt', async () => {
     const file = await temporaryFile('prompt.txt', passKeyDocument() + passKeyQuestion);
     const kibibytes = async (policy: string): Promise<number> => {

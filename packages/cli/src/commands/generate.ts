@@ -1,11 +1,11 @@
 import type { Tokenizer } from '@kv/model';
 import { InvalidValueError } from '@kv/sparse-core';
-import type { SampleSettings } from '@kv/sparse-core';
+import type { PrefillReport, SampleSettings } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { encodePrompt } from '../encode-prompt.js';
 import type { Prompt } from '../encode-prompt.js';
-import { formatBytes, formatCount, formatRate, formatSeconds } from '../format.js';
+import { formatBytes, formatCount, formatRate, formatSeconds, formatShare } from '../format.js';
 import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer } from '../measure-answer.js';
 import { openModel } from '../open-model.js';
@@ -48,6 +48,7 @@ export async function generateText(
     contextTokens: prompt.ids.length + maxNewTokens,
   });
   using bar = new PrefillBar(stderr, options.policy);
+  let report: PrefillReport | undefined;
   const answer = await measureAnswer(runner, model.tokenizer, prompt.ids, {
     maxTokens: maxNewTokens,
     stop: options.stop ?? [],
@@ -57,10 +58,11 @@ export async function generateText(
       bar.update(tokens, total);
       if (tokens === total) bar.dispose();
     },
+    onReport: (reported) => void (report = reported),
     onText: (piece) => stdout.writeResult(piece),
   });
   stdout.write('\n');
-  stderr.write(describe(answer, prompt.seconds));
+  stderr.write(describe(answer, prompt.seconds, report));
 }
 
 async function readPromptText({ prompt, promptFile }: GenerateTextOptions, signal: AbortSignal): Promise<string> {
@@ -96,13 +98,22 @@ function readSampling({
   return Object.fromEntries(Object.entries(chosen).filter(([, value]) => value !== undefined));
 }
 
-function describe(answer: MeasuredAnswer, encodingSeconds: number): string {
+function describe(answer: MeasuredAnswer, encodingSeconds: number, report: PrefillReport | undefined): string {
   const { decodeTokensPerSecond: rate } = answer;
   const decode = rate === undefined ? '' : ` at ${formatRate(rate)}/s`;
   return (
     `\nprompt: ${formatCount(answer.promptTokens)} tokens at ` +
     `${formatRate(answer.prefillTokensPerSecond)}/s, ` +
     `first token after ${formatSeconds(encodingSeconds + answer.firstTokenSeconds)}\n` +
+    describeAttention(report) +
     `answer: ${formatCount(answer.answerTokens)} tokens${decode}; KV cache ${formatBytes(answer.kvBytes)}\n`
   );
+}
+
+/** Nothing for a policy that reads all prompts densely. */
+function describeAttention(report: PrefillReport | undefined): string {
+  const { density = 1, fallback } = report ?? {};
+  if (density === 1 && fallback === undefined) return '';
+  const why = fallback === undefined ? '' : `; ${density === 1 ? 'all' : 'some of it'} because ${fallback}`;
+  return `attention: ${formatShare(density)} of the prompt's was computed${why}\n`;
 }

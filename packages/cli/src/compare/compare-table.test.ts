@@ -3,7 +3,7 @@ import { stripVTControlCharacters } from 'node:util';
 import { describe, expect, it } from 'vitest';
 
 import { advise } from './advice.js';
-import { renderCompareTable, renderUnknownAnswers } from './compare-table.js';
+import { denseReasons, renderCompareTable, renderUnknownAnswers } from './compare-table.js';
 import { isRight } from './questions.js';
 import type { PolicyRun } from './run-reading.js';
 
@@ -11,7 +11,7 @@ const mebibyte = 2 ** 20;
 
 function run(policy: string, texts: readonly string[], mebibytes: number, reservedBytes = 1, density = 1): PolicyRun {
   const answers = texts.map((text) => ({ text, kvBytes: mebibytes * mebibyte }));
-  return { policy, moment: undefined, answers, reservedBytes, density };
+  return { policy, moment: undefined, answers, reservedBytes, density, fallback: undefined };
 }
 
 /** The lines of a table without its styles, cell by cell; the first is its head. */
@@ -71,6 +71,18 @@ describe('renderCompareTable', () => {
     const unknown = { ...dense, policy: 'unknown', density: undefined };
     const table = cells(renderCompareTable(questions, [dense, sparse, unknown], undefined, undefined));
     expect(table.map((row) => row[2])).toEqual(['density', '100 %', '25.8 %', '–']);
+  });
+
+  it('says why a policy that could have skipped computed all', () => {
+    const short = { ...dense, policy: 'sparse', fallback: 'it is short' };
+    const again = { ...short, moment: 'question-aware' as const };
+    const other = { ...short, policy: 'other' };
+    const partly = { ...short, policy: 'partly', density: 0.5 };
+    const flat = { ...dense, policy: 'flat', fallback: 'it is flat' };
+    expect(denseReasons([dense, short, again, other, partly, flat])).toEqual([
+      'sparse, other: read densely, because it is short',
+      'flat: read densely, because it is flat',
+    ]);
   });
 
   it('is narrower than 80 columns with a density', () => {

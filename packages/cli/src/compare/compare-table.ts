@@ -71,6 +71,15 @@ function columnsOf(questions: readonly Question[], runs: readonly PolicyRun[], h
   ];
 }
 
+/** Why policies that could have left attention out computed all of it, a line for each reason. */
+export function denseReasons(runs: readonly PolicyRun[]): string[] {
+  const dense = runs.filter(({ density, fallback }) => density === 1 && fallback !== undefined);
+  return [...new Set(dense.map(({ fallback }) => fallback))].map((reason) => {
+    const names = new Set(dense.filter(({ fallback }) => fallback === reason).map(({ policy }) => policy));
+    return `${[...names].join(', ')}: read densely, because ${reason}`;
+  });
+}
+
 /** For each question whose answer nobody knows, what was answered, by whom. */
 export function renderUnknownAnswers(questions: readonly Question[], runs: readonly PolicyRun[]): string {
   const unknown = [...questions.entries()].filter(([, { answer }]) => answer === undefined);

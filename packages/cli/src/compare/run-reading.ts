@@ -32,6 +32,8 @@ export interface PolicyRun {
   readonly reservedBytes: number;
   /** The share of the document's attention that was computed; undefined where the method could not tell. */
   readonly density: number | undefined;
+  /** Why the method computed more than it chooses, where it did. */
+  readonly fallback: string | undefined;
 }
 
 /**
@@ -59,11 +61,11 @@ export async function runReading(
   const selections = policies.map(({ name, select }) => ({ name, select: select?.() }));
   const window = Math.max(...selections.map(({ select }) => select?.observationWindow ?? 0));
   using whole = runner.openSequence({ select: observing(window) });
-  let density: number | undefined;
+  let report: PrefillReport | undefined;
   {
     using bar = new PrefillBar(stderr, reading.name);
     const onProgress = ({ tokens, total }: PrefillProgress): void => bar.update(tokens, total);
-    const onReport = (report: PrefillReport): void => void (density = report.density);
+    const onReport = (reported: PrefillReport): void => void (report = reported);
     const options = { endsPrompt: false, onProgress, onReport, signal };
     // All but the last token: a policy selects when its prompt ends, so each fork reads that one itself.
     (await prefill(runner, whole, document.subarray(0, -1), options)).dispose();
@@ -87,7 +89,7 @@ export async function runReading(
     for (const moment of select === undefined ? [undefined] : moments) {
       const answers: HeldAnswer[] = [];
       for (const question of questions) answers.push(await ask(question, select, moment));
-      runs.push({ policy: name, moment, answers, reservedBytes, density });
+      runs.push({ policy: name, moment, answers, reservedBytes, density: report?.density, fallback: report?.fallback });
     }
   }
   return runs;

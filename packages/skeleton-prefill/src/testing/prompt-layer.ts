@@ -62,7 +62,7 @@ export interface Step {
 export class Layer {
   readonly store: KvStore;
   readonly state: PrefillState | undefined;
-  readonly #device: Device;
+  readonly device: Device;
   readonly #stream: Stream;
   readonly #prefill: PrefillAttention;
 
@@ -72,14 +72,14 @@ export class Layer {
     if (store === undefined) throw new Error('a layer has a store');
     this.store = store;
     this.state = prefill.open?.(layer, capacity);
-    this.#device = device;
+    this.device = device;
     this.#stream = stream;
     this.#prefill = prefill;
   }
 
   /** One step: the outputs of its rows, and what the method says of it. */
   async step(steps: readonly Step[]): Promise<{ output: Float32Array; report: PrefillReport }> {
-    const [device, stream] = [this.#device, this.#stream];
+    const [device, stream] = [this.device, this.#stream];
     using batch = createRowBatch(device, stream, steps.map(({ slot, position, rows }) => ({ slot, position, rows })));
     const rowsOf = (numbers: (prompt: Prompt) => Float32Array, heads: number) =>
       joined(
@@ -110,7 +110,7 @@ export class Layer {
   keepEverySecond(slot: number, tokens: number): void {
     const kept = tokens / 2;
     const places = Int32Array.from({ length: 2 * kept }, (_, index) => 2 * (index % kept));
-    using indices = this.#device.tensor('i32', ['kvHead', 'kept'], [2, kept], places);
+    using indices = this.device.tensor('i32', ['kvHead', 'kept'], [2, kept], places);
     this.store.keep(this.#stream, slot, { indices, counts: [kept, kept] });
   }
 

@@ -43,7 +43,7 @@ export interface PrefillReport {
   readonly estimatedMass?: number | undefined;
   /** Bound of the output's error that the method guarantees. */
   readonly errorBound?: number | undefined;
-  /** Why the method computed everything instead of skipping, if it did. */
+  /** Why the method computed all of a step, or of some heads, instead of skipping, if it did. */
   readonly fallback?: string | undefined;
 }
 
