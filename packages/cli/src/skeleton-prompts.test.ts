@@ -1,4 +1,5 @@
 import { halo, hbw, snapKv } from '@kv/hbw-select';
+import { hcAttentionStore } from '@kv/hcattn-quant';
 import { hieraSparseStore } from '@kv/hierasparse';
 import { generateTokens, Model, prefill } from '@kv/model';
 import type { Runner, Sequence } from '@kv/model';
@@ -68,6 +69,24 @@ describe.each(['cpu', 'cuda'] as const)('behind skeleton prompts on %s', (kind) 
       const again = read(runner, sequence, 200);
       await expect(again).rejects.toThrow(CapabilityError);
       await expect(again).rejects.toThrow(/skeleton 0\.5.*hierasparse/);
+    }),
+  );
+
+  onDevice.each(['int8', 'int4'] as const)('go blocks that become codes at the prompt\'s end: %s; a prompt behind these is refused by name', (codec) =>
+    use({ store: hcAttentionStore({ keys: codec, values: codec, valuesOn: 'device' }) }, async (runner, sequence) => {
+      expectSparse(await read(runner, sequence, tokens));
+      const { layers, kvHeads, headDim } = runner.model.config;
+      const dense = layers * kvHeads * tokens * headDim * 4;
+      expect(runner.kvBytesOf(sequence).device).toBeLessThan(codec === 'int8' ? dense / 1.7 : dense / 2.8);
+      const again = read(runner, sequence, 200);
+      await expect(again).rejects.toThrow(CapabilityError);
+      await expect(again).rejects.toThrow(/skeleton 0\.5.*hcattn/);
+    }),
+  );
+
+  onDevice('goes a selection whose blocks become codes', () =>
+    use({ select: halo({ keepRatio: 1 / 4 }), store: hcAttentionStore({ keys: 'int4', values: 'int4', valuesOn: 'device' }) }, async (runner, sequence) => {
+      expectSparse(await read(runner, sequence, tokens));
     }),
   );
 
