@@ -10,13 +10,12 @@ flex_attention is compiled as max-autotune, which takes minutes.
 import argparse
 import ctypes
 import json
-import statistics
 import time
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from measuring import Sampler, libraries_of, machine_of, pointers_of, time_once
+from measuring import Sampler, libraries_of, machine_of, pointers_of, time_once, timed
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM, QUERY_TILE, KEY_BLOCK = 32, 8, 128, 128, 64
 
@@ -97,6 +96,10 @@ class Problem:
         return self.output.clone(), self.log_sum_exp.clone()
 
 
+def causal(batch, head, query, key):
+    return query >= key
+
+
 def flex_of(problem, mask, compiled):
     """flex_attention over the mask; only blocks at the diagonal are masked inside."""
     tiles, blocks = mask.shape[1:]
@@ -108,7 +111,7 @@ def flex_of(problem, mask, compiled):
         listed, counts = lists_of(part)
         lists += [counts[None], pad(listed)[None]]
     block_mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=(QUERY_TILE, KEY_BLOCK),
-                                          mask_mod=lambda b, h, q, k: q >= k, seq_lengths=(problem.tokens, problem.tokens))
+                                          mask_mod=causal, seq_lengths=(problem.tokens, problem.tokens))
     return lambda: compiled(problem.query, problem.key, problem.value, block_mask=block_mask, enable_gqa=True)
 
 
@@ -145,26 +148,13 @@ def measure(label, problem, mask, libraries, compiled, rounds, sampler):
         functions['flex'] = flex_of(problem, mask, compiled)
         output = functions['flex']()[0].transpose(0, 1)
         details['flex'] = exact_errors(problem, listed, counts, (output, results[1]))[:1]
-    for function in functions.values():
-        function()
-    repeats = max(1, min(20, int(30 / time_once(functions[next(iter(libraries))], 1))))
-    times, spans = ({name: [] for name in functions} for _ in range(2))
-    for round_number in range(rounds):
-        order = list(functions.items())
-        shift = round_number % len(order)
-        for name, function in order[shift:] + order[:shift]:
-            begun = time.time()
-            times[name].append(time_once(function, repeats))
-            spans[name].append((begun, time.time()))
+    next(iter(functions.values()))()
+    repeats = max(1, min(20, int(30 / time_once(next(iter(functions.values())), 1))))
     rows = []
-    for name, values in times.items():
-        seen = [reading for reading in (sampler.between(*span) for span in spans[name]) if reading[0] is not None]
-        clock, watts = (statistics.median(r[index] for r in seen) if seen else None for index in (0, 1))
-        milliseconds = statistics.median(values)
+    for name, (result, clock, watts) in timed(functions, rounds, sampler, repeats).items():
         flops = 4 * HEAD_DIM * QUERY_TILE * KEY_BLOCK * int(counts.sum())
-        rows.append(dict(case=label, kernel=name, tokens=problem.tokens, density=round(density, 4),
-                         milliseconds=round(milliseconds, 4), fastest=round(min(values), 4), slowest=round(max(values), 4),
-                         rounds=rounds, teraflops=round(flops / milliseconds / 1e9, 1), clockMegahertz=clock, watts=watts,
+        rows.append(dict(case=label, kernel=name, tokens=problem.tokens, density=round(density, 4), result=result,
+                         teraflops=round(flops / result['median'] / 1e9, 1), clockMegahertz=clock, watts=watts,
                          errors=details.get(name)))
         print(' '.join(f'{key}={value}' for key, value in rows[-1].items()), flush=True)
     return rows
@@ -176,7 +166,6 @@ TARGETS = {'random 3 %': {'atMost': 7.6}, 'random 5 %': {'atMost': 12.4}, 'rando
 
 def comparisons(rows, machine, date, rival):
     """Rows as docs/benchmarks/ keeps them: the kernel named kv against flex_attention, or against dense attention."""
-    summary = lambda row: dict(median=row['milliseconds'], low=row['fastest'], high=row['slowest'], samples=row['rounds'])
     kept = []
     for case in dict.fromkeys(row['case'] for row in rows):
         by_name = {row['kernel']: row for row in rows if row['case'] == case}
@@ -184,9 +173,9 @@ def comparisons(rows, machine, date, rival):
         shapes = dict(tokens=ours['tokens'], queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, headDim=HEAD_DIM, dtype='float16',
                       density=ours['density'])
         row = dict(measure=f"block-sparse attention, {case}", shapes=shapes, device='cuda', kind='measured', unit='ms',
-                   better='lower', result=summary(ours), date=date, machine=machine)
+                   better='lower', result=ours['result'], date=date, machine=machine)
         if other is not None:
-            row['reference'] = dict(name='our dense attention' if 'kv dense' in by_name else rival, **summary(other))
+            row['reference'] = dict(name='our dense attention' if 'kv dense' in by_name else rival, **other['result'])
         if case == 'all blocks':
             row['target'] = {'ratio': 0.98}
         elif case in TARGETS and ours['tokens'] == 131072:
