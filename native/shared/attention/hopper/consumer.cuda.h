@@ -1,10 +1,14 @@
 // The main loop of Hopper attention: a consumer warpgroup computes the outputs of 64 queries. S = Q K^T of one key
 // tile runs while the tensor cores still add P V of the previous tile. The softmax of one warpgroup runs during the
-// products of the other. Device code.
+// products of the other. Each warpgroup fetches its own queries, as soon as it has read those of the work tile before.
+// So one computes while the other is between two work tiles. Device code.
 //
-// The consumer waits for work_posted and tile_ring.full. It signals work_taken and tile_ring.empty.
+// The consumer waits for work_ring.full, queries_landed and tile_ring.full. It signals work_ring.empty and
+// tile_ring.empty.
 #pragma once
 
+#include "ptx/named-barrier.cuda.h"
+#include "ptx/tensor-copy.cuda.h"
 #include "ptx/wgmma.cuda.h"
 #include "shared/attention/hopper/epilogue.cuda.h"
 #include "shared/attention/hopper/storage.cuda.h"
@@ -21,16 +25,21 @@ class AttentionConsumer {
 
   __device__ AttentionConsumer(const Parameters& parameters, Storage& shared)
       : arguments_(parameters.arguments),
+        queries_(parameters.query),
         shared_(shared),
-        warpgroup_(threadIdx.x / kWarpgroupThreads - 1),
+        // By a shuffle, so that the compiler sees that it is the same in all lanes, and so are the loop's stages.
+        warpgroup_(__shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads - 1, 0)),
         warp_(threadIdx.x / 32 - 4),
         lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
-    for (uint32_t parity = 0;; parity ^= 1) {
-      ptx::mbarrier_wait(&shared_.work_posted, parity);
-      const WorkTile work = shared_.work;
+    for (fetch_queries();;) {
+      const WorkTile work = shared_.work[__shfl_sync(0xffffffffu, work_at_.stage, 0)];
       if (work.key_tiles < 0) break;
+      // Every thread arrives for itself: compute-sanitizer does not see that one lane's arrival covers the reads of its
+      // warp.
+      shared_.work_ring.release_by_thread(work_at_);
+      work_at_.advance();
       attend(work);
     }
   }
@@ -47,9 +56,21 @@ class AttentionConsumer {
   // A thread holds the scores of two rows of the work tile: `row` and row + 8.
   __device__ int row() const { return warp_ * 16 + lane_ / 4; }
 
-  // Every thread arrives for itself: compute-sanitizer does not see that one lane's arrival covers the reads of its
-  // warp.
-  __device__ void release_work() { ptx::mbarrier_arrive(&shared_.work_taken); }
+  // Waits for the next work tile, and starts the copy of its queries to the place of those that this warpgroup has
+  // read.
+  __device__ void fetch_queries() {
+    shared_.work_ring.wait_full(work_at_);
+    ptx::named_barrier_sync(1 + warpgroup_, kWarpgroupThreads);  // All its warps have read them.
+    const WorkTile& work = shared_.work[work_at_.stage];
+    if (threadIdx.x % kWarpgroupThreads != 0 || work.key_tiles <= 0) return;
+    auto& query = shared_.query[warpgroup_];
+    uint64_t* landed = &shared_.queries_landed[warpgroup_];
+    ptx::mbarrier_arrive_expect_bytes(landed, sizeof(query));
+    for (int panel = 0; panel < Shape::kHeadDim / kPanelColumns; ++panel) {
+      ptx::tensor_copy(query[panel], &queries_, panel * kPanelColumns, work.query_head,
+                       work.first_row + work.first_query + warpgroup_ * kWarpgroupRows, landed);
+    }
+  }
 
   __device__ Position next_tile() {
     const Position at = tile_at_;
@@ -65,14 +86,16 @@ class AttentionConsumer {
 
     if (work.key_tiles > 0) {
       uint32_t weights[kScores / 2];
+      ptx::mbarrier_wait(&shared_.queries_landed[warpgroup_], queries_parity_);
+      queries_parity_ ^= 1;
       Walk walk(arguments_, work);
       first_step(work, walk.tile(), softmax, weights);
       for (walk.advance(); walk.hides(); walk.advance()) step<true>(work, walk.tile(), softmax, output, weights);
       for (; walk.more(); walk.advance()) step<false>(work, walk.tile(), softmax, output, weights);
-      release_work();
+      fetch_queries();
       last_step(output, weights);
     } else {
-      release_work();
+      fetch_queries();
     }
     softmax.finish();
     store_outputs(arguments_, work, warp_, softmax, output, shared_.output[warp_]);
@@ -180,11 +203,14 @@ class AttentionConsumer {
   }
 
   const typename KeyTiles::Arguments& arguments_;
+  const CUtensorMap& queries_;
   Storage& shared_;
   const int warpgroup_;
   const int warp_;  // counted over all consumers
   const int lane_;
   Position tile_at_;
+  RingPosition<Shape::kWorkStages> work_at_;
+  uint32_t queries_parity_ = 0;
 };
 
 }  // namespace kv::sm90a

@@ -1,7 +1,8 @@
-// The producer of the Hopper attention loop: one warp, which takes work tiles and copies their queries, keys and
-// values to shared memory by TMA. Each lane looks up one box of a key tile and starts its copy. Device code.
+// The producer of the Hopper attention loop: one warp, which takes work tiles and copies their keys and values to shared
+// memory by TMA. Each lane looks up one box of a key tile and starts its copy. It is ahead of the consumers by the
+// stages of the rings, also from one work tile to the next. Device code.
 //
-// The producer waits for tile_ring.empty, work_taken and tail_landed. It signals tile_ring.full and work_posted.
+// The producer waits for tile_ring.empty, work_ring.empty and tail_landed. It signals tile_ring.full and work_ring.full.
 #pragma once
 
 #include "shared/attention/hopper/persistent-blocks.cuda.h"
@@ -39,21 +40,13 @@ class AttentionProducer {
   static constexpr int kPanels = Shape::kHeadDim / kPanelColumns;
   static constexpr int kRunKeys = Shape::kKeyTile / KeyTiles::kRuns;
 
-  // Waits until the consumers have read the previous work tile and its queries. Then it posts the next work tile.
   __device__ void publish(const WorkTile& work) {
-    // The first wait returns at once: the previous phase of a new mbarrier counts as complete.
-    ptx::mbarrier_wait(&shared_.work_taken, taken_parity_ ^= 1);
+    shared_.work_ring.wait_empty(work_at_);
     if (lane_ == 0) {
-      shared_.work = work;
-      ptx::mbarrier_arrive_expect_bytes(&shared_.work_posted, work.key_tiles > 0 ? sizeof(shared_.query) : 0);
+      shared_.work[work_at_.stage] = work;
+      ptx::mbarrier_arrive(&shared_.work_ring.full[work_at_.stage]);
     }
-    if (work.key_tiles > 0 && lane_ < Shape::Roles::kConsumerWarpgroups * kPanels) {
-      const int warpgroup = lane_ / kPanels;
-      const int panel = lane_ % kPanels;
-      ptx::tensor_copy(shared_.query[warpgroup][panel], &parameters_.query, panel * kPanelColumns,
-                       work.query_head, work.first_row + work.first_query + warpgroup * kWarpgroupRows,
-                       &shared_.work_posted);
-    }
+    work_at_.advance();
   }
 
   // Copies are made in the order of use: the consumers need values one step later than keys.
@@ -122,7 +115,7 @@ class AttentionProducer {
   Storage& shared_;
   const int lane_;
   RingPosition<Shape::kStages> tile_at_;
-  uint32_t taken_parity_ = 0;
+  RingPosition<Shape::kWorkStages> work_at_;
   uint32_t tail_parity_ = 0;
 };
 

@@ -4,8 +4,9 @@
 // mbarrier         signalled by                                            waited for by
 // tile_ring.full   TMA, when the keys or values of a stage have landed     the consumers
 // tile_ring.empty  the consumers, when they have read a stage              the producer
-// work_posted      the producer, and TMA when the queries have landed      the consumers
-// work_taken       the consumers, when they have read the queries          the producer
+// work_ring.full   the producer, when it has taken a work tile             the consumers
+// work_ring.empty  the consumers, when they have read what to do           the producer
+// queries_landed   TMA, when the queries of a warpgroup have landed        that warpgroup, which asked for them
 // tail_landed      TMA, when the values of a partly filled tile landed     the producer, which clears the other rows
 #pragma once
 
@@ -29,6 +30,7 @@ struct AttentionShape {
   static constexpr int kQueryTile = kWarpgroupRows * Roles::kConsumerWarpgroups;
   static constexpr int kKeyTile = 128;
   static constexpr int kStages = 5;        // each stage holds one tile of keys or of values
+  static constexpr int kWorkStages = 2;
   static constexpr int kEarlyScores = 32;  // of the 64 of a thread
 };
 
@@ -39,16 +41,16 @@ struct alignas(1024) AttentionStorage {
   PanelTile<Element, Shape::kKeyTile, Shape::kHeadDim> tiles[Shape::kStages];
   Element output[Shape::Roles::kConsumerWarps][16][Shape::kHeadDim];
   StageRing<Shape::kStages> tile_ring;
-  uint64_t work_posted;
-  uint64_t work_taken;
+  StageRing<Shape::kWorkStages> work_ring;
+  uint64_t queries_landed[Shape::Roles::kConsumerWarpgroups];
   uint64_t tail_landed;
-  typename KeyTiles::Work::Tile work;  // key_tiles < 0 means that no work is left
+  typename KeyTiles::Work::Tile work[Shape::kWorkStages];  // key_tiles < 0 means that no work is left
 
   // Called by one thread before any other thread uses the mbarriers.
   __device__ void init_barriers() {
     tile_ring.init(Shape::Roles::kConsumerWarps);
-    ptx::mbarrier_init(&work_posted, 1);
-    ptx::mbarrier_init(&work_taken, 32 * Shape::Roles::kConsumerWarps);
+    work_ring.init(32 * Shape::Roles::kConsumerWarps);
+    for (uint64_t& landed : queries_landed) ptx::mbarrier_init(&landed, 1);
     ptx::mbarrier_init(&tail_landed, 1);
     ptx::fence_mbarrier_init();
   }

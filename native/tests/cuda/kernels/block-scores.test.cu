@@ -187,7 +187,9 @@ struct Sequence {
     a.scores = scores.get();
     const auto run = [&] {
       stream.enqueue({"blockScores", {}, [a, estimate](ExecutionContext& context) { return estimate(a, context); }});
-      CHECK(reached(stream).ok() == works);
+      const Status status = reached(stream);
+      if (works && !status.ok()) std::printf("%s\n", status.message.c_str());
+      CHECK(status.ok() == works);
     };
     run();
     if (milliseconds != nullptr) {
