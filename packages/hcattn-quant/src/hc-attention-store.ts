@@ -96,10 +96,10 @@ export function hcAttentionStore(options: HcAttentionOptions): KvStoreFactory {
           pools[Symbol.dispose]();
           scratch[Symbol.dispose]();
         };
-        const shared = { name, capacity, pools, scratch, ...kept, quantizesPrompts: whilePrompts, close };
-        const sharedBytes = (pools.byteLength + scratch.byteLength) / layers.length;
+        const parts = { name, capacity, codec: pools, scratch, ...kept, quantizesPrompts: whilePrompts, close };
+        const shared = { device: (pools.reserved().device + scratch.byteLength) / layers.length, host: 0 };
         return dense.map((ofLayer) => {
-          const store = new QuantizedStore({ ...shared, layer: ofLayer.layer, sharedBytes, dense: ofLayer });
+          const store = new QuantizedStore({ ...parts, layer: ofLayer.layer, shared, dense: ofLayer });
           undo.push(() => store.dispose());
           return store;
         });

@@ -1,9 +1,8 @@
 import type { KvCapacity, KvLayer, PagedBlocks, Stream } from '@kv/sparse-core';
 import { type SlotBlocks, SlotTable } from '@kv/sparse-core/native';
-import { dequantizeKv } from '../operations/dequantize-kv.js';
 import { blockTokens } from '../quantized-blocks.js';
 import type { AttentionScratch } from './attention-scratch.js';
-import type { QuantizedPools } from './quantized-pools.js';
+import type { BlockCodec, BlockMove } from './block-codec.js';
 
 /** A slot of a batch and its quantized blocks. */
 export interface QuantizedSlot {
@@ -14,18 +13,18 @@ export interface QuantizedSlot {
 /** The quantized blocks of slots as dense ones, a piece of each sequence at a time. */
 export class DensePieces {
   readonly #scratch: AttentionScratch;
-  readonly #pools: QuantizedPools;
+  readonly #codec: BlockCodec;
   /** Which of the scratch's blocks a piece of each slot is in. */
   readonly #slots: SlotTable<undefined, 'blocks'>;
   readonly #kvHeads: number;
 
   /** @throws OutOfMemoryError */
-  constructor(layer: KvLayer, capacity: KvCapacity, pools: QuantizedPools, scratch: AttentionScratch) {
+  constructor(layer: KvLayer, capacity: KvCapacity, codec: BlockCodec, scratch: AttentionScratch) {
     const tokensPerSlot = Math.min(capacity.tokensPerSlot, scratch.blocksOfHead * blockTokens);
     const empty = () => undefined;
     this.#slots = new SlotTable({ layer, capacity: { ...capacity, tokensPerSlot }, blockTokens, tables: ['blocks'], empty });
     this.#scratch = scratch;
-    this.#pools = pools;
+    this.#codec = codec;
     this.#kvHeads = layer.kvHeads;
   }
 
@@ -47,16 +46,14 @@ export class DensePieces {
 
   #write(stream: Stream, slots: readonly QuantizedSlot[], first: number, width: number): void {
     const table = this.#slots.tables.blocks;
-    const from: number[] = [];
-    const to: number[] = [];
+    const moves: BlockMove[] = [];
     slots.forEach(({ slot, blocks }, index) => {
       const row = new Int32Array(this.#kvHeads * table.shape[2]);
       const counts = blocks.heads.map((ids, kvHead) => {
         const piece = ids.subarray(first, first + width);
         const firstPlace = (index * this.#kvHeads + kvHead) * width;
         piece.forEach((id, place) => {
-          from.push(id);
-          to.push(firstPlace + place);
+          moves.push({ kvHead, from: id, to: firstPlace + place });
           row[kvHead * table.shape[2] + place] = firstPlace + place;
         });
         return piece.length * blockTokens;
@@ -65,7 +62,7 @@ export class DensePieces {
       this.#slots.write(stream, slot, counts);
     });
     const { keys, values } = this.#scratch.pool;
-    dequantizeKv(stream, { ...this.#pools.codes, keys, values, from, to });
+    this.#codec.decode(stream, { keys, values }, moves);
   }
 
   dispose(): void {

@@ -1,11 +1,15 @@
-import type { Device, Tensor } from '@kv/sparse-core';
+import type { AttentionPart, Device, KvBytes, Stream, Tensor } from '@kv/sparse-core';
 import { BlockIds, madeTogether } from '@kv/sparse-core/native';
+import { decodeAttentionQuantized } from '../operations/decode-attention-quantized.js';
+import { dequantizeKv } from '../operations/dequantize-kv.js';
+import { quantizeKv } from '../operations/quantize-kv.js';
 import { type CodeBits, quantizedBlockBytes } from '../quantized-blocks.js';
+import { type BlockCodec, type BlockMove, type DenseBlocks, listsOf, type RowsOverBlocks } from './block-codec.js';
 
 type Pool = Tensor<'u8', readonly ['quantizedBlock', 'byte']>;
 
 /** As operations over codes take them. */
-export interface Codes {
+interface Codes {
   readonly quantizedKeys: Pool;
   readonly quantizedValues: Pool;
   readonly keyBits: CodeBits;
@@ -20,33 +24,45 @@ export interface QuantizedPoolsOptions {
   readonly blocks: number;
 }
 
-/** Blocks of codes that all layers of a cache share. A block has the same number among keys and among values. */
-export class QuantizedPools {
-  readonly codes: Codes;
+/** Keys and values in codes of 8 or 4 bits on the device, for all layers of a cache. */
+export class QuantizedPools implements BlockCodec {
   readonly ids: BlockIds;
-  /** Bytes of one block's keys and values. */
-  readonly blockBytes: number;
+  readonly blockBytes: KvBytes;
+  readonly #codes: Codes;
 
   /** @throws OutOfMemoryError; CapabilityError for heads that are too large */
   constructor({ device, headDim, keyBits, valueBits, blocks }: QuantizedPoolsOptions) {
     const [keyBytes, valueBytes] = [quantizedBlockBytes(headDim, keyBits), quantizedBlockBytes(headDim, valueBits)];
     const pool = (bytes: number): Pool => device.tensor('u8', ['quantizedBlock', 'byte'], [blocks, bytes]);
-    this.codes = madeTogether((own) => ({
+    this.#codes = madeTogether((own) => ({
       quantizedKeys: own(pool(keyBytes)),
       quantizedValues: own(pool(valueBytes)),
       keyBits,
       valueBits,
     }));
     this.ids = new BlockIds('quantized blocks', blocks);
-    this.blockBytes = keyBytes + valueBytes;
+    this.blockBytes = { device: keyBytes + valueBytes, host: 0 };
   }
 
-  get byteLength(): number {
-    return this.codes.quantizedKeys.byteLength + this.codes.quantizedValues.byteLength;
+  encode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void {
+    quantizeKv(stream, { ...dense, ...this.#codes, ...listsOf(moves) });
+  }
+
+  decode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void {
+    dequantizeKv(stream, { ...dense, ...this.#codes, ...listsOf(moves) });
+  }
+
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
+    decodeAttentionQuantized(stream, { ...rows, ...part, ...this.#codes });
+  }
+
+  /** What was taken, for all layers. */
+  reserved(): KvBytes {
+    return { device: this.#codes.quantizedKeys.byteLength + this.#codes.quantizedValues.byteLength, host: 0 };
   }
 
   [Symbol.dispose](): void {
-    this.codes.quantizedKeys.dispose();
-    this.codes.quantizedValues.dispose();
+    this.#codes.quantizedKeys.dispose();
+    this.#codes.quantizedValues.dispose();
   }
 }

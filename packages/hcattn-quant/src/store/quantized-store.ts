@@ -17,14 +17,11 @@ import {
   type TokenSelection,
 } from '@kv/sparse-core';
 import { checkedCall, countDistinct, type DensePagedStore, entriesOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
-import { decodeAttentionQuantized } from '../operations/decode-attention-quantized.js';
-import { dequantizeKv } from '../operations/dequantize-kv.js';
-import { quantizeKv } from '../operations/quantize-kv.js';
 import { blockTokens } from '../quantized-blocks.js';
 import { type QuantizedPrompts, quantizedPrompts } from '../quantized-prompts.js';
 import type { AttentionScratch } from './attention-scratch.js';
+import type { BlockCodec, DenseBlocks } from './block-codec.js';
 import { DensePieces } from './dense-pieces.js';
-import type { QuantizedPools } from './quantized-pools.js';
 import { SlotCodes } from './slot-codes.js';
 
 export interface StoreParts {
@@ -33,10 +30,11 @@ export interface StoreParts {
   readonly capacity: KvCapacity;
   /** Holds what is not quantized: the first tokens, and those behind the quantized ones. */
   readonly dense: DensePagedStore;
-  readonly pools: QuantizedPools;
+  /** Holds the others. */
+  readonly codec: BlockCodec;
   readonly scratch: AttentionScratch;
-  /** The layer's part of pools and scratch. */
-  readonly sharedBytes: number;
+  /** The layer's part of what all layers share. */
+  readonly shared: KvBytes;
   readonly sinkBlocks: number;
   /** Tokens. */
   readonly localWindow: number;
@@ -58,7 +56,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
 
   /** @throws OutOfMemoryError */
   constructor(parts: StoreParts) {
-    const { name, layer, capacity, dense, pools, scratch } = parts;
+    const { name, layer, capacity, dense, codec, scratch } = parts;
     this.name = name;
     this.layer = layer;
     this.#parts = parts;
@@ -66,7 +64,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const empty = (mostBlocks: number) => new SlotCodes(layer.kvHeads, mostBlocks);
     this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty });
     try {
-      this.#pieces = new DensePieces(layer, capacity, pools, scratch);
+      this.#pieces = new DensePieces(layer, capacity, codec, scratch);
     } catch (error) {
       this.#slots.dispose();
       throw error;
@@ -81,7 +79,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     this.#quantize(stream, entries.map(({ slot }) => slot));
     // The step may end in quantizing, which nothing may keep from having room.
     const needed = entries.map(({ slot, rows }) => ({ slot, blocks: sum(this.#leaving(slot, rows)) }));
-    const { ids } = this.#parts.pools;
+    const { ids } = this.#parts.codec;
     ids.expectUnpromised(sum(needed.map(({ slot, blocks }) => blocks - this.#slots.blocks(slot).promised)));
     this.#dense.prepare(stream, batch);
     for (const { slot, blocks } of needed) this.#promise(slot, blocks);
@@ -127,7 +125,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const { logSumExp, second } = this.#parts.scratch.partsOf('startDecode', stream, output, this.layer);
     decodeAttention(stream, { ...rows, output, logSumExp, blocks: this.#dense.denseBlocks() });
     const { keyCounts, tables } = this.#slots;
-    decodeAttentionQuantized(stream, { ...rows, ...second, ...this.#parts.pools.codes, blockTable: tables.blocks, keyCounts });
+    this.#parts.codec.attend(stream, { ...rows, blockTable: tables.blocks, keyCounts }, second, logSumExp);
     mergeAttention(stream, { output, logSumExp, other: second });
     return () => undefined;
   }
@@ -150,7 +148,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   truncate(stream: Stream, slot: number, tokens: number): void {
     this.#slots.expectUsable('truncate', stream);
     const counts = shorterBy('truncate', this.lengths(slot), tokens);
-    const { pools, sinkBlocks } = this.#parts;
+    const { codec, sinkBlocks } = this.#parts;
     const codes = this.#slots.blocks(slot);
     const kept = counts.map((count, kvHead) => {
       const blocks = Math.max(0, Math.floor(count / blockTokens) - sinkBlocks);
@@ -169,10 +167,10 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const dense = this.#dense.blockIds(slot);
     const moves = opened.flatMap((from, kvHead) => {
       const to = dense[kvHead]?.[sinkBlocks];
-      return from === undefined || to === undefined ? [] : [{ from, to }];
+      return from === undefined || to === undefined ? [] : [{ kvHead, from, to }];
     });
-    this.#makeDense(stream, moves);
-    kept.forEach((blocks, kvHead) => pools.ids.free(codes.cut(kvHead, blocks)));
+    if (moves.length > 0) codec.decode(stream, this.#densePools(), moves);
+    kept.forEach((blocks, kvHead) => codec.ids.free(codes.cut(kvHead, blocks)));
     this.#slots.write(stream, slot, kept.map((blocks) => blocks * blockTokens));
     this.#promise(slot, sum(this.#leaving(slot)));
   }
@@ -187,7 +185,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     this.#slots.expectUsable('copy', stream);
     shorterBy('copy', this.lengths(fromSlot), dropped);
     this.#slots.expectEmpty(toSlot);
-    const { ids } = this.#parts.pools;
+    const { ids } = this.#parts.codec;
     const needed = sum(this.#leaving(fromSlot));
     ids.expectUnpromised(needed);
     this.#dense.copy(stream, fromSlot, toSlot);
@@ -211,7 +209,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     this.#dense.release(stream, slot);
     const codes = this.#slots.blocks(slot);
     codes.finished = false;
-    codes.heads.forEach((_, kvHead) => this.#parts.pools.ids.free(codes.cut(kvHead, 0)));
+    codes.heads.forEach((_, kvHead) => this.#parts.codec.ids.free(codes.cut(kvHead, 0)));
     this.#slots.write(stream, slot, this.#slots.lengths(slot).map(() => 0));
     this.#promise(slot, 0);
   }
@@ -229,18 +227,21 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   bytes(slots?: readonly number[]): KvBytes {
     const blocks = countDistinct(this.#slots.allBlocks(slots).flatMap(({ heads }) => heads));
     const { device, host } = this.#dense.bytes(slots);
-    return { device: device + blocks * this.#parts.pools.blockBytes, host };
+    const { blockBytes } = this.#parts.codec;
+    return { device: device + blocks * blockBytes.device, host: host + blocks * blockBytes.host };
   }
 
   reserved(): KvBytes {
     const { device, host } = this.#dense.reserved();
-    return { device: device + this.#parts.sharedBytes + this.#slots.byteLength + this.#pieces.byteLength, host };
+    const { shared } = this.#parts;
+    const tables = this.#slots.byteLength + this.#pieces.byteLength;
+    return { device: device + shared.device + tables, host: host + shared.host };
   }
 
   dispose(): void {
     if (this.#slots.disposed) return;
     for (const codes of this.#slots.allBlocks()) {
-      for (const held of codes.heads) this.#parts.pools.ids.free(held);
+      for (const held of codes.heads) this.#parts.codec.ids.free(held);
     }
     this.#slots.dispose();
     this.#pieces.dispose();
@@ -258,29 +259,31 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   /** Says how many blocks the dense tokens of a slot may come to need. */
   #promise(slot: number, blocks: number): void {
     const codes = this.#slots.blocks(slot);
-    this.#parts.pools.ids.promised += blocks - codes.promised;
+    this.#parts.codec.ids.promised += blocks - codes.promised;
     codes.promised = blocks;
   }
 
   /** Quantizes what has left the local window of slots, and returns its dense blocks. They were promised as many. */
   #quantize(stream: Stream, slots: readonly number[]): void {
-    const { pools, sinkBlocks, quantizesPrompts } = this.#parts;
-    const moves = slots
+    const { codec, sinkBlocks, quantizesPrompts } = this.#parts;
+    const leaving = slots
       .filter((slot) => quantizesPrompts || this.#slots.blocks(slot).finished)
       .map((slot) => ({ slot, counts: this.#leaving(slot) }))
       .filter(({ counts }) => sum(counts) > 0);
-    if (moves.length === 0) return;
-    const from = moves.flatMap(({ slot, counts }) =>
-      this.#dense.blockIds(slot).flatMap((held, kvHead) => [...held.subarray(sinkBlocks, sinkBlocks + (counts[kvHead] ?? 0))]),
+    if (leaving.length === 0) return;
+    const read = leaving.flatMap(({ slot, counts }) =>
+      this.#dense.blockIds(slot).flatMap((held, kvHead) =>
+        Array.from(held.subarray(sinkBlocks, sinkBlocks + (counts[kvHead] ?? 0)), (from) => ({ kvHead, from })),
+      ),
     );
-    let fresh = pools.ids.allocate(from.length);
+    let fresh = codec.ids.allocate(read.length);
     try {
-      quantizeKv(stream, { ...this.#densePools(), ...pools.codes, from, to: fresh });
+      codec.encode(stream, this.#densePools(), read.map((block, index) => ({ ...block, to: fresh[index] ?? NaN })));
     } catch (error) {
-      pools.ids.free(fresh);
+      codec.ids.free(fresh);
       throw error;
     }
-    for (const { slot, counts } of moves) {
+    for (const { slot, counts } of leaving) {
       const codes = this.#slots.blocks(slot);
       counts.forEach((count, kvHead) => {
         codes.push(kvHead, fresh.subarray(0, count));
@@ -292,13 +295,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     }
   }
 
-  #makeDense(stream: Stream, moves: readonly { readonly from: number; readonly to: number }[]): void {
-    if (moves.length === 0) return;
-    const [from, to] = [moves.map((move) => move.from), moves.map((move) => move.to)];
-    dequantizeKv(stream, { ...this.#parts.pools.codes, ...this.#densePools(), from, to });
-  }
-
-  #densePools(): Pick<PagedBlocks, 'keys' | 'values'> {
+  #densePools(): DenseBlocks {
     const { keys, values } = this.#dense.denseBlocks();
     return { keys, values };
   }

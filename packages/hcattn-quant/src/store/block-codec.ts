@@ -1,0 +1,39 @@
+import type { AttentionArguments, AttentionPart, KvBytes, PagedBlocks, Stream } from '@kv/sparse-core';
+import type { BlockIds, BlockTable } from '@kv/sparse-core/native';
+
+/** A block of a kv head that is read, and the one that is written. */
+export interface BlockMove {
+  readonly kvHead: number;
+  readonly from: number;
+  readonly to: number;
+}
+
+/** As operations take them. */
+export function listsOf(moves: readonly BlockMove[]): Record<'from' | 'to' | 'kvHeads', readonly number[]> {
+  return { from: moves.map(({ from }) => from), to: moves.map(({ to }) => to), kvHeads: moves.map(({ kvHead }) => kvHead) };
+}
+
+/** Rows of answers, and which blocks their slots have. */
+export interface RowsOverBlocks extends Pick<AttentionArguments, 'query' | 'slots' | 'queryStart' | 'scale'> {
+  readonly blockTable: BlockTable;
+  readonly keyCounts: PagedBlocks['keyCounts'];
+}
+
+/** How a layer holds blocks that have left the window: 64 tokens of one kv head, keys and values under one number. */
+export interface BlockCodec {
+  /** Of the blocks, which all layers share. */
+  readonly ids: BlockIds;
+  /** Of one block's keys and values. */
+  readonly blockBytes: KvBytes;
+  /** Enqueues the writing of dense blocks as codes. */
+  encode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void;
+  /** Enqueues the writing of what codes say to dense blocks. */
+  decode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void;
+  /**
+   * Enqueues attention of rows over the codes of their slots.
+   * @param dense the log-sum-exps of the same rows over what is dense
+   */
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart, dense: AttentionPart['logSumExp']): void;
+}
+
+export type DenseBlocks = Pick<PagedBlocks, 'keys' | 'values'>;
