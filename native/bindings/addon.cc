@@ -28,6 +28,7 @@
   OPERATION(embedding, embedding)                           \
   OPERATION(gatherKv, gather_kv)                            \
   OPERATION(linear, linear)                                 \
+  OPERATION(loadValues, load_values)                        \
   OPERATION(mapFile, map_file)                              \
   OPERATION(decodeAttention24, decode_attention_24)   \
   OPERATION(mergeAttention, merge_attention)                \

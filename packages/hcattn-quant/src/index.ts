@@ -5,4 +5,5 @@ export { hcAttentionPrefill } from './hc-attention-prefill.js';
 export { type Codec, type HcAttentionOptions, hcAttentionStore } from './hc-attention-store.js';
 export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';
 export { dequantizeKv, type DequantizeKvArguments } from './operations/dequantize-kv.js';
+export { loadValues, type LoadValuesArguments } from './operations/load-values.js';
 export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';

@@ -18,12 +18,21 @@ import { expect, it } from 'vitest';
 import * as hcattnQuant from './index.js';
 import { decodeAttentionQuantized } from './operations/decode-attention-quantized.js';
 import { dequantizeKv } from './operations/dequantize-kv.js';
+import { loadValues } from './operations/load-values.js';
 import { quantizeKv } from './operations/quantize-kv.js';
 import { randomQuantizedCache } from './testing/random-quantized-cache.js';
 import { testBlocks } from './testing/test-blocks.js';
 
 const blocks = (device: Device) => ({
   ...testBlocks(device, { dtype: 'f16', headDim: 32, blocks: 2, quantizedBlocks: 2, keyBits: 8, valueBits: 4 }),
+  from: [0, 1],
+  to: [1, 0],
+});
+
+const codesOfValues = (device: Device) => ({
+  values: device.tensor('f32', ['block', 'blockToken', 'dim'], [2, 64, 32], new Float32Array(2 * 64 * 32)),
+  hostValues: device.tensor('i8', ['valueBlock', 'blockToken', 'dim'], [2, 64, 32], new Int8Array(2 * 64 * 32).fill(3)),
+  valueScales: device.tensor('bf16', ['valueBlock', 'blockToken'], [2, 64], new Uint16Array(2 * 64).fill(0x3f80)),
   from: [0, 1],
   to: [1, 0],
 });
@@ -45,6 +54,7 @@ const functions: readonly MisusedFunction[] = [
     legal: [optional('logSumExp'), freeAxis('blockTable', 'block'), anyFinite('scale'), anyFloat('query|output'), rowsApart('query|output')],
   }),
   misusedOperation(dequantizeKv, blocks, { outputs: ['keys', 'values'], legal: [] }),
+  misusedOperation(loadValues, codesOfValues, { outputs: ['values'], legal: [anyFloat('values'), freeAxis('values', 'block'), rowsApart('values')] }),
 ];
 
 const options: readonly MisusedFunction[] = [

@@ -262,6 +262,13 @@ export interface Addon {
     /** weight, bias and output of each layer */
     ...layers: readonly (NativeTensor | undefined)[]
   ): void;
+  loadValues(
+    stream: NativeStream,
+    values: NativeTensor,
+    hostValues: NativeTensor,
+    valueScales: NativeTensor | undefined,
+    copies: NativeTensor,
+  ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   decodeAttention24: NativeAttention24;
   mergeAttention(

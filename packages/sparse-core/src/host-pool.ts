@@ -75,6 +75,11 @@ export class HostPool implements Disposable {
   readonly #native: NativeHostPool;
   #disposed = false;
 
+  /** Whether it is one, and no look-alike or proxy. */
+  static is(value: unknown): value is HostPool {
+    return typeof value === 'object' && value !== null && #native in value;
+  }
+
   constructor(key: typeof ownKey, device: Device, byteLength: number, native: NativeHostPool) {
     expectOwnKey(key, 'HostPool', 'hostPool()');
     this.device = device;
