@@ -6,7 +6,7 @@ namespace kv {
 
 // selectKeyBlocks(stream, slash [queryHead, token], vertical [queryHead, token], horizontal [queryHead, row],
 //                 scores [queryHead, queryTile, keyBlock], keyBlocks [queryHead, queryTile, listedBlock],
-//                 keyBlockCounts [queryHead, queryTile], tokens, rows, tileRows, sinkTokens, diagonalTokens, denseRows,
+//                 keyBlockCounts [queryHead, queryTile], tileBlocks [queryHead, 1] or undefined, tokens, rows, tileRows, sinkTokens, diagonalTokens, denseRows,
 //                 bound, rule, threshold, share); either scores or the other three are undefined
 Napi::Value select_key_blocks(const Napi::CallbackInfo& info) {
   OperationCall call(info);
@@ -20,16 +20,19 @@ Napi::Value select_key_blocks(const Napi::CallbackInfo& info) {
   arguments.key_blocks = key_blocks.as<int32_t>();
   arguments.capacity = static_cast<int32_t>(key_blocks.extent(2));
   arguments.counts = call.output(6).as<int32_t>();
-  arguments.tokens = static_cast<int32_t>(call.integer(7));
-  arguments.rows = static_cast<int32_t>(call.integer(8));
-  arguments.tile_rows = static_cast<int32_t>(call.integer(9));
-  arguments.sink_tokens = static_cast<int32_t>(call.integer(10));
-  arguments.diagonal_tokens = static_cast<int32_t>(call.integer(11));
-  arguments.dense_rows = static_cast<int32_t>(call.integer(12));
-  arguments.bound = static_cast<SlashBound>(call.integer(13));
-  arguments.rule = static_cast<BlockRule>(call.integer(14));
-  arguments.threshold = static_cast<float>(call.number(15));
-  arguments.share = call.number(16);
+  const TensorArgument tile_blocks = call.optional_tensor(7);
+  arguments.tile_blocks = tile_blocks.as<int32_t>();
+  arguments.tile_blocks_stride = tile_blocks ? tile_blocks.stride(0) : 0;
+  arguments.tokens = static_cast<int32_t>(call.integer(8));
+  arguments.rows = static_cast<int32_t>(call.integer(9));
+  arguments.tile_rows = static_cast<int32_t>(call.integer(10));
+  arguments.sink_tokens = static_cast<int32_t>(call.integer(11));
+  arguments.diagonal_tokens = static_cast<int32_t>(call.integer(12));
+  arguments.dense_rows = static_cast<int32_t>(call.integer(13));
+  arguments.bound = static_cast<SlashBound>(call.integer(14));
+  arguments.rule = static_cast<BlockRule>(call.integer(15));
+  arguments.threshold = static_cast<float>(call.number(16));
+  arguments.share = call.number(17);
   return call.enqueue("selectKeyBlocks", [arguments](ExecutionContext& context) {
     return select_key_blocks(arguments, context);
   });

@@ -2,7 +2,9 @@
 // operations the estimate has (Table 3), of the small model and of synthetic maps: rows of
 // docs/benchmarks/skeleton-quality.json. Needs built packages.
 //
-//   node tools/bench/prompt-costs.mjs [--lengths 1024,2048,4096,8192,16384]
+//   node tools/bench/prompt-costs.mjs [--lengths 1024,2048,4096,8192,16384] [--only TEXT]
+//
+// --only: the settings whose names hold the text, and dense prompts; no synthetic maps.
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { readTexts, textLoss } from '../../packages/eval/dist/index.js';
@@ -19,13 +21,16 @@ import { antidiagonalFlops, attentionFlops, blocksSeen, clusteredFlops, pooledFl
 import { keepRows, stamp, summarise } from './results.mjs';
 import { blocksOfSyntheticMap } from './synthetic-maps.mjs';
 
-const { values } = parseArgs({ options: { lengths: { type: 'string', default: '1024,2048,4096,8192,16384' } } });
+const { values } = parseArgs({
+  options: { lengths: { type: 'string', default: '1024,2048,4096,8192,16384' }, only: { type: 'string', default: '' } },
+});
 const lengths = values.lengths.split(',').map(Number);
 const epsilon = 0.8;
 /** The published rules where there are; MInference's numbers of lines are searched for a model, so it has an epsilon, too. */
 const settings = {
   dense: { prefill: densePrefill(), flops: () => 0 },
   'skeleton, ε = 0.8': { prefill: skeletonPrefill({ epsilon }), flops: skeletonFlops },
+  'skeleton, ε = 0.8 at 4096 tokens': { prefill: skeletonPrefill({ epsilon, referenceTokens: 4096 }), flops: skeletonFlops },
   'skeleton, budget 1/8': { prefill: skeletonPrefill({ budget: 1 / 8 }), flops: skeletonFlops },
   'vertical-slash, ε = 0.8': { prefill: verticalSlashPrefill({ epsilon }), flops: verticalSlashFlops },
   'antidiagonal, mass 0.9': { prefill: antidiagonalPrefill({ mass: 0.9 }), flops: antidiagonalFlops },
@@ -84,7 +89,8 @@ async function promptsOfModel(length) {
   const shapes = { model: 'needle-8m', tokens: length };
   const rows = [];
   let dense;
-  for (const [name, setting] of Object.entries(settings)) {
+  const chosen = Object.entries(settings).filter(([name]) => name === 'dense' || name.includes(values.only));
+  for (const [name, setting] of chosen) {
     const found = [];
     for (const ids of promptsOf(length)) found.push(await read(ids, setting));
     const perplexity = [Math.exp(found.reduce((sum, { crossEntropy }) => sum + crossEntropy, 0) / found.length)];
@@ -117,7 +123,8 @@ async function syntheticMap(thousands) {
 }
 
 const rows = [];
-for (const thousands of [10, 20, 30, 50, 80, 128, 256, 400, 750, 1024]) rows.push(...(await syntheticMap(thousands)));
+const thousandsOfMaps = values.only === '' ? [10, 20, 30, 50, 80, 128, 256, 400, 750, 1024] : [];
+for (const thousands of thousandsOfMaps) rows.push(...(await syntheticMap(thousands)));
 for (const length of lengths) rows.push(...(await promptsOfModel(length)));
 keepRows('skeleton-quality', 'Sparse Skeleton: what it leaves out, and what that costs', rows);
 model.dispose();

@@ -89,10 +89,27 @@ struct TileBlocks {
     for (int32_t tile = 0; tile < a.tiles(); ++tile) all += seen(tile);
     return all;
   }
+  constexpr bool is_dense(int32_t tile) const { return tile_end(tile) > a.rows - a.dense_rows; }
+
   // How many blocks of all heads are within the budget.
   constexpr int64_t budgeted() const {
-    const int64_t wanted = share_of(seen_by_all() * a.query_heads);
+    int64_t wanted = 0;
+    if (a.tile_blocks == nullptr) wanted = share_of(seen_by_all() * a.query_heads);
+    else for (int32_t tile = 0; tile < a.tiles(); ++tile) wanted += budgeted_like(reference(), tile);
     return wanted > 1 ? wanted : 1;
+  }
+  // The blocks of all heads of the tile that a budget goes by.
+  constexpr int64_t reference() const {
+    int64_t all = 0;
+    for (int64_t head = 0; head < a.query_heads; ++head) {
+      const int32_t of_head = a.tile_blocks[head * a.tile_blocks_stride];
+      all += of_head > 0 ? of_head : 0;
+    }
+    return all;
+  }
+  constexpr int64_t budgeted_like(int64_t reference, int32_t tile) const {
+    const int64_t all = int64_t{seen(tile)} * a.query_heads;
+    return is_dense(tile) || reference > all ? all : reference;
   }
   // The wanted share of a number, rounded up.
   constexpr int64_t share_of(int64_t all) const {
@@ -115,7 +132,7 @@ struct TileBlocks {
     const int64_t sinks = (int64_t{a.sink_tokens} + kSelectedBlockTokens - 1) / kSelectedBlockTokens;
     // No key before this one is among the nearest of any row.
     const int64_t nearest = int64_t{position()} + first_row - a.diagonal_tokens + 1;
-    const bool all = nearest < 0 || tile_end(tile) > a.rows - a.dense_rows;
+    const bool all = nearest < 0 || is_dense(tile);
     const int32_t first_run = first_row / kSelectedBlockTokens;
     ScoredTile scored{};
     scored.seen = seen(tile);

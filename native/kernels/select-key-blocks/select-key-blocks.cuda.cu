@@ -91,11 +91,6 @@ __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ 
   }
 }
 
-__global__ void __launch_bounds__(kThreads) start_rank(const __grid_constant__ Launch launch, int64_t rank) {
-  for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) launch.memory.bins[bin] = 0;
-  if (threadIdx.x == 0) *launch.memory.found = {0, 0, rank, 0, 0};
-}
-
 // The sum over the threads before this one, and over all, of a thread block.
 struct ScanOfBlock {
   int64_t before;
@@ -121,6 +116,22 @@ struct ScanOfBlock {
     }
   }
 };
+
+// `rank` is that of the last score within the budget, unless the budget goes by another tile.
+__global__ void __launch_bounds__(kThreads) start_rank(const __grid_constant__ Launch launch, int64_t rank) {
+  for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) launch.memory.bins[bin] = 0;
+  if (launch.a.tile_blocks != nullptr) {
+    const TileBlocks tiles{launch.a};
+    const int64_t reference = tiles.reference();
+    int64_t own = 0;
+    for (int tile = static_cast<int>(threadIdx.x); tile < launch.a.tiles(); tile += kThreads) {
+      own += tiles.budgeted_like(reference, tile);
+    }
+    rank = ScanOfBlock(own).all;
+    if (rank < 1) rank = 1;
+  }
+  if (threadIdx.x == 0) *launch.memory.found = {0, 0, rank, 0, 0};
+}
 
 // Finds the bin of the wanted score, from the highest bin down, and empties all bins.
 __device__ void find_bin(const Launch& launch, int shift) {
@@ -382,7 +393,7 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   with_scores(a, [&](auto pair) {
     constexpr bool kPair = decltype(pair)::value;
     if (a.rule == BlockRule::budget) {
-      start_rank<<<1, kThreads, 0, stream>>>(launch, tiles.budgeted());
+      start_rank<<<1, kThreads, 0, stream>>>(launch, a.tile_blocks == nullptr ? tiles.budgeted() : 0);
       const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
       for (int shift = 32; shift > 0;) {
         const int bits = shift < kOrderBits ? shift : kOrderBits;

@@ -52,6 +52,10 @@ struct SelectKeyBlocksArguments {
   BlockRule rule = BlockRule::threshold;  // mass and of_max need scores
   float threshold = 0;                    // natural logarithm
   double share = 0;                       // of a budget, or of the mass
+  // Of each query head, this many numbers apart: how many blocks another tile took. If given, the share of a budget does
+  // not count: on average a tile takes as many, all heads together, but for those of dense rows.
+  const int32_t* tile_blocks = nullptr;
+  int64_t tile_blocks_stride = 0;
 
   // [query_head, tile, capacity]: numbers of key blocks, ascending. `counts`, [query_head, tile], says how many are
   // valid. NaN counts as the largest number, so blocks with NaN are taken.

@@ -15,7 +15,7 @@ import { expectThat } from '@kv/sparse-core/native';
 
 import { isWorthEstimating } from './estimated-cost.js';
 import type { PromptStep } from './estimated-cost.js';
-import { type ExactTokens, isWhole } from './exact-tokens.js';
+import { isWhole } from './exact-tokens.js';
 import type { BlockEstimate, BlockThreshold, SelectKeyBlocksOptions } from './operations/select-key-blocks.js';
 import { keyBlockTokens, selectKeyBlocks } from './operations/select-key-blocks.js';
 import { type PromptState, PromptStates } from './prompt-states.js';
@@ -47,7 +47,7 @@ export interface EstimatedRows extends Omit<AttentionArguments, 'output' | 'logS
 export interface BlockSparseMethod {
   readonly name: string;
   /** How blocks are chosen by the estimate. */
-  readonly select: Omit<SelectKeyBlocksOptions, 'tileRows' | 'denseRows'>;
+  readonly select: Omit<SelectKeyBlocksOptions, 'tileRows' | 'denseRows' | 'threshold'> & { readonly threshold: BlockThreshold };
   /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. */
   readonly denseLastRows: number;
   /** The share of blocks that will be computed besides sinks and diagonal. Default: what the threshold says of it. */
@@ -56,11 +56,12 @@ export interface BlockSparseMethod {
   cost(kind: Device['kind'], step: PromptStep): number;
   /**
    * Enqueues the estimate, then calls `choose` once, with the tensors that `selectKeyBlocks` reads. They may be disposed
-   * when it returns. A diagonal given there holds in place of that of `select`.
+   * when it returns. A diagonal or a threshold given there holds in place of that of `select`.
    */
-  estimate(stream: Stream, rows: EstimatedRows, choose: (estimate: BlockEstimate & Pick<ExactTokens, 'diagonalTokens'>) => void): void;
+  estimate(stream: Stream, rows: EstimatedRows, choose: (estimate: BlockEstimate & OwnSelection) => void): void;
 }
 
+type OwnSelection = Partial<Pick<SelectKeyBlocksOptions, 'diagonalTokens' | 'threshold'>>;
 type RowPart = TensorHandle<'f32', readonly ['queryHead', 'row']>;
 
 /** A part of a batch, and why it is computed densely, if it is. */

@@ -31,6 +31,7 @@ export {
   type SelectKeyBlocksOptions,
   type SkeletonParts,
   type SlashBound,
+  type TileBlocks,
 } from './operations/select-key-blocks.js';
 export { verticalSlashBlockScores } from './operations/vertical-slash-block-scores.js';
 export { pooledPrefill } from './pooled-prefill.js';

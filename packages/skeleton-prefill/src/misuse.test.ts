@@ -105,6 +105,12 @@ function selectedByScores(device: Device) {
   return { scores, tokens: 300, rows: 200, ...lists(device), threshold: { mass: 0.9 } };
 }
 
+/** The same with as many blocks as another tile has. */
+function selectedLikeATile(device: Device) {
+  const tileBlocks = device.tensor('i32', ['queryHead', 'queryTile'], [2, 1], Int32Array.of(2, 3));
+  return { ...selected(device), threshold: { tileBlocks } };
+}
+
 const legalRows = [
   anyFloat('query'),
   freeAxis('query', 'token'),
@@ -144,6 +150,18 @@ const operations: readonly MisusedFunction[] = [
       legalAt('denseRows|diagonalTokens', '2147483647', 'more than there are is all'),
     ],
   }),
+  misusedOperation(selectKeyBlocks, selectedLikeATile, {
+    outputs: ['keyBlocks', 'keyBlockCounts'],
+    legal: [
+      freeAxis('keyBlocks', 'listedBlock'),
+      freeAxis('horizontal', 'row'),
+      rowsApart('threshold.tileBlocks'),
+      legalAt('threshold\\.tileBlocks', 'gaps within rows', 'they have one element'),
+      legalTogether('args\\.(slash|vertical)', '(lag|key) = 299', 'another number of tokens'),
+      optional('tileRows|denseRows|slashBound|sinkTokens|diagonalTokens'),
+      legalAt('denseRows|diagonalTokens', '2147483647', 'more than there are is all'),
+    ],
+  }),
   misusedOperation(selectKeyBlocks, selectedByScores, {
     outputs: ['keyBlocks', 'keyBlockCounts'],
     legal: [
@@ -159,7 +177,8 @@ const prefill: MisusedFunction = {
   name: 'skeletonPrefill',
   args: () => ({
     options: {
-      budget: 0.25,
+      epsilon: 0.25,
+      referenceTokens: 1000,
       denseLastRows: 64,
       slashBound: 'safe',
       sinkTokens: 1,
@@ -172,10 +191,11 @@ const prefill: MisusedFunction = {
   }),
   call: ({ options }: { options: never }) => void skeletonPrefill(options),
   legal: [
-    optional('options\\.(?!budget)\\w+'),
-    legalAt('options\\.(budget|ridge)', '0\\.5', 'a share'),
+    optional('options\\.(?!epsilon)\\w+'),
+    legalAt('options\\.ridge', '0\\.5', 'a share'),
+    legalAt('options\\.epsilon', '\\d.*', 'any number from 0 on'),
     legalAt('options\\.seed', '\\d+', 'any whole number up to 2^53'),
-    legalAt('options\\.denseLastRows', '2147483647', 'more than there are is all'),
+    legalAt('options\\.(denseLastRows|referenceTokens)', '2147483647', 'more than there are is all'),
   ],
 };
 

@@ -4,17 +4,20 @@ import { describeOnDevices } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import type { DenseReason } from './block-sparse-prefill.js';
+import { decompositionStateBytes } from './operations/decompose-attention.js';
 import { skeletonPrefill } from './skeleton-prefill.js';
 import type { SkeletonPrefillOptions } from './skeleton-prefill.js';
 import { logAttention } from './testing/decompose-by-definition.js';
 import { decomposeSteps } from './testing/decompose-on-device.js';
 import { joined, Layer, layer, type Prompt, rope, rowsOfHeads, scale, type Step, syntheticPrompt } from './testing/prompt-layer.js';
-import { blockScores, listsOfBudget } from './testing/select-blocks-by-definition.js';
+import { blockScores, listsAbove, listsOfBudget, listsOfTileBlocks, thresholdOfEpsilon } from './testing/select-blocks-by-definition.js';
 
 const tooLong: DenseReason = 'the estimate would take longer than it saves';
 
 /** Few samples, so that short prompts are worth estimating on any device. */
 const cheap = { sinkTokens: 4, diagonalTokens: 16, samples: 400, denseLastRows: 0 };
+
+const blocks = { ...cheap, tileRows: 128, slashBound: 'safe', denseRows: 0 } as const;
 
 describeOnDevices('skeletonPrefill', ({ name, open }) => {
   // Where the estimate costs much more than dense attention, no prompt of a test is worth it.
@@ -36,22 +39,69 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
     }
   });
 
+  /** `[head][tile][block]` of the last step. */
+  const scoresOf = async (steps: readonly number[]): Promise<number[][][]> => {
+    const device = open();
+    const rows = { queries: rowsOfHeads(prompt.query, 4), keys: rowsOfHeads(prompt.keys, 2) };
+    const parts = await decomposeSteps(device, device.createStream(), rows, { ...cheap, dtype: 'f32', rope, scale, steps });
+    return parts.slash.map((slash, head) => {
+      const [vertical, horizontal] = [parts.vertical[head], parts.horizontal[head]];
+      if (!vertical || !horizontal) throw new Error('parts of every head');
+      return blockScores({ slash, vertical, horizontal }, blocks);
+    });
+  };
+
+  /** What is computed if tiles take as many blocks as epsilon takes of one that ends there. */
+  const densityBehind = (scores: readonly number[][][], { tile, end, epsilon }: { tile: number; end: number; epsilon: number }) => {
+    const taken = scores.map((tiles) => listsAbove(tiles.slice(tile, tile + 1), thresholdOfEpsilon(epsilon, end)).flat().length);
+    const lists = listsOfTileBlocks(scores, taken.reduce((sum, count) => sum + count, 0), { ...blocks, rows: 1500 });
+    return lists.flat(2).length / scores.flat(2).length;
+  };
+
+  it.runIf(estimates)('computes behind the reference row as many blocks a tile as epsilon takes there', async () => {
+    const setting = { epsilon: 30, referenceTokens: 640 };
+    const { reports } = await skeleton(setting).read(prompt, [1500]);
+    const density = densityBehind(await scoresOf([1500]), { tile: 4, end: 640, epsilon: 30 });
+    expect(density).toBeLessThan(0.7);
+    // Of scores in f32 and f64, one block of a head and tile may differ.
+    expect(Math.abs((reports[0]?.density ?? NaN) / density - 1)).toBeLessThan(0.02);
+    // Up to that row nothing is different.
+    const short = await skeleton(setting).read({ ...prompt, tokens: 640 }, [640]);
+    expect(short).toEqual(await skeleton({ epsilon: 30 }).read({ ...prompt, tokens: 640 }, [640]));
+  });
+
+  it.runIf(estimates)('keeps the reference between steps and in forks, and takes the first tile where no step had it', async () => {
+    const setting = { epsilon: 30, referenceTokens: 800 };
+    const prefill = skeleton(setting);
+    const before = await prefill.read(prompt, [600, 1000], 1);
+    expect(before.reports[1]?.fallback).toBeUndefined();
+    const [bytes, plain] = [prefill.state?.bytes().device, decompositionStateBytes({ ...layer, pairs: rope.inverseFrequencies.length })];
+    // 4 heads and 4 tiles of the second step.
+    expect(bytes).toBe(plain + 4 * 4 * 4);
+    prefill.fork(1, 2);
+    const rest = (slot: number): Step => ({ slot, position: 1000, rows: 500, prompt, ends: true });
+    const forked = await prefill.step([rest(2)]);
+    const own = await prefill.step([rest(1)]);
+    expect(forked).toEqual(own);
+    expect(prefill.state?.bytes()).toEqual({ device: 0, host: 0 });
+    const again = await skeleton(setting).read(prompt, [600, 1000, 1500]);
+    expect(own.output).toEqual(again.output.slice(1000 * 4 * 32));
+  });
+
+  it.runIf(estimates)('goes by the first tile that is estimated where no step had the reference row', async () => {
+    const { reports } = await skeleton({ epsilon: 3, referenceTokens: 2 }).read(prompt, [10, 1500]);
+    expect(reports[0]?.fallback).toMatch(/longer than it saves/);
+    expect(Math.abs((reports[1]?.density ?? NaN) / densityBehind(await scoresOf([10, 1500]), { tile: 0, end: 138, epsilon: 3 }) - 1)).toBeLessThan(0.02);
+  });
+
   it.runIf(estimates)('computes its budget, and loses no more than the mass of what it leaves out', async () => {
     const { output, reports } = await skeleton({ budget: 0.4 }).read(prompt, [1500]);
     expect(reports[0]?.fallback).toBeUndefined();
     expect(Math.abs((reports[0]?.density ?? NaN) / 0.4 - 1)).toBeLessThan(0.02);
     const dense = await layerOf(densePrefill()).read(prompt, [1500]);
     const [queries, keys] = [rowsOfHeads(prompt.query, 4), rowsOfHeads(prompt.keys, 2)];
-    const device = open();
-    const steps = { ...cheap, dtype: 'f32', rope, scale, steps: [1500] } as const;
-    const parts = await decomposeSteps(device, device.createStream(), { queries, keys }, steps);
     const largest = prompt.values.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
-    const scores = queries.map((_, head) => {
-      const [slash, vertical, horizontal] = [parts.slash[head], parts.vertical[head], parts.horizontal[head]];
-      if (!slash || !vertical || !horizontal) throw new Error('parts of every head');
-      const blocks = { ...cheap, tileRows: 128, slashBound: 'safe', denseRows: 0 } as const;
-      return blockScores({ slash, vertical, horizontal }, blocks);
-    });
+    const scores = await scoresOf([1500]);
     const lists = listsOfBudget(scores, 0.4);
     const left = queries.map((of, head) => {
       const problem = { queries: of, keys: keys[Math.floor(head / 2)] ?? [], rope, scale };
@@ -156,7 +206,10 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
   it('refuses options out of range', () => {
     const wrong = [{}, { budget: 0 }, { budget: 2 }, { epsilon: -1 }, { epsilon: 1, budget: 1 }, { mass: 0.5 }, { budget: 0.5, mass: 0.5 }];
     for (const options of wrong) expect(() => skeletonPrefill(options as SkeletonPrefillOptions)).toThrow(InvalidValueError);
-    for (const settings of [{ denseLastRows: -1 }, { samples: 0 }, { ridge: 0 }, { sinkTokens: 5000 }, { slashBound: 'mean' }]) {
+    for (const referenceTokens of [0, 1.5, -1, 2 ** 31]) {
+      expect(() => skeletonPrefill({ epsilon: 1, referenceTokens })).toThrow(InvalidValueError);
+    }
+    for (const settings of [{ referenceTokens: 100 }, { denseLastRows: -1 }, { samples: 0 }, { ridge: 0 }, { sinkTokens: 5000 }, { slashBound: 'mean' }]) {
       expect(() => skeletonPrefill({ budget: 0.1, ...(settings as object) })).toThrow(InvalidValueError);
     }
   });

@@ -1,16 +1,23 @@
 import type { PrefillAttention } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
+import { expectObject, expectThat } from '@kv/sparse-core/native';
 
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
 import { decompositionCost } from './estimated-cost.js';
+import { isWhole } from './exact-tokens.js';
 import { decomposeAttention, decomposeOptions, decompositionStateBytes } from './operations/decompose-attention.js';
 import type { DecomposeAttentionOptions } from './operations/decompose-attention.js';
 import { estimateRules, expectSlashBound, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
 import type { EstimateThreshold, SlashBound } from './operations/select-key-blocks.js';
+import { blocksAtReference } from './reference-blocks.js';
 
 export interface SkeletonPrefillSettings extends DecomposeAttentionOptions {
   /** What is taken for the largest slash part of a block. Default: `safe`, its upper bound. */
   readonly slashBound?: SlashBound | undefined;
+  /**
+   * N₀, beside an epsilon. Behind so many tokens, tiles take as many blocks on average as epsilon takes there, so that the
+   * time of a prompt grows with its length, and not faster. From 1 to 2^31 - 1; default: epsilon holds at every length.
+   */
+  readonly referenceTokens?: number | undefined;
   /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. Default: 128. */
   readonly denseLastRows?: number | undefined;
 }
@@ -26,16 +33,21 @@ export type SkeletonPrefillOptions = EstimateThreshold & SkeletonPrefillSettings
  */
 export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttention {
   expectObject('skeletonPrefill', 'options', options);
-  const { epsilon, budget, slashBound = 'safe', denseLastRows = tileRows } = options;
+  const { epsilon, budget, referenceTokens, slashBound = 'safe', denseLastRows = tileRows } = options;
   const threshold = { epsilon, budget } as EstimateThreshold;
   expectThreshold('skeletonPrefill', options, keyBlockTokens, estimateRules);
   expectSlashBound('skeletonPrefill', slashBound);
   expectDenseLastRows('skeletonPrefill', denseLastRows);
+  if (referenceTokens !== undefined) {
+    const fits = isWhole(referenceTokens, 1, 2 ** 31 - 1) && epsilon !== undefined;
+    expectThat('skeletonPrefill', 'referenceTokens', referenceTokens, fits, 'a whole number from 1 to 2^31 - 1, beside an epsilon');
+  }
   const optionsOf = (headDim: number) => decomposeOptions('skeletonPrefill', options, headDim);
   const { sinkTokens, diagonalTokens } = optionsOf(1);
+  const behind = referenceTokens === undefined ? '' : ` at ${referenceTokens}`;
 
   return blockSparsePrefill({
-    name: epsilon === undefined ? `skeleton ${budget}` : `skeleton ε = ${epsilon}`,
+    name: epsilon === undefined ? `skeleton ${budget}` : `skeleton ε = ${epsilon}${behind}`,
     select: { threshold, slashBound, sinkTokens, diagonalTokens },
     denseLastRows,
     cost: (kind, step) => decompositionCost(kind, step, optionsOf(step.layer.headDim).samples),
@@ -52,7 +64,11 @@ export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttenti
       const parts = { slash, vertical, horizontal: rows.rowPart() };
       decomposeAttention(stream, { ...options, ...rows, ...parts, ...prompt, inverseFrequencies, convention, attentionScale });
       prompt.seenTokens = tokens;
-      choose(parts);
+      if (epsilon === undefined || referenceTokens === undefined || tokens <= referenceTokens) choose(parts);
+      else {
+        const reference = { epsilon, referenceTokens, sinkTokens, diagonalTokens, slashBound };
+        choose({ ...parts, threshold: blocksAtReference(stream, prompt, parts, reference) });
+      }
     },
   });
 }

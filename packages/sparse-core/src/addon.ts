@@ -337,6 +337,7 @@ export interface Addon {
     scores: NativeTensor | undefined,
     keyBlocks: NativeTensor,
     keyBlockCounts: NativeTensor,
+    tileBlocks: NativeTensor | undefined,
     tokens: number,
     rows: number,
     tileRows: number,

@@ -25,6 +25,7 @@ struct Selection {
   Floats slash;
   Floats vertical;
   Floats horizontal;
+  std::vector<int32_t> tile_blocks;  // if any, of a budget
 
   struct Lists {
     std::vector<int32_t> blocks;
@@ -43,6 +44,7 @@ struct Selection {
     here.slash = of(slash);
     here.vertical = of(vertical);
     here.horizontal = of(horizontal);
+    here.tile_blocks = tile_blocks.empty() ? nullptr : tile_blocks.data();
     here.key_blocks = lists.blocks.data();
     here.counts = lists.counts.data();
     Workers workers(2);
@@ -56,13 +58,14 @@ struct Selection {
     const Lists empty = room();
     Stream stream(cuda_device());
     DeviceBuffer<float> device_scores(scores), device_slash(slash), device_vertical(vertical), device_horizontal(horizontal);
-    DeviceBuffer<int32_t> blocks(empty.blocks), counts(empty.counts);
+    DeviceBuffer<int32_t> blocks(empty.blocks), counts(empty.counts), device_tile_blocks(tile_blocks);
     SelectKeyBlocksArguments there = a;
     const auto of = [](const Floats& values, const DeviceBuffer<float>& memory) { return values.empty() ? nullptr : memory.get(); };
     there.scores = of(scores, device_scores);
     there.slash = of(slash, device_slash);
     there.vertical = of(vertical, device_vertical);
     there.horizontal = of(horizontal, device_horizontal);
+    there.tile_blocks = tile_blocks.empty() ? nullptr : device_tile_blocks.get();
     there.key_blocks = blocks.get();
     there.counts = counts.get();
     stream.enqueue({"selectKeyBlocks", {}, [there](ExecutionContext& context) { return select_key_blocks(there, context); }});
@@ -137,6 +140,24 @@ TEST("select-key-blocks by parts agrees with the CPU, to the last block") {
       if (rule.rule == BlockRule::mass || rule.rule == BlockRule::of_max) continue;
       Selection selection = of_rows(rows, rule);
       const SelectKeyBlocksArguments& a = selection.a;
+      selection.slash = drawn(int64_t{3} * a.tokens, draw);
+      selection.vertical = drawn(int64_t{3} * a.tokens, draw);
+      selection.horizontal = drawn(int64_t{3} * a.rows, draw);
+      selection.check_devices();
+    }
+  }
+}
+
+TEST("select-key-blocks takes as many blocks a tile as another tile did, as the CPU") {
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  const auto draw = [&] { return normal(random); };
+  for (const int rows : {1, 200, 5000}) {
+    for (const int count : {-1, 0, 4, 30, 1 << 30}) {
+      Selection selection = of_rows(rows, {BlockRule::budget, 0, 1});
+      SelectKeyBlocksArguments& a = selection.a;
+      selection.tile_blocks = {count, -9, 2, -9, 6};
+      a.tile_blocks_stride = 2;
       selection.slash = drawn(int64_t{3} * a.tokens, draw);
       selection.vertical = drawn(int64_t{3} * a.tokens, draw);
       selection.horizontal = drawn(int64_t{3} * a.rows, draw);

@@ -1,4 +1,4 @@
-import { InvalidValueError } from '@kv/sparse-core';
+import { DTypeError, InvalidValueError, ShapeError } from '@kv/sparse-core';
 import type { Device, TensorHandle } from '@kv/sparse-core';
 import { describeOnDevices, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
@@ -10,12 +10,13 @@ import {
   listsOfBudget,
   listsOfMass,
   listsOfMax,
+  listsOfTileBlocks,
   thresholdOfEpsilon,
   withBlocksAlwaysTaken,
 } from '../testing/select-blocks-by-definition.js';
 import type { BlockOptions, Skeleton } from '../testing/select-blocks-by-definition.js';
 import { selectKeyBlocks } from './select-key-blocks.js';
-import type { BlockEstimate, BlockThreshold } from './select-key-blocks.js';
+import type { BlockEstimate, BlockThreshold, TileBlocks } from './select-key-blocks.js';
 
 interface Shape {
   readonly tokens: number;
@@ -69,12 +70,13 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     estimate: (device: Device) => BlockEstimate,
     heads: number,
     shape: Shape,
-    options: BlockOptions & { readonly threshold: BlockThreshold },
+    options: BlockOptions & { readonly threshold: BlockThreshold | ((device: Device) => TileBlocks) },
   ): Promise<number[][][]> => {
     const device = open();
+    const threshold = typeof options.threshold === 'function' ? options.threshold(device) : options.threshold;
     const stream = device.createStream();
     const lists = listsFor(device, heads, shape, options.tileRows);
-    selectKeyBlocks(stream, { ...estimate(device), ...lists, ...options });
+    selectKeyBlocks(stream, { ...estimate(device), ...lists, ...options, threshold });
     const [counts, blocks] = [await lists.keyBlockCounts.read(), await lists.keyBlocks.read()];
     const [, tiles, room] = lists.keyBlocks.shape;
     return Array.from({ length: heads }, (_, head) =>
@@ -209,6 +211,32 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     }
   });
 
+  it('takes as many blocks a tile as another tile did, and dense rows besides', async () => {
+    const random = new Random(12);
+    for (const [tokens, rows] of [[2000, 2000], [3001, 700], [4096, 1]] as const) {
+      const heads = randomHeads(random, 3, tokens, rows);
+      for (const counts of [[0, 0, 0], [3, 5, 4], [20, -7, 0], [9, 40, 31], [1e9, 1e9, 1e9]]) {
+        const options = { ...defaults, denseRows: random.pick([0, 200]), tileRows: random.pick([64, 128]) };
+        const of = listsOf(
+          (device) => partsOf(device, heads),
+          3,
+          { tokens, rows },
+          {
+            ...options,
+            threshold: (device) => {
+              // A column of the lengths of several tiles' lists.
+              const lengths = device.tensor('i32', ['queryHead', 'queryTile'], [3, 4], Int32Array.from(counts.flatMap((count) => [7, 7, count, 7])));
+              return { tileBlocks: lengths.slice('queryTile', 2, 3) };
+            },
+          },
+        );
+        const sum = counts.reduce((all, count) => all + Math.max(0, count), 0);
+        const scores = heads.map((head) => blockScores(head, options));
+        expect(await of).toEqual(listsOfTileBlocks(scores, sum, { ...options, rows }));
+      }
+    }
+  });
+
   it('takes without an estimate only what it always takes, however far the diagonal reaches', async () => {
     const shape = { tokens: 8192, rows: 300 };
     for (const diagonalTokens of [1, 100, 5000, 2 ** 31 - 1]) {
@@ -228,6 +256,11 @@ describeOnDevices('selectKeyBlocks', ({ open }) => {
     const parts = partsOf(device, randomHeads(new Random(6), 2, 300, 200));
     const tensors = { ...parts, ...listsFor(device, 2, shape, 128) };
     const call = (changes: object) => selectKeyBlocks(stream, { ...tensors, threshold: { budget: 0.5 }, ...changes });
+    const tileBlocks = device.tensor('i32', ['queryHead', 'queryTile'], [2, 1]);
+    const floats = device.tensor('f32', ['queryHead', 'queryTile'], [2, 1]);
+    expect(() => call({ threshold: { tileBlocks: floats } })).toThrow(DTypeError);
+    expect(() => call({ threshold: { tileBlocks: tensors.keyBlockCounts } })).toThrow(ShapeError);
+    expect(() => call({ threshold: { tileBlocks, budget: 0.5 } })).toThrow(InvalidValueError);
     const thresholds = [{}, { epsilon: 1, budget: 1 }, { epsilon: -1 }, { epsilon: NaN }, { budget: 0 }, { budget: 1.1 }, { mass: 0.5 }, { ofMax: 0.5 }, undefined, 3];
     for (const threshold of thresholds) expect(() => call({ threshold })).toThrow(InvalidValueError);
     for (const wrong of [{ tileRows: 32 }, { denseRows: -1 }, { slashBound: 'mean' }, { sinkTokens: 0.5 }, { diagonalTokens: 0 }]) {

@@ -38,12 +38,24 @@ export interface BlockRules {
   readonly ofMax: number;
 }
 
+/** A budget that only the device knows. */
+export interface TileBlocks {
+  /**
+   * i32 `[queryHead, queryTile]`, of one tile: how many blocks it took. Of all heads together, tiles take as many on
+   * average, the best ones, but for those of `denseRows`, which take every block.
+   */
+  readonly tileBlocks: TensorHandle<'i32', readonly ['queryHead', 'queryTile']>;
+}
+
 type OneOf<Rules> = {
   [Rule in keyof Rules]: Readonly<Pick<Rules, Rule> & Partial<Record<Exclude<keyof Rules, Rule>, undefined>>>;
 }[keyof Rules];
 
 /** In the order of `BlockRule` in the operation's header. */
 const blockRules = ['epsilon', 'budget', 'mass', 'ofMax'] as const;
+
+const thresholdRules = [...blockRules, 'tileBlocks'] as const;
+type ThresholdRule = (typeof thresholdRules)[number];
 
 /** Those of any estimate. */
 export const estimateRules: readonly (keyof BlockRules)[] = ['epsilon', 'budget'];
@@ -56,7 +68,7 @@ const ranges = {
 } as const;
 
 export interface SelectKeyBlocksOptions extends ExactTokens {
-  readonly threshold: BlockThreshold;
+  readonly threshold: BlockThreshold | TileBlocks;
   /** Rows of a query tile: 64 or 128. Default: 128. */
   readonly tileRows?: number | undefined;
   /** Tiles with any of so many last rows take every block. Default: 0. */
@@ -130,6 +142,7 @@ const enqueue = operation(
     { name: 'scores', dtype: ['f32'], shape: ['queryHead', 'queryTile', 'keyBlock'], layout: 'contiguous', optional: true },
     { name: 'keyBlocks', dtype: ['i32'], shape: ['queryHead', 'queryTile', 'listedBlock'], layout: 'contiguous' },
     { name: 'keyBlockCounts', dtype: ['i32'], shape: ['queryHead', 'queryTile'], layout: 'contiguous' },
+    { name: 'threshold.tileBlocks', dtype: ['i32'], shape: ['queryHead', 1], layout: 'rows', optional: true },
   ],
   ['keyBlocks', 'keyBlockCounts'],
 );
@@ -158,7 +171,8 @@ export function selectKeyBlocks(stream: Stream, args: SelectKeyBlocksArguments):
     expect('the listedBlock axis', room, room >= blocks, `${blocks} blocks or more`);
     if (scores) expect('the keyBlock axis', scores.shape[2], scores.shape[2] === blocks, `${blocks} blocks`);
     const settings = [tileRows, sinkTokens, diagonalTokens, denseRows, slashBounds.indexOf(slashBound)] as const;
-    const threshold = expectThreshold('selectKeyBlocks', args.threshold, tokens, scores ? blockRules : estimateRules);
+    const allowed = [...(scores ? blockRules : estimateRules), 'tileBlocks'] as const;
+    const threshold = expectThreshold('selectKeyBlocks', args.threshold, tokens, allowed);
     loadAddon().selectKeyBlocks(stream.native, ...natives, tokens, rows, ...settings, ...threshold);
   });
 }
@@ -173,15 +187,17 @@ function isCount(given: number, lowest: number): boolean {
  */
 export function expectThreshold(
   subject: string,
-  given: BlockThreshold,
+  given: BlockThreshold | TileBlocks,
   tokens: number,
-  allowed: readonly (keyof BlockRules)[] = blockRules,
+  allowed: readonly ThresholdRule[] = blockRules,
 ): readonly [rule: number, threshold: number, share: number] {
   expectObject(subject, 'threshold', given);
-  const [name = 'epsilon', ...others] = blockRules.filter((rule) => given[rule] !== undefined);
-  const isOne = given[name] !== undefined && others.length === 0 && allowed.includes(name);
+  const rules: { readonly [Rule in ThresholdRule]?: (BlockRules & TileBlocks)[Rule] | undefined } = given;
+  const [name, ...others] = thresholdRules.filter((rule) => rules[rule] !== undefined);
+  const isOne = name !== undefined && others.length === 0 && allowed.includes(name);
   expectThat(subject, 'threshold', given, isOne, `exactly one of ${allowed.join(', ')}`);
-  const value = given[name] ?? NaN;
+  if (name === undefined || name === 'tileBlocks') return [blockRules.indexOf('budget'), 0, 1];
+  const value = rules[name] ?? NaN;
   const { holds, wanted } = ranges[name];
   expectThat(subject, name, value, isFinite32(value) && holds(value), wanted);
   const compared = name === 'epsilon' ? (value * keyBlockTokens) / tokens : name === 'ofMax' ? value : 1;

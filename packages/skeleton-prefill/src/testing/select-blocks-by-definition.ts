@@ -90,10 +90,27 @@ export function thresholdOfEpsilon(epsilon: number, tokens: number): number {
  * always among them.
  */
 export function listsOfBudget(scores: readonly (readonly (readonly number[])[])[], budget: number): number[][][] {
+  return bestBlocks(scores, Math.ceil(budget * scores.flat(2).length));
+}
+
+/** The same of a budget of so many blocks a tile, of all heads together; tiles of dense rows have theirs besides. */
+export function listsOfTileBlocks(
+  scores: readonly (readonly (readonly number[])[])[],
+  tileBlocks: number,
+  { tileRows, denseRows, rows }: Pick<BlockOptions, 'tileRows' | 'denseRows'> & { readonly rows: number },
+): number[][][] {
+  const ofTiles = (scores[0] ?? []).map(({ length }, tile) => {
+    const isDense = Math.min(rows, (tile + 1) * tileRows) > rows - denseRows;
+    return Math.min(scores.length * length, isDense ? Infinity : tileBlocks);
+  });
+  return bestBlocks(scores, ofTiles.reduce((sum, blocks) => sum + blocks, 0));
+}
+
+function bestBlocks(scores: readonly (readonly (readonly number[])[])[], atLeast: number): number[][][] {
   const blocks = scores.flatMap((tiles, head) =>
     tiles.flatMap((of, tile) => of.map((score, block) => ({ head, tile, block, score }))),
   );
-  const wanted = Math.max(Math.ceil(budget * blocks.length), blocks.filter(({ score }) => score === Infinity).length);
+  const wanted = Math.max(atLeast, blocks.filter(({ score }) => score === Infinity).length);
   const lists = scores.map((tiles) => tiles.map((): number[] => []));
   // The sort is stable.
   const best = blocks.sort((a, b) => (a.score === b.score ? 0 : b.score - a.score)).slice(0, wanted);
