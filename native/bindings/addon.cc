@@ -19,6 +19,7 @@
   OPERATION(copy, copy)                                     \
   OPERATION(copyBlocks, copy_blocks)                        \
   OPERATION(copyIndexMap, copy_index_map)                   \
+  OPERATION(copyValues, copy_values)                        \
   OPERATION(crossEntropy, cross_entropy)                    \
   OPERATION(cudaReport, cuda_report)                        \
   OPERATION(decodeAttention, decode_attention)              \
@@ -42,10 +43,12 @@
   OPERATION(rmsNorm, rms_norm)                              \
   OPERATION(rope, rope)                                     \
   OPERATION(sample, sample)                                 \
+  OPERATION(selectByMass, select_by_mass)                   \
   OPERATION(selectKeyBlocks, select_key_blocks)             \
   OPERATION(selectTokens, select_tokens)                    \
   OPERATION(swiglu, swiglu)                                 \
   OPERATION(verticalSlashBlockScores, vertical_slash_block_scores) \
+  OPERATION(weightedValues, weighted_values)                \
   OPERATION(write, write)
 
 namespace kv {

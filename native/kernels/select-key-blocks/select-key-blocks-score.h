@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/select-key-blocks/select-key-blocks.h"
+#include "shared/scores/score-order.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -151,8 +152,6 @@ struct TileBlocks {
 // Integers in the order of the scores. NaN does not occur here.
 constexpr int kOrderBits = 11;
 constexpr int kOrderBins = 1 << kOrderBits;
-constexpr uint32_t order_of(uint32_t bits) { return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u; }
-constexpr uint32_t bits_of_order(uint32_t order) { return (order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order; }
 
 // Mass of a block, as a multiple of 2^-32 of its tile's best block, whose score is larger by `below`. All is integers but
 // one multiplication, so that every device finds the same sums in any order: e^-below = 2^-whole (1 - part ln 2 + ...).

@@ -7,3 +7,6 @@ export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quan
 export { dequantizeKv, type DequantizeKvArguments } from './operations/dequantize-kv.js';
 export { loadValues, type LoadValuesArguments } from './operations/load-values.js';
 export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';
+export { copyValues, type CopyValuesArguments } from './operations/copy-values.js';
+export { type MissingMass, selectByMass, type SelectByMassArguments } from './operations/select-by-mass.js';
+export { weightedValues, type WeightedValuesArguments } from './operations/weighted-values.js';

@@ -16,11 +16,15 @@ import {
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import * as hcattnQuant from './index.js';
+import { copyValues } from './operations/copy-values.js';
 import { decodeAttentionQuantized } from './operations/decode-attention-quantized.js';
 import { dequantizeKv } from './operations/dequantize-kv.js';
 import { loadValues } from './operations/load-values.js';
 import { quantizeKv } from './operations/quantize-kv.js';
+import { selectByMass } from './operations/select-by-mass.js';
+import { weightedValues } from './operations/weighted-values.js';
 import { randomQuantizedCache } from './testing/random-quantized-cache.js';
+import { scoredTokens } from './testing/scored-tokens.js';
 import { testBlocks } from './testing/test-blocks.js';
 
 const blocks = (device: Device) => ({
@@ -47,6 +51,37 @@ function rowsOfAnswers(device: Device) {
   return { query: rows(), output: rows(), logSumExp, ...cache.arguments, scale: 0.5 };
 }
 
+const copiedValues = (device: Device) => ({
+  values: device.tensor('f16', ['block', 'blockToken', 'dim'], [2, 64, 8], new Uint16Array(1024)),
+  hostValues: device.tensor('i8', ['valueBlock', 'blockToken', 'dim'], [2, 64, 8], new Int8Array(1024)),
+  valueScales: device.tensor('bf16', ['valueBlock', 'blockToken'], [2, 64], new Uint16Array(128)),
+  from: [0, 1],
+  to: [1, 0],
+});
+
+const scores = (device: Device) => ({
+  ...scoredTokens(device, new Random(2), {
+    rows: [1, 1],
+    tokens: [[64], [100]],
+    kvHeads: 1,
+    group: 2,
+    chosen: 30,
+    score: (row, head, token) => Math.sin(row + head + token),
+  }).arguments,
+  denseLogSumExp: device.tensor('f32', ['token', 'queryHead'], [3, 2], new Float32Array(6)),
+  tau: 0.9,
+  missingMass: 'paper' as const,
+});
+
+/** Lists, in the device's memory, which a CPU sums as well. */
+const listedValues = (device: Device) => ({
+  valueRows: device.tensor('i32', ['token', 'kvHead', 'chosen'], [2, 2, 3], new Int32Array(12)),
+  weights: device.tensor('f32', ['token', 'kvHead', 'chosen', 'groupHead'], [2, 2, 3, 2], new Float32Array(24)),
+  counts: device.tensor('i32', ['token', 'kvHead'], [2, 2], new Int32Array(4)),
+  values: device.tensor('f16', ['valueBlock', 'blockToken', 'dim'], [2, 64, 8], new Uint16Array(1024)),
+  output: device.tensor('f32', ['token', 'queryHead', 'dim'], [2, 4, 8], new Float32Array(64)),
+});
+
 const functions: readonly MisusedFunction[] = [
   misusedOperation(quantizeKv, blocks, { outputs: ['quantizedKeys', 'quantizedValues'], legal: [] }),
   misusedOperation(decodeAttentionQuantized, rowsOfAnswers, {
@@ -55,6 +90,23 @@ const functions: readonly MisusedFunction[] = [
   }),
   misusedOperation(dequantizeKv, blocks, { outputs: ['keys', 'values'], legal: [] }),
   misusedOperation(loadValues, codesOfValues, { outputs: ['values'], legal: [anyFloat('values'), freeAxis('values', 'block'), rowsApart('values')] }),
+  misusedOperation(copyValues, copiedValues, {
+    outputs: ['hostValues', 'valueScales'],
+    legal: [anyFloat('values'), legalAt('values', 'f32', 'any float dtype'), freeAxis('values', 'block'), rowsApart('values')],
+  }),
+  misusedOperation(selectByMass, scores, {
+    outputs: ['valueRows', 'weights', 'counts', 'logSumExp'],
+    legal: [
+      optional('denseLogSumExp|missingMass'),
+      freeAxis('scores', 'key'),
+      freeAxis('blockTable', 'block'),
+      legalAt('tau', '0\\.5', 'a share'),
+    ],
+  }),
+  misusedOperation(weightedValues, listedValues, {
+    outputs: ['output'],
+    legal: [legalAt('values', 'f32|bf16|i8', 'any dtype of values'), freeAxis('values', 'valueBlock')],
+  }),
 ];
 
 const options: readonly MisusedFunction[] = [
@@ -91,7 +143,9 @@ describeOnDevices('misuse', ({ name, open }) => {
   const device = open();
   const suite = new MisuseSuite(device);
 
-  it.each([...functions, ...options, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
+  // The tensors of `listedValues` are in the memory of the device.
+  const operations = functions.filter((subject) => name !== 'cuda' || subject.name !== 'weightedValues');
+  it.each([...operations, ...options, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

@@ -204,6 +204,13 @@ export interface Addon {
     toSlot: number,
     copies: NativeTensor,
   ): void;
+  copyValues(
+    stream: NativeStream,
+    values: NativeTensor,
+    hostValues: NativeTensor,
+    valueScales: NativeTensor | undefined,
+    copies: NativeTensor,
+  ): void;
   embedding(
     stream: NativeStream,
     table: NativeTensor,
@@ -329,6 +336,24 @@ export interface Addon {
     settings: Float64Array,
     outcomes: NativeTensor | undefined,
   ): void;
+  selectByMass(
+    stream: NativeStream,
+    scores: NativeTensor,
+    denseLogSumExp: NativeTensor | undefined,
+    blockTable: NativeTensor,
+    keyCounts: NativeTensor,
+    slots: NativeTensor,
+    queryStart: NativeTensor,
+    valueScales: NativeTensor | undefined,
+    meanRows: NativeTensor | undefined,
+    valueRows: NativeTensor,
+    weights: NativeTensor,
+    counts: NativeTensor,
+    logSumExp: NativeTensor,
+    valueBlocks: number,
+    tau: number,
+    missingMass: number,
+  ): void;
   selectKeyBlocks(
     stream: NativeStream,
     slash: NativeTensor | undefined,
@@ -363,5 +388,13 @@ export interface Addon {
     poolTokens: number,
   ): void;
   swiglu(stream: NativeStream, gate: NativeTensor, up: NativeTensor, output: NativeTensor): void;
+  weightedValues(
+    stream: NativeStream,
+    valueRows: NativeTensor,
+    weights: NativeTensor,
+    counts: NativeTensor,
+    values: NativeTensor,
+    output: NativeTensor,
+  ): void;
   write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;
 }

@@ -1,0 +1,155 @@
+#include "kernels/weighted-values/weighted-values.h"
+
+#include "runtime/workers.h"
+#include "shared/cpu/simd.cpu.h"
+
+namespace kv {
+namespace KV_ISA {
+
+inline Vec load(const int8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, VecInt), Vec);
+}
+inline float to_float(int8_t x) { return x; }
+
+namespace {
+
+constexpr int32_t kPieceRows = 512;  // that a worker sums in their order; pieces are then added in theirs
+constexpr int32_t kNearRows = 32;    // that stay in the first cache while all their dims are summed
+constexpr int kTileHeads = 4;
+constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // the sums of a tile stay in registers
+constexpr int64_t kLine = 64;
+
+struct Piece {
+  int64_t list;
+  int32_t first;
+  int32_t rows;
+};
+
+// The sums of a piece: [group_head, dim].
+template <class T>
+class PieceSum {
+ public:
+  PieceSum(const WeightedValuesArguments& a, const Piece& piece, float* sums)
+      : dims_(a.head_dim),
+        group_(a.group),
+        values_(static_cast<const T*>(a.values)),
+        rows_(a.value_rows + piece.list * a.capacity + piece.first),
+        weights_(a.weights + (piece.list * a.capacity + piece.first) * a.group),
+        count_(piece.rows),
+        sums_(sums) {}
+
+  void add() const {
+    std::memset(sums_, 0, static_cast<size_t>(group_ * dims_) * sizeof(float));
+    for (int32_t first = 0; first < kNearRows && first < count_; ++first) prefetch(first);
+    for (int32_t first = 0; first < count_; first += kNearRows) {
+      const int32_t end = first + kNearRows < count_ ? first + kNearRows : count_;
+      for (int32_t row = end; row < end + kNearRows && row < count_; ++row) prefetch(row);
+      int32_t head = 0;
+      for (; head + kTileHeads <= group_; head += kTileHeads) add_heads<kTileHeads>(head, first, end);
+      for (; head < group_; ++head) add_heads<1>(head, first, end);
+    }
+  }
+
+ private:
+  void prefetch(int32_t row) const {
+    const auto* bytes = reinterpret_cast<const char*>(values_ + rows_[row] * dims_);
+    for (int64_t at = 0; at < dims_ * int64_t{sizeof(T)}; at += kLine) __builtin_prefetch(bytes + at);
+  }
+
+  template <int heads>
+  void add_heads(int32_t head, int32_t first, int32_t end) const {
+    int64_t dim = 0;
+    for (; dim + kTileVectors * kLanes <= dims_; dim += kTileVectors * kLanes) add_tile<heads, kTileVectors>(head, dim, first, end);
+    for (; dim + kLanes <= dims_; dim += kLanes) add_tile<heads, 1>(head, dim, first, end);
+    for (; dim < dims_; ++dim) {
+      for (int32_t row = first; row < end; ++row) {
+        const float value = to_float(values_[rows_[row] * dims_ + dim]);
+        for (int h = head; h < head + heads; ++h) sums_[h * dims_ + dim] += weights_[int64_t{row} * group_ + h] * value;
+      }
+    }
+  }
+
+  template <int heads, int vectors>
+  void add_tile(int32_t head, int64_t dim, int32_t first, int32_t end) const {
+    Vec sums[heads][vectors];
+    for (int h = 0; h < heads; ++h) {
+      for (int v = 0; v < vectors; ++v) sums[h][v] = load(sums_ + (head + h) * dims_ + dim + v * kLanes);
+    }
+    for (int32_t row = first; row < end; ++row) {
+      const T* values = values_ + rows_[row] * dims_ + dim;
+      const float* weights = weights_ + int64_t{row} * group_ + head;
+      Vec own[vectors];
+      for (int v = 0; v < vectors; ++v) own[v] = load(values + v * kLanes);
+      for (int h = 0; h < heads; ++h) {
+        for (int v = 0; v < vectors; ++v) sums[h][v] += own[v] * weights[h];
+      }
+    }
+    for (int h = 0; h < heads; ++h) {
+      for (int v = 0; v < vectors; ++v) store(sums_ + (head + h) * dims_ + dim + v * kLanes, sums[h][v]);
+    }
+  }
+
+  const int64_t dims_;
+  const int64_t group_;
+  const T* values_;
+  const int32_t* rows_;
+  const float* weights_;
+  const int32_t count_;
+  float* sums_;
+};
+
+template <class Body>
+void with_value_type(DType dtype, Body&& body) {
+  if (dtype == DType::i8) body(int8_t{});
+  else with_float_type(dtype, body);
+}
+
+bool leads_outside(const WeightedValuesArguments& a, const Piece& piece) {
+  const int32_t* rows = a.value_rows + piece.list * a.capacity + piece.first;
+  bool outside = false;
+  for (int32_t row = 0; row < piece.rows; ++row) outside |= rows[row] < 0 || rows[row] >= a.pool_rows;
+  return outside;
+}
+
+}  // namespace
+
+void weighted_values(const WeightedValuesArguments& a, Workers& workers) {
+  const int64_t lists = int64_t{a.rows} * a.kv_heads;
+  int64_t pieces = 0;
+  for (int64_t list = 0; list < lists; ++list) pieces += (a.counts[list] + kPieceRows - 1) / kPieceRows;
+  const int64_t of_list = int64_t{a.group} * a.head_dim;
+  const auto sum_bytes = static_cast<size_t>(pieces * of_list) * sizeof(float);
+  auto* sums = static_cast<float*>(workers.shared_scratch(sum_bytes + static_cast<size_t>(pieces) * sizeof(Piece) + 64));
+  auto* table = reinterpret_cast<Piece*>(reinterpret_cast<char*>(sums) + (sum_bytes + 63) / 64 * 64);
+  int64_t known = 0;
+  for (int64_t list = 0; list < lists; ++list) {
+    for (int32_t first = 0; first < a.counts[list]; first += kPieceRows) {
+      const int32_t left = a.counts[list] - first;
+      table[known++] = {list, first, left < kPieceRows ? left : kPieceRows};
+    }
+  }
+  workers.for_each(static_cast<size_t>(pieces), [&](size_t index, int) {
+    if (leads_outside(a, table[index])) {
+      __atomic_store_n(a.list_outside, table[index].list, __ATOMIC_RELAXED);
+      return;
+    }
+    with_value_type(a.dtype, [&](auto element) {
+      PieceSum<decltype(element)>(a, table[index], sums + static_cast<int64_t>(index) * of_list).add();
+    });
+  });
+  if (*a.list_outside >= 0) return;
+  const float* next = sums;
+  for (int64_t list = 0; list < lists; ++list) {
+    float* output = a.output + list * of_list;
+    std::memset(output, 0, static_cast<size_t>(of_list) * sizeof(float));
+    for (int32_t first = 0; first < a.counts[list]; first += kPieceRows, next += of_list) {
+      for (int64_t i = 0; i < of_list; ++i) output[i] += next[i];
+    }
+  }
+}
+
+}  // namespace KV_ISA
+}  // namespace kv
