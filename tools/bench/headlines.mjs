@@ -14,6 +14,7 @@ const HEADLINES = [
   ['attention-h200', 'prefill 8x32768', 'H200: prefill attention, 8 prompts of 32K tokens'],
   ['attention-h200', 'prefill 1x131072', 'H200: prefill attention, one of 128K'],
   ['skeleton-h200', '128K, 97 % sparse: estimate, selection and attention', 'H200: attention of 128K tokens over 3 % of its blocks, with the estimate'],
+  ['block-sparse-h200', 'block-sparse attention, random 3 %', 'H200: attention of 128K tokens over given lists of 3 % of its blocks'],
   ['skeleton-model-h200', 'first token, 131072 tokens of prompt, f16, skeleton, budget 0.03', 'H200: the first token of an 8B model, 128K prompt over 3 % of its blocks'],
   ['attention-h200', 'decode 8x32768', 'H200: decode attention, 8 sequences of 32K'],
   ['hierasparse-h200', 'decode 8x32768 S_K = S_V = 1', 'H200: decode attention, 8 of 32K in 2:4 sparse blocks'],

@@ -31,6 +31,8 @@ const settings = {
   dense: { prefill: densePrefill(), flops: () => 0 },
   'skeleton, ε = 0.8': { prefill: skeletonPrefill({ epsilon }), flops: skeletonFlops },
   'skeleton, ε = 0.8 at 4096 tokens': { prefill: skeletonPrefill({ epsilon, referenceTokens: 4096 }), flops: skeletonFlops },
+  // As large as what the reference row gives a prompt of 16,384 tokens.
+  'skeleton, budget 0.075': { prefill: skeletonPrefill({ budget: 0.075 }), flops: skeletonFlops },
   'skeleton, budget 1/8': { prefill: skeletonPrefill({ budget: 1 / 8 }), flops: skeletonFlops },
   'vertical-slash, ε = 0.8': { prefill: verticalSlashPrefill({ epsilon }), flops: verticalSlashFlops },
   'antidiagonal, mass 0.9': { prefill: antidiagonalPrefill({ mass: 0.9 }), flops: antidiagonalFlops },
