@@ -5,7 +5,7 @@ usage: torch-block-sparse.py LIBRARY [NAME=LIBRARY ...] [--rounds N] [--only TEX
                              [--json FILE]
 
 LIBRARY is the path of libcuda-kernels.so (README.md), of which several builds may take turns. With --autotune
-flex_attention is compiled as max-autotune, which takes minutes.
+flex_attention is compiled as max-autotune, which takes half a minute.
 """
 import argparse
 import ctypes

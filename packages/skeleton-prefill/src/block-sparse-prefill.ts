@@ -220,6 +220,6 @@ function reportOf(
   return Promise.all(choices).then((chosenOf) => {
     const computed = chosenOf.map((choice, index) => (choice === undefined ? (seen[index] ?? NaN) : sum(choice.counts)));
     const fallback = chosenOf.find((choice) => choice?.fallback !== undefined)?.fallback;
-    return { density: sum(computed) / sum(seen), fallback };
+    return { density: sum(computed) / sum(seen), ...(fallback && { fallback }) };
   });
 }

@@ -137,6 +137,23 @@ describeOnDevices('skeletonPrefill', ({ name, open }) => {
     expect(given.output.subarray(0, 900 * 4 * 32).every(Number.isFinite)).toBe(true);
   });
 
+  it.runIf(estimates)('says so of a system without a solution: keys and distances that differ in nothing', async () => {
+    const still = { ...rope, inverseFrequencies: new Float32Array(rope.inverseFrequencies.length) };
+    const alike = { ...prompt, keys: new Float32Array(prompt.keys.length).fill(0.5) };
+    const device = open();
+    const reading = new Layer(device, device.createStream(), skeletonPrefill({ ...cheap, budget: 0.3 }), still);
+    const { output, reports } = await reading.read(alike, [1500]);
+    expect(reports).toEqual([{ density: 1, fallback: 'heads had no finite estimate' }]);
+    expect(output).toEqual((await layerOf(densePrefill()).read(alike, [1500])).output);
+  });
+
+  it.each([1, 19, 20, 21])('reads a prompt of %i tokens, about as many as sinks and diagonal, densely, and says so', async (tokens) => {
+    const short = syntheticPrompt(3, tokens);
+    const { output, reports } = await skeleton({ budget: 0.3 }).read(short, [tokens]);
+    expect(reports).toEqual([{ density: 1, fallback: tooLong }]);
+    expect(output).toEqual((await layerOf(densePrefill()).read(short, [tokens])).output);
+  });
+
   it.runIf(estimates)('says so of single heads, and frees what it kept to know it', async () => {
     const keys = prompt.keys.slice();
     keys.fill(NaN, 1400 * 2 * 32, (1400 * 2 + 1) * 32);

@@ -65,8 +65,9 @@ export class Layer {
   readonly device: Device;
   readonly #stream: Stream;
   readonly #prefill: PrefillAttention;
+  readonly #rope: RopeDescription;
 
-  constructor(device: Device, stream: Stream, prefill: PrefillAttention) {
+  constructor(device: Device, stream: Stream, prefill: PrefillAttention, turned: RopeDescription = rope) {
     const capacity = { device, slots: 3, tokensPerSlot: 16_384, tokens: 3 * 16_384 };
     const [store] = densePagedStore({ dtype: 'f32' }).create([layer], capacity);
     if (store === undefined) throw new Error('a layer has a store');
@@ -75,6 +76,7 @@ export class Layer {
     this.device = device;
     this.#stream = stream;
     this.#prefill = prefill;
+    this.#rope = turned;
   }
 
   /** One step: the outputs of its rows, and what the method says of it. */
@@ -98,7 +100,8 @@ export class Layer {
     store.append(stream, { batch, keys, values });
     store.advance(batch);
     const endsPrompt = steps.map(({ ends }) => ends);
-    const { report } = this.#prefill.attend(stream, { store, state, batch, endsPrompt, query, keys, values, rope, output, scale });
+    const rows = { query, keys, values, rope: this.#rope, output, scale };
+    const { report } = this.#prefill.attend(stream, { store, state, batch, endsPrompt, ...rows });
     return { output: await output.read(), report: await report };
   }
 
