@@ -15,6 +15,7 @@
   OPERATION(appendKv, append_kv)                            \
   OPERATION(blockSparseAttention, block_sparse_attention)   \
   OPERATION(clusteredBlockScores, clustered_block_scores)   \
+  OPERATION(codedKeyScores, coded_key_scores)               \
   OPERATION(compress24, compress_24)                        \
   OPERATION(copy, copy)                                     \
   OPERATION(copyBlocks, copy_blocks)                        \
@@ -23,9 +24,12 @@
   OPERATION(crossEntropy, cross_entropy)                    \
   OPERATION(cudaReport, cuda_report)                        \
   OPERATION(decodeAttention, decode_attention)              \
+  OPERATION(decodeKeys, decode_keys)                        \
   OPERATION(decomposeAttention, decompose_attention)        \
   OPERATION(decompress24, decompress_24)                    \
   OPERATION(dequantizeKv, dequantize_kv)                    \
+  OPERATION(encodeKeys, encode_keys)                        \
+  OPERATION(indexCentroids, index_centroids)                \
   OPERATION(embedding, embedding)                           \
   OPERATION(gatherKv, gather_kv)                            \
   OPERATION(linear, linear)                                 \

@@ -1,7 +1,5 @@
 #include "kernels/decode-attention-quantized/decode-attention-quantized.h"
 
-#include <string>
-
 #include "shared/dispatch/cpu-dispatch.h"
 #include "shared/dispatch/cuda-dispatch.h"
 #include "shared/quantized-blocks/quantized-blocks.h"
@@ -10,25 +8,6 @@ namespace kv {
 
 KV_CPU_KERNEL(decode_attention_quantized, QuantizedAttentionArguments)
 KV_CUDA_KERNEL(decode_attention_quantized, QuantizedAttentionArguments)
-
-namespace {
-
-Status validate_whole_blocks(const QuantizedAttentionArguments& a) {
-  for (int32_t entry = 0; entry < a.batch; ++entry) {
-    if (a.query_start[entry] == a.query_start[entry + 1]) continue;
-    for (int32_t head = 0; head < a.kv_heads; ++head) {
-      const int32_t count = a.key_counts[int64_t{a.slots[entry]} * a.kv_heads + head];
-      if (count % kQuantizedBlockTokens == 0) continue;
-      return Status::failure(StatusCode::invalid_value,
-                             "slot " + std::to_string(a.slots[entry]) + ", kv head " + std::to_string(head) +
-                                 " counts " + std::to_string(count) +
-                                 " keys, but quantized blocks hold 64 each: give a multiple of 64");
-    }
-  }
-  return Status::success();
-}
-
-}  // namespace
 
 Status decode_attention_quantized(const QuantizedAttentionArguments& given, ExecutionContext& context) {
   QuantizedAttentionArguments arguments = given;

@@ -28,6 +28,9 @@ Status validate_coded_keys(const CodedKeys& k) {
     return Status::failure(StatusCode::invalid_value, std::to_string(k.code_bits) + " bits do not tell " +
                                                           std::to_string(k.centroid_count) + " centroids apart");
   }
+  if (reinterpret_cast<uintptr_t>(k.codes) % 16 != 0) {
+    return Status::failure(StatusCode::invalid_value, "coded blocks must begin at a multiple of 16 bytes: give a tensor of its own");
+  }
   return Status::success();
 }
 

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "runtime/dtype.h"
 #include "runtime/status.h"
 
 namespace kv {
@@ -67,13 +68,27 @@ struct CodedKeys {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
 
-  int groups() const { return head_dim / sub_dim; }
-  int64_t block_bytes() const { return coded_block_bytes(groups(), code_bits); }
-  int64_t book_elements() const { return int64_t{centroid_count} * sub_dim; }
+  constexpr int groups() const { return head_dim / sub_dim; }
+  constexpr int64_t block_bytes() const { return coded_block_bytes(groups(), code_bits); }
+  constexpr int64_t book_elements() const { return int64_t{centroid_count} * sub_dim; }
   // Where the book of a group of a kv head begins in `centroids`.
-  int64_t book_offset(int head, int group) const {
+  constexpr int64_t book_offset(int head, int group) const {
     return (int64_t{head} * books + (books == 1 ? 0 : group)) * book_elements();
   }
+};
+
+// Coded blocks and the dense blocks that they are made of, or become.
+struct CodedKeyCopies : CodedKeys {
+  // Dense blocks, [block, block_token 64, dim]. Strides count elements, dims are contiguous.
+  void* keys = nullptr;
+  DType dtype = DType::f32;
+  int64_t block_stride = 0;
+  int64_t token_stride = 0;
+  // Blocks of the pools, and the kv head that each is of. None of `to` occurs twice.
+  const int32_t* from = nullptr;   // [copies]
+  const int32_t* to = nullptr;     // [copies]
+  const int32_t* heads = nullptr;  // [copies]
+  int32_t copies = 0;
 };
 
 // Refuses sizes that contradict each other (invalid_value) and those that there are no kernels for (capability).

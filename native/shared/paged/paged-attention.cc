@@ -85,4 +85,17 @@ Status validate_tables(const PagedBatch& b, bool appending) {
   return Status::success();
 }
 
+Status validate_whole_blocks(const PagedBatch& b) {
+  for (int32_t entry = 0; entry < b.batch; ++entry) {
+    if (b.query_start[entry] == b.query_start[entry + 1]) continue;
+    for (int32_t head = 0; head < b.kv_heads; ++head) {
+      const int32_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
+      if (count % b.block_tokens == 0) continue;
+      return invalid("slot " + text(b.slots[entry]) + ", kv head " + text(head) + " counts " + text(count) +
+                     " keys, but blocks in codes hold " + text(b.block_tokens) + " each: give a multiple of it");
+    }
+  }
+  return Status::success();
+}
+
 }  // namespace kv

@@ -74,4 +74,7 @@ Status validate_rows(const PagedBatch& batch);
 // rows after the counted keys; otherwise they are those of the counted keys.
 Status validate_tables(const PagedBatch& batch, bool appending);
 
+// Checks that the counted keys of the batch's entries with rows are whole blocks. The tables must be valid.
+Status validate_whole_blocks(const PagedBatch& batch);
+
 }  // namespace kv

@@ -160,6 +160,16 @@ export type NativeQuantization = (
   copies: NativeTensor,
 ) => void;
 
+/** Between dense blocks of keys and coded ones. */
+type NativeKeyCodingArguments = readonly [
+  keys: NativeTensor,
+  codedKeys: NativeTensor,
+  centroids: NativeTensor,
+  channelScale: NativeTensor | undefined,
+  codeBits: number,
+  copies: NativeTensor,
+];
+
 /** What `native/bindings/addon.cc` exports. */
 export interface Addon {
   readonly NativeDevice: new (
@@ -260,7 +270,24 @@ export interface Addon {
     places: NativeTensor,
     dense: NativeTensor,
   ): void;
+  codedKeyScores(
+    stream: NativeStream,
+    query: NativeTensor,
+    scores: NativeTensor,
+    codedKeys: NativeTensor,
+    centroids: NativeTensor,
+    channelScale: NativeTensor | undefined,
+    codeBits: number,
+    blockTable: NativeTensor,
+    keyCounts: NativeTensor,
+    slots: NativeTensor,
+    queryStart: NativeTensor,
+    scale: number,
+  ): void;
+  decodeKeys(stream: NativeStream, ...rest: NativeKeyCodingArguments): void;
   dequantizeKv: NativeQuantization;
+  encodeKeys(stream: NativeStream, ...rest: readonly [...NativeKeyCodingArguments, index: NativeTensor]): void;
+  indexCentroids(stream: NativeStream, centroids: NativeTensor, index: NativeTensor): void;
   linear(
     stream: NativeStream,
     input: NativeTensor,

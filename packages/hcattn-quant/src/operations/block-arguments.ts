@@ -1,5 +1,6 @@
 import { type FloatDType, InvalidValueError, type Stream, type Tensor, type TensorHandle } from '@kv/sparse-core';
-import { expectIndices, expectShape, floats, listFor, listOf, type TensorRule } from '@kv/sparse-core/native';
+import { expectIndices, expectShape, expectThat, floats, listFor, listOf, type TensorRule } from '@kv/sparse-core/native';
+import { codedBlockBytes, type CodedKeys } from '../coded-keys.js';
 import { blockTokens, type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from '../quantized-blocks.js';
 
 /** Keys and values in dense and in quantized blocks. A block of values has the number of its keys. */
@@ -56,6 +57,11 @@ export function blockNumbersOn(
   blocksRead: number,
   blocksWritten: number,
 ): Tensor<'i32', readonly ['end', 'copy']> {
+  const { from, to } = expectBlockNumbers(operation, given, blocksRead, blocksWritten);
+  return device.tensor('i32', ['end', 'copy'], [2, to.length], Int32Array.from([...from, ...to]));
+}
+
+function expectBlockNumbers(operation: string, given: BlockNumbers, blocksRead: number, blocksWritten: number) {
   const to = listOf(operation, 'to', given.to, blocksWritten);
   const from = listFor(operation, 'from', given.from, 'to', to.length);
   expectIndices(operation, 'from', from, blocksRead);
@@ -66,5 +72,51 @@ export function blockNumbersOn(
       given: to,
     });
   }
-  return device.tensor('i32', ['end', 'copy'], [2, to.length], Int32Array.from([...from, ...to]));
+  return { from, to };
+}
+
+/** Which blocks of keys are read and which are written, and whose they are. */
+export interface KeyBlockNumbers extends BlockNumbers {
+  /** The kv head of each. */
+  readonly kvHeads: ArrayLike<number>;
+}
+
+/** Like `blockNumbersOn`, of blocks of `kvHeads` kv heads. */
+export function keyBlockNumbersOn(
+  operation: string,
+  { device }: Stream,
+  given: KeyBlockNumbers,
+  blocksRead: number,
+  blocksWritten: number,
+  kvHeads: number,
+): Tensor<'i32', readonly ['end', 'copy']> {
+  const { from, to } = expectBlockNumbers(operation, given, blocksRead, blocksWritten);
+  const heads = listFor(operation, 'kvHeads', given.kvHeads, 'to', to.length);
+  expectIndices(operation, 'kvHeads', heads, kvHeads);
+  return device.tensor('i32', ['end', 'copy'], [3, to.length], Int32Array.from([...from, ...to, ...heads]));
+}
+
+/** What operations over coded keys demand of them, in the order of `native/bindings/coded-keys.h`. */
+export const codedKeyRules = [
+  { name: 'codedKeys', dtype: ['u8'], shape: ['codedBlock', 'keyByte'], layout: 'contiguous' },
+  { name: 'centroids', dtype: ['f16'], shape: ['kvHead', 'book', 'centroid', 'subDim'], layout: 'contiguous' },
+  { name: 'channelScale', dtype: ['f32'], shape: ['kvHead', 'dim'], layout: 'contiguous', optional: true },
+] as const satisfies readonly TensorRule[];
+
+export const denseKeyRules = [
+  { name: 'keys', dtype: floats, shape: denseShape, layout: 'rows' },
+  ...codedKeyRules,
+] as const satisfies readonly TensorRule[];
+
+/**
+ * Checks that codebooks divide heads of so many dims, and that coded blocks are as large as that makes them.
+ * @throws CapabilityError, ShapeError, InvalidValueError
+ */
+export function expectCodedKeys(operation: string, headDim: number, { codedKeys, centroids, codeBits }: CodedKeys): void {
+  const [, books, count, subDim] = centroids.shape;
+  const groups = headDim / subDim;
+  expectThat(operation, 'centroids', centroids.shape, Number.isInteger(groups), `of sub-vectors that divide the ${headDim} dims of a head`);
+  expectThat(operation, 'centroids', centroids.shape, books === 1 || books === groups, `one book, or ${groups}, one for each group`);
+  expectShape(operation, 'codedKeys', codedKeys, [undefined, codedBlockBytes(groups, codeBits)]);
+  expectThat(operation, 'codeBits', codeBits, count <= 2 ** codeBits, `enough to tell ${count} centroids apart`);
 }

@@ -1,0 +1,302 @@
+// Scores from codes on tensor cores. The book lies in shared memory, and what is looked up there for a code is a register
+// of the first operand of a [16, 16] by [16, 8] product, whose columns are up to eight rows and heads of queries. So a code
+// is looked up once for all of them, and nothing is moved between lanes.
+//
+// A warp takes whole coded blocks. Lane 4 * octet + quad reads its stream's words of a chunk, and holds the codes of eight
+// tokens and four groups: tokens t and t + 1 are the rows `octet` and `octet + 8` of product t / 2, and the quad is where
+// in a row the lane's elements lie. Queries are arranged likewise, so which dims a product sums over does not matter.
+//
+// What bounds it is the look-ups: 32 lanes read random banks, 3.5 words of the same bank on average.
+#include <type_traits>
+
+#include "kernels/coded-key-scores/coded-key-scores.cuda.h"
+#include "ptx/arithmetic.cuda.h"
+#include "ptx/mma.cuda.h"
+#include "shared/coded-keys/coded-keys.cuda.h"
+
+namespace kv::cuda {
+namespace {
+
+constexpr int kWarps = 12;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kColumns = 8;
+constexpr int kProducts = 4;  // of 16 tokens each
+
+template <int kSubDim>
+using Entry = std::conditional_t<kSubDim == 2, uint32_t, uint2>;
+
+// The kernel's book has an entry for each code, or for each centroid if codes could name far more.
+template <int kBits>
+constexpr bool kEveryCode = kBits <= 13;
+
+template <int kSubDim, int kBits>
+int64_t book_bytes(int centroids) {
+  return int64_t{kEveryCode<kBits> ? 1 << kBits : centroids} * static_cast<int64_t>(sizeof(Entry<kSubDim>));
+}
+
+template <int kSubDim, int kBits>
+__device__ void fetch_book(const CodedKeys& coded, int head, Entry<kSubDim>* book) {
+  const auto* from = reinterpret_cast<const Entry<kSubDim>*>(coded.centroids + coded.book_offset(head, 0));
+  const int entries = kEveryCode<kBits> ? 1 << kBits : coded.centroid_count;
+  constexpr int kPerLoad = 16 / sizeof(Entry<kSubDim>);
+  const int whole = coded.centroid_count / kPerLoad;
+  for (int i = static_cast<int>(threadIdx.x); i < whole; i += kThreads) {
+    reinterpret_cast<uint4*>(book)[i] = reinterpret_cast<const uint4*>(from)[i];
+  }
+  // Codes beyond the last centroid count as the last one.
+  for (int i = whole * kPerLoad + static_cast<int>(threadIdx.x); i < entries; i += kThreads) {
+    book[i] = from[min(i, coded.centroid_count - 1)];
+  }
+}
+
+// The queries of eight columns as second operands, and where the lane's two columns of scores go.
+template <int kSubDim, int kChunks>
+class Queries {
+ public:
+  static constexpr int kSteps = kSubDim;  // products of a chunk, for 16 tokens
+
+  __device__ Queries(const CodedKeyScoresArguments& a, const EntryHead& entry, int head, int first) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int column = first + lane / 4;
+    const int group_heads = a.query_heads / a.kv_heads;
+    const bool bf16 = a.query_dtype == DType::bf16;
+    const float* scales = a.coded.channel_scale;
+    const int64_t query = (entry.first_row + column / group_heads) * a.query_token_stride +
+                          (head * group_heads + column % group_heads) * a.query_head_stride;
+    const auto element = [&](int chunk, int step, int i) {
+      if (column >= entry.columns) return 0.0f;
+      const int dim = (chunk * kChunkGroups + lane % 4 * kQuadGroups) * kSubDim + 4 * step + i;
+      const float x = bf16 ? to_float(static_cast<const __nv_bfloat16*>(a.query)[query + dim])
+                           : to_float(static_cast<const __half*>(a.query)[query + dim]);
+      return scales == nullptr ? x : x * scales[int64_t{head} * a.head_dim + dim];
+    };
+    // What f16 may not hold is written as multiples of the power of two below the largest dim.
+    float unit = 1.0f;
+    if (bf16 || scales != nullptr) {
+      float largest = 0;
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        for (int i = 0; i < 4 * kSteps; ++i) largest = fmaxf(largest, fabsf(element(chunk, 0, i)));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+      const uint32_t exponent = __float_as_uint(largest) & 0x7f800000u;
+      unit = exponent == 0 || exponent == 0x7f800000u ? 1.0f : __uint_as_float(exponent);
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          operands_[chunk][step][half] = ptx::pack<__half>(element(chunk, step, 2 * half) / unit, element(chunk, step, 2 * half + 1) / unit);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int own = lane % 4 * 2 + i;
+      factors_[i] = a.scale * __shfl_sync(0xffffffffu, unit, own * 4);
+      const int number = first + own;
+      scores_[i] = number >= entry.columns
+                       ? nullptr
+                       : a.scores + (entry.first_row + number / group_heads) * a.score_token_stride +
+                             (head * group_heads + number % group_heads) * a.score_head_stride + lane / 4 * 4;
+    }
+  }
+
+  __device__ const uint32_t (&operand(int chunk, int step) const)[2] { return operands_[chunk][step]; }
+
+  // Writes the sums of a block.
+  __device__ void write(int64_t first_token, const float (&sums)[kProducts][4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (scores_[i] == nullptr) continue;
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float(&low)[4] = sums[2 * tile];
+        const float(&high)[4] = sums[2 * tile + 1];
+        *reinterpret_cast<float4*>(scores_[i] + first_token + 32 * tile) =
+            make_float4(low[i] * factors_[i], low[2 + i] * factors_[i], high[i] * factors_[i], high[2 + i] * factors_[i]);
+      }
+    }
+  }
+
+ private:
+  uint32_t operands_[kChunks][kSteps][2];
+  float factors_[2];
+  float* scores_[2];
+};
+
+template <int kBits>
+__device__ void load_words(const uint32_t* chunk, uint32_t (&words)[kBits]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+  for (int i = 0; i < kBits; ++i) {
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(words[i]) : "l"(chunk + i * kWarp + lane));
+  }
+}
+
+template <int kPlace, int kBits>
+__device__ uint32_t code_of(const uint32_t (&words)[kBits], int count) {
+  constexpr int kWord = kPlace * kBits / 32;
+  constexpr int kShift = kPlace * kBits % 32;
+  uint32_t code;
+  if constexpr (kShift + kBits <= 32) {
+    code = words[kWord] >> kShift & low_bits(kBits);
+  } else {
+    code = __funnelshift_r(words[kWord], words[kWord + 1], kShift) & low_bits(kBits);
+  }
+  return kEveryCode<kBits> ? code : min(code, static_cast<uint32_t>(count - 1));
+}
+
+// Adds a chunk's part of the products of 16 tokens: those of places 8 * kProduct and following.
+template <int kProduct, int kBits>
+__device__ void add_product(const uint32_t (&words)[kBits], const uint32_t* book, int count, const uint32_t (*operands)[2],
+                            float (&sums)[4]) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    constexpr int kFirst = 8 * kProduct;
+    uint32_t fragment[4];
+    if (step == 0) {
+      fragment[0] = book[code_of<kFirst>(words, count)];
+      fragment[1] = book[code_of<kFirst + 4>(words, count)];
+      fragment[2] = book[code_of<kFirst + 1>(words, count)];
+      fragment[3] = book[code_of<kFirst + 5>(words, count)];
+    } else {
+      fragment[0] = book[code_of<kFirst + 2>(words, count)];
+      fragment[1] = book[code_of<kFirst + 6>(words, count)];
+      fragment[2] = book[code_of<kFirst + 3>(words, count)];
+      fragment[3] = book[code_of<kFirst + 7>(words, count)];
+    }
+    ptx::mma_m16n8k16<__half>(sums, fragment, operands[step][0], operands[step][1]);
+  }
+}
+
+template <int kGroup, int kProduct, int kBits>
+__device__ void add_group(const uint32_t (&words)[kBits], const uint2* book, int count, const uint32_t (*operands)[2],
+                          float (&sums)[4]) {
+  const uint2 first = book[code_of<8 * kProduct + kGroup>(words, count)];
+  const uint2 second = book[code_of<8 * kProduct + kGroup + 4>(words, count)];
+  const uint32_t fragment[4] = {first.x, second.x, first.y, second.y};
+  ptx::mma_m16n8k16<__half>(sums, fragment, operands[kGroup][0], operands[kGroup][1]);
+}
+
+template <int kProduct, int kBits>
+__device__ void add_product(const uint32_t (&words)[kBits], const uint2* book, int count, const uint32_t (*operands)[2],
+                            float (&sums)[4]) {
+  add_group<0, kProduct>(words, book, count, operands, sums);
+  add_group<1, kProduct>(words, book, count, operands, sums);
+  add_group<2, kProduct>(words, book, count, operands, sums);
+  add_group<3, kProduct>(words, book, count, operands, sums);
+}
+
+// The chunks of a warp's blocks, in order. The words of the next one are loaded while one is used.
+template <int kSubDim, int kBits, int kChunks>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    score_blocks(const __grid_constant__ CodedKeyScoresArguments a, const FaultSink faults) {
+  extern __shared__ uint4 memory[];
+  auto* book = reinterpret_cast<Entry<kSubDim>*>(memory);
+  const int head = static_cast<int>(blockIdx.y);
+  const EntryHead entry(a, static_cast<int>(blockIdx.z), head, faults);
+  const int first = static_cast<int>(int64_t{entry.blocks} * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(int64_t{entry.blocks} * (blockIdx.x + 1) / gridDim.x);
+  if (first == end || entry.columns == 0) return;
+  fetch_book<kSubDim, kBits>(a.coded, head, book);
+  __syncthreads();
+  const int count = a.coded.centroid_count;
+  const int own = first + static_cast<int>(threadIdx.x) / kWarp;
+  const auto find = [&](int index) {
+    const int32_t number = index < end ? entry.block(index, a.block_count, faults) : -1;
+    return coded_block(a.coded, number < 0 ? 0 : number);
+  };
+  for (int column = 0; column < entry.columns; column += kColumns) {
+    const Queries<kSubDim, kChunks> queries(a, entry, head, column);
+    uint32_t words[kBits];
+    const uint32_t* block = find(own);
+    if (own < end) load_words(block, words);
+    for (int index = own; index < end; index += kWarps) {
+      const uint32_t* next = find(index + kWarps);
+      float sums[kProducts][4] = {};
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        uint32_t ahead[kBits];
+        if (chunk + 1 < kChunks) {
+          load_words(block + (chunk + 1) * kStreamCodes * kBits, ahead);
+        } else if (index + kWarps < end) {
+          load_words(next, ahead);
+        }
+        add_product<0>(words, book, count, &queries.operand(chunk, 0), sums[0]);
+        add_product<1>(words, book, count, &queries.operand(chunk, 0), sums[1]);
+        add_product<2>(words, book, count, &queries.operand(chunk, 0), sums[2]);
+        add_product<3>(words, book, count, &queries.operand(chunk, 0), sums[3]);
+#pragma unroll
+        for (int i = 0; i < kBits; ++i) words[i] = ahead[i];
+      }
+      queries.write(int64_t{index} * kCodedBlockTokens, sums);
+      block = next;
+    }
+  }
+}
+
+// ---- Launch ----
+
+template <int kSubDim, int kBits, int kChunks>
+Status launch(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t stream) {
+  const auto kernel = score_blocks<kSubDim, kBits, kChunks>;
+  const int64_t bytes = book_bytes<kSubDim, kBits>(a.coded.centroid_count);
+  int device = 0, multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  }
+  if (error != cudaSuccess) return cuda_status(error);
+  const int heads = a.kv_heads * a.batch;
+  const int even = (kBlocksPerMultiprocessor * multiprocessors + heads - 1) / heads;
+  const int most = (a.table_width + kWarps - 1) / kWarps;
+  const dim3 blocks(static_cast<unsigned>(most < 1 ? 1 : most < even ? most : even), static_cast<unsigned>(a.kv_heads),
+                    static_cast<unsigned>(a.batch));
+  kernel<<<blocks, kThreads, static_cast<size_t>(bytes), stream>>>(a, faults);
+  return launch_status();
+}
+
+template <int kSubDim, int kBits>
+Status launch_for_head_dim(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t stream) {
+  constexpr int kChunkDims = kChunkGroups * kSubDim;
+  return a.head_dim == 64 ? launch<kSubDim, kBits, 64 / kChunkDims>(a, faults, stream)
+                          : launch<kSubDim, kBits, 128 / kChunkDims>(a, faults, stream);
+}
+
+template <int kBits>
+Status launch_for_sub_dim(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t stream) {
+  return a.coded.sub_dim == 2 ? launch_for_head_dim<2, kBits>(a, faults, stream)
+                              : launch_for_head_dim<4, kBits>(a, faults, stream);
+}
+
+}  // namespace
+
+bool fits_coded_key_scores(const CodedKeyScoresArguments& a) {
+  const int bits = a.coded.code_bits;
+  const bool aligned = reinterpret_cast<uintptr_t>(a.scores) % 16 == 0 && a.score_token_stride % 4 == 0 &&
+                       a.score_head_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.coded.centroids) % 16 == 0 &&
+                       a.coded.book_elements() % 8 == 0;
+  return a.query_dtype != DType::f32 && (a.head_dim == 64 || a.head_dim == 128) && a.coded.books == 1 &&
+         (a.coded.sub_dim == 2 || a.coded.sub_dim == 4) && (bits == 8 || bits == 12 || bits == 13 || bits == 16) && aligned;
+}
+
+Status coded_key_scores(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t stream) {
+  switch (a.coded.code_bits) {
+    case 8:
+      return launch_for_sub_dim<8>(a, faults, stream);
+    case 12:
+      return launch_for_sub_dim<12>(a, faults, stream);
+    case 13:
+      return launch_for_sub_dim<13>(a, faults, stream);
+    default:
+      return launch_for_sub_dim<16>(a, faults, stream);
+  }
+}
+
+}  // namespace kv::cuda

@@ -1,0 +1,56 @@
+import { CapabilityError, type Stream, type TensorHandle } from '@kv/sparse-core';
+import { expectShape, loadAddon, operation, show } from '@kv/sparse-core/native';
+import { mostCentroids } from '../codebooks/codebooks.js';
+
+export interface IndexCentroidsArguments {
+  /** f16 `[kvHead, book, centroid, subDim]` in host memory: up to 8192 finite centroids a book. */
+  readonly centroids: TensorHandle<'f16', readonly ['kvHead', 'book', 'centroid', 'subDim']>;
+  /** u8 `[kvHead, book, byte]` in host memory, `centroidIndexBytes(centroid, subDim)` bytes a book. */
+  readonly index: TensorHandle<'u8', readonly ['kvHead', 'book', 'byte']>;
+}
+
+/** Centroids of a chunk of the index, and the bytes of a chunk. */
+const [chunkCentroids, chunkBytes] = [7, 16];
+const headerBytes = 32;
+const mostLevels = 12;
+
+/**
+ * Bytes of the index of one book (`native/shared/coded-keys/centroid-index.h`). Only centroids of one or two dims have a
+ * tree.
+ * @throws CapabilityError for no centroid, or more than 8192
+ */
+export function centroidIndexBytes(centroids: number, subDim: number): number {
+  if (!Number.isInteger(centroids) || centroids < 1 || centroids > mostCentroids) {
+    throw new CapabilityError(`Books of ${show(centroids)} centroids were asked for; they have 1 to ${mostCentroids}.`, {
+      subject: 'centroids',
+      given: centroids,
+      wanted: mostCentroids,
+    });
+  }
+  if (subDim > 2) return headerBytes + 16;
+  const levels = Math.min(mostLevels, Math.max(0, Math.floor(Math.log2(centroids)) - 1));
+  const chunks = Math.max(2 ** (levels + 1), Math.ceil(centroids / chunkCentroids));
+  return headerBytes + 4 * 2 ** Math.max(2, levels) + chunkBytes * chunks;
+}
+
+const rules = [
+  { name: 'centroids', dtype: ['f16'], shape: ['kvHead', 'book', 'centroid', 'subDim'], layout: 'contiguous' },
+  { name: 'index', dtype: ['u8'], shape: ['kvHead', 'book', 'indexByte'], layout: 'contiguous' },
+] as const;
+
+const enqueue = operation('indexCentroids', rules, ['index']);
+
+/**
+ * Makes the search structure that `encodeKeys` finds the nearest centroids with, once for each codebook. It runs on the
+ * host's workers on every device, in the order of the stream: both tensors are in host memory.
+ * @throws ShapeError, DTypeError, DisposedError
+ * @throws DeviceError for tensors in a device's own memory
+ * @throws CapabilityError for more than 8192 centroids; centroids that are not finite reject the stream's next wait with an
+ * InvalidValueError
+ */
+export function indexCentroids(stream: Stream, args: IndexCentroidsArguments): void {
+  enqueue(stream, args, (natives, [{ shape: books }, index]) => {
+    expectShape('indexCentroids', 'index', index, [books[0], books[1], centroidIndexBytes(books[2], books[3])]);
+    loadAddon().indexCentroids(stream.native, ...natives);
+  });
+}

@@ -1,0 +1,60 @@
+import type { Stream } from '@kv/sparse-core';
+import type { Random } from '@kv/sparse-core/testing';
+import { codedBlockBytes } from '../coded-keys.js';
+import { blockTokens } from '../quantized-blocks.js';
+import { decodedKeys, packed } from './coded-keys-oracle.js';
+import { type BookSizes, placedCodebooks } from './placed-codebooks.js';
+
+export interface CodedSizes extends BookSizes {
+  /** Rows of each batch entry. */
+  readonly rows: readonly number[];
+  /** Coded blocks of each batch entry and kv head. */
+  readonly blocks: readonly (readonly number[])[];
+  /** Query heads of each kv head. */
+  readonly group: number;
+  /** Default: as many as tell the centroids apart. */
+  readonly codeBits?: number | undefined;
+}
+
+/** A cache of coded blocks of random codes: they lie in random order, slots in descending order. */
+export async function randomCodedCache(stream: Stream, random: Random, sizes: CodedSizes, given?: Uint16Array) {
+  const { rows, blocks, kvHeads, groups, centroids, headDim } = sizes;
+  const { placed, oracle } = await placedCodebooks(stream, random, sizes, given);
+  const codeBits = sizes.codeBits ?? placed.codeBits;
+  const batch = rows.length;
+  const width = Math.max(1, ...blocks.flat());
+  const order = random.permutation(batch * kvHeads * width);
+  const counts = new Int32Array(batch * kvHeads);
+  blocks.forEach((heads, entry) => {
+    heads.forEach((count, head) => (counts[(batch - 1 - entry) * kvHeads + head] = count * blockTokens));
+  });
+  const bytes = codedBlockBytes(groups, codeBits);
+  const pool = new Uint8Array(order.length * bytes);
+  // Of each place in the table.
+  const codes = Array.from(order, (block) => {
+    const drawn = Uint16Array.from({ length: blockTokens * groups }, () => random.integer(0, centroids - 1));
+    pool.set(packed(drawn, groups, codeBits), block * bytes);
+    return drawn;
+  });
+  const { device } = stream;
+  const starts = Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0));
+  return {
+    arguments: {
+      ...placed,
+      codeBits,
+      codedKeys: device.tensor('u8', ['codedBlock', 'byte'], [order.length, bytes], pool),
+      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], order),
+      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts),
+      slots: device.tensor('i32', ['batch'], [batch], Int32Array.from(rows, (_, entry) => batch - 1 - entry)),
+      queryStart: device.tensor('i32', ['boundary'], [batch + 1], starts),
+    },
+    starts,
+    width,
+    /** The keys of one block of an entry, `[token][dim]`. */
+    keys(entry: number, kvHead: number, block: number): Float64Array {
+      const drawn = codes[((batch - 1 - entry) * kvHeads + kvHead) * width + block];
+      const books = oracle[kvHead];
+      return drawn === undefined || books === undefined ? new Float64Array(blockTokens * headDim).fill(NaN) : decodedKeys(drawn, books);
+    },
+  };
+}
