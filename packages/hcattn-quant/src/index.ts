@@ -1,10 +1,16 @@
 export { codeBitsOf, type Codebooks, type CodebookTraining, type LayerCodebooks } from './codebooks/codebooks.js';
+export { codedBlockBytes, type CodedKeys } from './coded-keys.js';
 export { loadCodebooks, type LoadCodebooksOptions, saveCodebooks } from './codebooks/codebooks-file.js';
 export { decodeAttentionQuantized, type DecodeAttentionQuantizedArguments } from './operations/decode-attention-quantized.js';
 export { hcAttentionPrefill } from './hc-attention-prefill.js';
 export { type Codec, type HcAttentionOptions, hcAttentionStore } from './hc-attention-store.js';
 export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';
+export { codedKeyScores, type CodedKeyScoresArguments } from './operations/coded-key-scores.js';
+export { decodeKeys, type DecodeKeysArguments } from './operations/decode-keys.js';
 export { dequantizeKv, type DequantizeKvArguments } from './operations/dequantize-kv.js';
+export { encodeKeys, type EncodeKeysArguments } from './operations/encode-keys.js';
+export { centroidIndexBytes, indexCentroids, type IndexCentroidsArguments } from './operations/index-centroids.js';
+export { placeCodebooks, type PlacedCodebooks } from './place-codebooks.js';
 export { loadValues, type LoadValuesArguments } from './operations/load-values.js';
 export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';
 export { copyValues, type CopyValuesArguments } from './operations/copy-values.js';

@@ -16,9 +16,12 @@ import {
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import * as hcattnQuant from './index.js';
+import { codedKeyScores } from './operations/coded-key-scores.js';
 import { copyValues } from './operations/copy-values.js';
 import { decodeAttentionQuantized } from './operations/decode-attention-quantized.js';
+import { decodeKeys } from './operations/decode-keys.js';
 import { dequantizeKv } from './operations/dequantize-kv.js';
+import { encodeKeys } from './operations/encode-keys.js';
 import { loadValues } from './operations/load-values.js';
 import { quantizeKv } from './operations/quantize-kv.js';
 import { selectByMass } from './operations/select-by-mass.js';
@@ -82,11 +85,70 @@ const listedValues = (device: Device) => ({
   output: device.tensor('f32', ['token', 'queryHead', 'dim'], [2, 4, 8], new Float32Array(64)),
 });
 
+/** Two kv heads of 16 dims, with an index without levels. */
+const coded = (device: Device) => ({
+  codedKeys: device.tensor('u8', ['codedBlock', 'byte'], [2, 256], new Uint8Array(512)),
+  centroids: device.tensor('f16', ['kvHead', 'book', 'centroid', 'subDim'], [2, 1, 16, 2], new Random(3).elements('f16', 64)),
+  channelScale: device.tensor('f32', ['kvHead', 'dim'], [2, 16], new Float32Array(32).fill(2)),
+  codeBits: 4,
+});
+
+const codedBlocks = (device: Device) => ({
+  ...coded(device),
+  keys: device.tensor('f32', ['block', 'blockToken', 'dim'], [2, 64, 16], new Float32Array(2 * 64 * 16)),
+  from: [0, 1],
+  to: [1, 0],
+  kvHeads: [1, 0],
+});
+
+const encodedBlocks = (device: Device) => ({
+  ...codedBlocks(device),
+  index: device.tensor('u8', ['kvHead', 'book', 'byte'], [2, 1, 32 + 32 + 256], new Uint8Array(2 * 320)),
+});
+
+const scoredBlocks = (device: Device) => ({
+  ...coded(device),
+  query: device.tensor('f32', ['token', 'queryHead', 'dim'], [2, 4, 16], new Float32Array(128)),
+  scores: device.tensor('f32', ['token', 'queryHead', 'key'], [2, 4, 64], new Float32Array(512)),
+  blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [2, 2, 1], Int32Array.of(0, 1, 1, 0)),
+  keyCounts: device.tensor('i32', ['slot', 'kvHead'], [2, 2], Int32Array.of(64, 64, 64, 0)),
+  slots: device.tensor('i32', ['batch'], [2], Int32Array.of(1, 0)),
+  queryStart: device.tensor('i32', ['boundary'], [3], Int32Array.of(0, 1, 2)),
+  scale: 0.25,
+});
+
 const functions: readonly MisusedFunction[] = [
   misusedOperation(quantizeKv, blocks, { outputs: ['quantizedKeys', 'quantizedValues'], legal: [] }),
   misusedOperation(decodeAttentionQuantized, rowsOfAnswers, {
     outputs: ['output', 'logSumExp'],
     legal: [optional('logSumExp'), freeAxis('blockTable', 'block'), anyFinite('scale'), anyFloat('query|output'), rowsApart('query|output')],
+  }),
+  misusedOperation(encodeKeys, encodedBlocks, {
+    outputs: ['codedKeys'],
+    legal: [optional('channelScale'), freeAxis('codedKeys', 'codedBlock'), freeAxis('keys', 'block'), anyFloat('keys'), rowsApart('keys')],
+  }),
+  misusedOperation(decodeKeys, codedBlocks, {
+    outputs: ['keys'],
+    legal: [
+      optional('channelScale'),
+      freeAxis('codedKeys', 'codedBlock'),
+      freeAxis('centroids', 'centroid'),
+      freeAxis('keys', 'block'),
+      anyFloat('keys'),
+      rowsApart('keys'),
+    ],
+  }),
+  misusedOperation(codedKeyScores, scoredBlocks, {
+    outputs: ['scores'],
+    legal: [
+      optional('channelScale'),
+      freeAxis('codedKeys', 'codedBlock'),
+      freeAxis('centroids', 'centroid'),
+      freeAxis('scores', 'key'),
+      anyFinite('scale'),
+      anyFloat('query'),
+      rowsApart('query|scores'),
+    ],
   }),
   misusedOperation(dequantizeKv, blocks, { outputs: ['keys', 'values'], legal: [] }),
   misusedOperation(loadValues, codesOfValues, { outputs: ['values'], legal: [anyFloat('values'), freeAxis('values', 'block'), rowsApart('values')] }),
@@ -129,6 +191,10 @@ const stores = misusedStore(
 
 const untried = {
   quantizedBlockBytes: 'arithmetic of numbers',
+  codedBlockBytes: 'arithmetic of numbers',
+  centroidIndexBytes: 'arithmetic of numbers',
+  indexCentroids: 'takes tensors that are made asynchronously: index-centroids.test.ts',
+  placeCodebooks: 'is asynchronous, and checks codebooks as loadCodebooks does: place-codebooks.test.ts',
   codeBitsOf: 'arithmetic of numbers',
   hcAttentionPrefill: 'takes nothing',
   loadCodebooks: 'reads any file: codebooks-file.test.ts',

@@ -125,7 +125,7 @@ describeOnDevices('codedKeyScores', ({ open }) => {
       const { headDim, group, kvHeads } = sizes;
       const stream = device.createStream();
       const integers = encode('f16', Float64Array.from({ length: (kvHeads * sizes.centroids * headDim) / sizes.groups }, () => random.integer(-9, 9)));
-      const cache = await randomCodedCache(stream, random, sizes, integers as Uint16Array);
+      const cache = await randomCodedCache(stream, random, sizes, integers);
       const query = Float64Array.from({ length: 3 * kvHeads * group * headDim }, () => random.integer(-9, 9));
       const result = await score(device, random, sizes, cache, 'f16', query);
       const table = await cache.arguments.blockTable.read();
@@ -217,7 +217,7 @@ describeOnDevices('codedKeyScores', ({ open }) => {
     const rows = (queryHeads: number, headDim = 64) => device.tensor('f16', axes, [3, queryHeads, headDim]);
     const room = (queryHeads: number, keys: number) => device.tensor('f32', ['token', 'queryHead', 'key'], [3, queryHeads, keys]);
     const good = { ...cache.arguments, query: rows(6), scores: room(6, 9 * 64), scale: 0.125 };
-    const refusals: readonly [object, new (...args: never[]) => Error][] = [
+    const refusals: readonly (readonly [object, new (...args: never[]) => Error])[] = [
       [{ codeBits: 17 }, CapabilityError],
       [{ codeBits: 7 }, ShapeError],
       [{ query: rows(5), scores: room(5, 576) }, ShapeError],

@@ -74,7 +74,7 @@ describeOnDevices('decodeKeys', ({ open }) => {
     const keys = device.tensor('f16', axes, [3, blockTokens, 64], new Uint16Array(3 * blockTokens * 64));
     const codedKeys = device.tensor('u8', ['codedBlock', 'byte'], [2, codedBlockBytes(32, 7)]);
     const good = { ...placed, codedKeys, keys, from: [0, 1], to: [2, 0], kvHeads: [0, 1] };
-    const refusals: readonly [object, new (...args: never[]) => Error][] = [
+    const refusals: readonly (readonly [object, new (...args: never[]) => Error])[] = [
       [{ from: [0, 2] }, InvalidValueError],
       [{ to: [0, 3] }, InvalidValueError],
       [{ kvHeads: [0, 2] }, InvalidValueError],

@@ -66,7 +66,7 @@ describeOnDevices('encodeKeys', ({ open }) => {
       const sizes = { kvHeads: 1, headDim: 32 * subDim, groups: 32, centroids: 300 };
       // Small integers, so that many are equal and many sub-vectors are halfway between two.
       const centroids = encode('f16', Float64Array.from({ length: 300 * subDim }, () => random.integer(-3, 3)));
-      const { placed, oracle } = await placedCodebooks(stream, random, sizes, centroids as Uint16Array);
+      const { placed, oracle } = await placedCodebooks(stream, random, sizes, centroids);
       const numbers = Float64Array.from({ length: blockTokens * sizes.headDim }, () => random.integer(-8, 8) / 2);
       const keys = device.tensor('f16', axes, [1, blockTokens, sizes.headDim], encode('f16', numbers));
       const codedKeys = codedPool(1, 32, placed.codeBits);
@@ -114,7 +114,7 @@ describeOnDevices('encodeKeys', ({ open }) => {
     const keys = device.tensor('f16', axes, [2, blockTokens, 64]);
     const codedKeys = codedPool(3, 32, placed.codeBits);
     const good = { ...placed, codedKeys, keys, from: [0, 1], to: [2, 0], kvHeads: [0, 1] };
-    const refusals: readonly [object, new (...args: never[]) => Error][] = [
+    const refusals: readonly (readonly [object, new (...args: never[]) => Error])[] = [
       ...[-1, 2, 0.5, NaN].map((number) => [{ from: [0, number] }, InvalidValueError] as const),
       ...[-1, 3, 0.5, NaN].map((number) => [{ to: [0, number] }, InvalidValueError] as const),
       ...[-1, 2, 0.5, NaN].map((number) => [{ kvHeads: [0, number] }, InvalidValueError] as const),

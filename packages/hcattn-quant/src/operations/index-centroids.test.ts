@@ -12,9 +12,9 @@ describeOnDevices('indexCentroids', ({ open }) => {
   async function indexOf(numbers: Float64Array, count: number, subDim: number): Promise<Uint8Array> {
     using centroids = await device.hostTensor('f16', axes, [1, 1, count, subDim]);
     using index = await device.hostTensor('u8', ['kvHead', 'book', 'byte'], [1, 1, centroidIndexBytes(count, subDim)]);
-    stream.write(centroids, encode('f16', numbers) as Uint16Array);
+    stream.write(centroids, encode('f16', numbers));
     indexCentroids(stream, { centroids, index });
-    return index.read(stream);
+    return await index.read(stream);
   }
 
   it('lists few centroids in each leaf: those that can be the nearest', async () => {
@@ -37,7 +37,7 @@ describeOnDevices('indexCentroids', ({ open }) => {
       const queue = own.createStream();
       using centroids = await own.hostTensor('f16', axes, [2, 1, 200, 2]);
       using index = await own.hostTensor('u8', ['kvHead', 'book', 'byte'], [2, 1, centroidIndexBytes(200, 2)]);
-      queue.write(centroids, encode('f16', numbers) as Uint16Array);
+      queue.write(centroids, encode('f16', numbers));
       indexCentroids(queue, { centroids, index });
       made.push(await index.read(queue));
     }
