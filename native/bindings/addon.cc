@@ -51,6 +51,7 @@
   OPERATION(selectKeyBlocks, select_key_blocks)             \
   OPERATION(selectTokens, select_tokens)                    \
   OPERATION(swiglu, swiglu)                                 \
+  OPERATION(trainCodebook, train_codebook)                  \
   OPERATION(verticalSlashBlockScores, vertical_slash_block_scores) \
   OPERATION(weightedValues, weighted_values)                \
   OPERATION(write, write)

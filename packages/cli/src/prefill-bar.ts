@@ -6,17 +6,18 @@ import type { TextOutput } from './text-output.js';
 /** How often a line is written where nothing can be redrawn, in milliseconds. */
 const lineInterval = 5000;
 
-/** Shows how far the reading of prompts is: a bar on a terminal, a line now and then elsewhere. */
+/** Shows how far the reading of prompts, or other work of that kind, is: a bar on a terminal, a line now and then elsewhere. */
 export class PrefillBar implements Disposable {
   readonly #display: TerminalBar | ProgressLines;
 
-  constructor(output: TextOutput, label: string) {
-    this.#display = output.isTerminal ? new TerminalBar(output.stream, label) : new ProgressLines(output, label);
+  constructor(output: TextOutput, label: string, unit = 'tokens') {
+    const Display = output.isTerminal ? TerminalBar : ProgressLines;
+    this.#display = new Display(output, label, unit);
   }
 
-  /** @param total tokens that will be read in all */
-  update(tokens: number, total: number): void {
-    this.#display.update(tokens, total);
+  /** @param total what will be done in all */
+  update(done: number, total: number): void {
+    this.#display.update(done, total);
   }
 
   /** Ends the bar where it is; what is written next stands below it. */
@@ -33,11 +34,11 @@ class TerminalBar {
   readonly #bar: cliProgress.SingleBar;
   readonly #label: string;
 
-  constructor(stream: NodeJS.WritableStream, label: string) {
+  constructor({ stream }: TextOutput, label: string, unit: string) {
     this.#label = label;
     this.#bar = new cliProgress.SingleBar({
       stream,
-      format: '{label} [{bar}] {percentage}% | {value}/{total} tokens | {duration_formatted}',
+      format: `{label} [{bar}] {percentage}% | {value}/{total} ${unit} | {duration_formatted}`,
       formatValue: (value, _options, type) => (type === 'value' || type === 'total' ? formatCount(value) : String(value)),
       barCompleteChar: '█',
       barIncompleteChar: '░',
@@ -59,13 +60,15 @@ class TerminalBar {
 class ProgressLines {
   readonly #output: TextOutput;
   readonly #label: string;
+  readonly #unit: string;
   #started: number | undefined;
   #nextLine = 0;
   #unwritten: string | undefined;
 
-  constructor(output: TextOutput, label: string) {
+  constructor(output: TextOutput, label: string, unit: string) {
     this.#output = output;
     this.#label = label;
+    this.#unit = unit;
   }
 
   update(tokens: number, total: number): void {
@@ -73,7 +76,7 @@ class ProgressLines {
     this.#started ??= now;
     const percentage = Math.floor((100 * tokens) / total);
     const seconds = formatSeconds((now - this.#started) / 1000);
-    this.#unwritten = `${this.#label}: ${formatCount(tokens)}/${formatCount(total)} tokens (${percentage}%), ${seconds}\n`;
+    this.#unwritten = `${this.#label}: ${formatCount(tokens)}/${formatCount(total)} ${this.#unit} (${percentage}%), ${seconds}\n`;
     if (now < this.#nextLine) return;
     this.#nextLine = now + lineInterval;
     this.end();

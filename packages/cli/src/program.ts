@@ -1,6 +1,8 @@
 import { Command, Option } from 'commander';
 
 import type { CommandContext } from './command-context.js';
+import { calibrate } from './commands/calibrate.js';
+import type { CalibrateOptions } from './commands/calibrate.js';
 import { compare } from './commands/compare.js';
 import type { CompareOptions } from './commands/compare.js';
 import { doctor } from './commands/doctor.js';
@@ -25,6 +27,7 @@ export function createProgram(context: CommandContext): Command {
     });
   addGenerate(program, context);
   addCompare(program, context);
+  addCalibrate(program, context);
   program
     .command('inspect')
     .description('say what a model is: family, sizes, weights, bytes of cache')
@@ -70,6 +73,23 @@ function addCompare(program: Command, context: CommandContext): void {
     .option('--max-new-tokens <count>', 'tokens of the longest answer', wholeNumber(1), 64);
   for (const option of deviceOptions()) command.addOption(option);
   command.action((model: string, options: CompareOptions) => compare(model, options, context));
+}
+
+function addCalibrate(program: Command, context: CommandContext): void {
+  const command = program
+    .command('calibrate')
+    .description("train codebooks of a model's keys on texts, for caches that hold keys as codes")
+    .argument('<model>', modelArgument)
+    .requiredOption('--text <file...>', 'texts like those that the model will read; three of some thousand tokens will do')
+    .requiredOption('--out <file>', 'where the codebooks go, as safetensors')
+    .option('--groups <count>', 'codes of a key (default: half the dims of a head)', wholeNumber(1))
+    .option('--centroids <count>', 'values of a code, at most 8192', wholeNumber(2), 8192)
+    .option('--separate', 'a codebook for each group, instead of one that all groups of a head share', false)
+    .option('--channel-scale', 'divide each dim by its root mean square first', false)
+    .option('--iterations <count>', 'rounds of training, of 10,000 vectors each', wholeNumber(1), 200)
+    .option('--seed <number>', 'the same seed and texts give the same codebooks', wholeNumber(0), 0);
+  for (const option of deviceOptions()) command.addOption(option);
+  command.action((model: string, options: CalibrateOptions) => calibrate(model, options, context));
 }
 
 function policyOption(): Option {

@@ -1,3 +1,5 @@
+export { Calibration, type CalibrationOptions, type CalibrationProgress } from './codebooks/calibration.js';
+export { trainCodebook, type TrainCodebookArguments } from './operations/train-codebook.js';
 export { codeBitsOf, type Codebooks, type CodebookTraining, type LayerCodebooks } from './codebooks/codebooks.js';
 export { codedBlockBytes, type CodedKeys } from './coded-keys.js';
 export { loadCodebooks, type LoadCodebooksOptions, saveCodebooks } from './codebooks/codebooks-file.js';

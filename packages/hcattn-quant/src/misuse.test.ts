@@ -26,6 +26,7 @@ import { loadValues } from './operations/load-values.js';
 import { quantizeKv } from './operations/quantize-kv.js';
 import { selectByMass } from './operations/select-by-mass.js';
 import { weightedValues } from './operations/weighted-values.js';
+import { trainCodebook } from './operations/train-codebook.js';
 import { randomQuantizedCache } from './testing/random-quantized-cache.js';
 import { scoredTokens } from './testing/scored-tokens.js';
 import { testBlocks } from './testing/test-blocks.js';
@@ -117,6 +118,20 @@ const scoredBlocks = (device: Device) => ({
   scale: 0.25,
 });
 
+/** What codebooks of two heads, of two groups each, are trained with. */
+function codebooksToTrain(device: Device) {
+  const axes = ['kvHead', 'book', 'centroid', 'subDim'] as const;
+  const keys = Float32Array.from({ length: 2 * 40 * 4 }, (_, index) => Math.sin(index));
+  return {
+    keys: device.tensor('f32', ['kvHead', 'token', 'dim'], [2, 40, 4], keys),
+    scale: device.tensor('f32', ['kvHead', 'dim'], [2, 4], new Float32Array(8)),
+    means: device.tensor('f32', axes, [2, 1, 5, 2], new Float32Array(20)),
+    rounded: device.tensor('f16', axes, [2, 1, 5, 2], new Uint16Array(20)),
+    counts: device.tensor('i32', ['kvHead', 'book', 'centroid'], [2, 1, 5], new Int32Array(10)),
+    ...{ channelScale: false, seed: 1, batchVectors: 20, firstIteration: 0, iterations: 2 },
+  };
+}
+
 const functions: readonly MisusedFunction[] = [
   misusedOperation(quantizeKv, blocks, { outputs: ['quantizedKeys', 'quantizedValues'], legal: [] }),
   misusedOperation(decodeAttentionQuantized, rowsOfAnswers, {
@@ -169,6 +184,15 @@ const functions: readonly MisusedFunction[] = [
     outputs: ['output'],
     legal: [legalAt('values', 'f32|bf16|i8', 'any dtype of values'), freeAxis('values', 'valueBlock')],
   }),
+  misusedOperation(trainCodebook, codebooksToTrain, {
+    outputs: ['scale', 'means', 'rounded', 'counts'],
+    legal: [
+      anyFloat('keys'),
+      rowsApart('keys'),
+      freeAxis('keys', 'token'),
+      legalAt('seed|batchVectors|firstIteration|iterations', '\\d{1,16}', 'any count'),
+    ],
+  }),
 ];
 
 const options: readonly MisusedFunction[] = [
@@ -190,6 +214,8 @@ const stores = misusedStore(
 );
 
 const untried = {
+  Calibration: 'takes nothing',
+  'Calibration.train': 'codebooks/calibration.test.ts',
   quantizedBlockBytes: 'arithmetic of numbers',
   codedBlockBytes: 'arithmetic of numbers',
   centroidIndexBytes: 'arithmetic of numbers',
@@ -209,8 +235,9 @@ describeOnDevices('misuse', ({ name, open }) => {
   const device = open();
   const suite = new MisuseSuite(device);
 
-  // The tensors of `listedValues` are in the memory of the device.
-  const operations = functions.filter((subject) => name !== 'cuda' || subject.name !== 'weightedValues');
+  // The tensors of `listedValues` are in the memory of the device, and codebooks are trained on CPU devices alone.
+  const onCpuAlone = ['weightedValues', 'trainCodebook'];
+  const operations = functions.filter((subject) => name !== 'cuda' || !onCpuAlone.includes(subject.name));
   it.each([...operations, ...options, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });

@@ -88,6 +88,25 @@ describe('a model', () => {
     });
   });
 
+  it('has a fingerprint, that of its copies and of no other model', async () => {
+    const fingerprintOf = (files: Record<string, Uint8Array | string>) =>
+      withDirectory(files, async (directory) => {
+        using model = await Model.open(directory, { device });
+        return await model.fingerprint();
+      });
+    const { files } = randomModel(json);
+    const own = await fingerprintOf(files);
+    expect(own).toMatch(/^[0-9a-f]{64}$/);
+    const sharded = randomModel(json, 2).files;
+    expect(await fingerprintOf(sharded)).toBe(own);
+    expect(await fingerprintOf({ ...files, 'config.json': JSON.stringify({ ...json, eos_token_id: 3 }, null, 2) })).toBe(own);
+    const weights = (files['model.safetensors'] as Uint8Array).slice();
+    const last = weights.length - 1;
+    weights[last] = (weights[last] ?? 0) ^ 1;
+    expect(await fingerprintOf({ ...files, 'model.safetensors': weights })).not.toBe(own);
+    expect(await fingerprintOf({ ...files, 'config.json': JSON.stringify({ ...json, rope_theta: 123 }) })).not.toBe(own);
+  });
+
   it('is refused after it was disposed', async () => {
     const model = await Model.open(goldenModel('mistral'), { device });
     using runner = model.createRunner({ contextTokens: 64 });

@@ -10,6 +10,7 @@ import { expectPath } from './expect-directory.js';
 import { Runner } from './runner/runner.js';
 import type { RunnerOptions } from './runner/runner-options.js';
 import { Tokenizer } from './tokenizer/tokenizer.js';
+import { fingerprint } from './weights/fingerprint.js';
 import { ModelWeights } from './weights/model-weights.js';
 
 export interface ModelOptions {
@@ -80,6 +81,15 @@ export class Model implements Disposable {
   createRunner(options: RunnerOptions = {}): Runner {
     expectObject('createRunner', 'options', options);
     return new Runner(this, options);
+  }
+
+  /**
+   * 64 hexadecimal digits that tell this model from others, for what is made for one model alone, such as codebooks: a
+   * hash of how its keys are rotated, and of the beginning of each tensor. Copies of a model have the same one.
+   * @throws ModelFormatError when the files are gone or changed their form
+   */
+  fingerprint(): Promise<string> {
+    return fingerprint(this.#directory, this.config);
   }
 
   /** Unmaps the weights. Dispose the runners first. */

@@ -423,5 +423,18 @@ export interface Addon {
     values: NativeTensor,
     output: NativeTensor,
   ): void;
+  trainCodebook(
+    stream: NativeStream,
+    keys: NativeTensor,
+    scale: NativeTensor,
+    means: NativeTensor,
+    rounded: NativeTensor,
+    counts: NativeTensor,
+    channelScale: boolean,
+    seed: number,
+    batchVectors: number,
+    firstIteration: number,
+    iterations: number,
+  ): void;
   write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;
 }
