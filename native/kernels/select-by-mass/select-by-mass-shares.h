@@ -28,6 +28,13 @@ constexpr uint32_t bin_factor(int bin) {
   return (static_cast<uint32_t>(number << 1) & ~0xffu) | static_cast<uint32_t>(octave);
 }
 
+struct BinFactors {
+  uint32_t of[kShareBins] = {};
+  constexpr BinFactors() {
+    for (int bin = 0; bin < kShareBins; ++bin) of[bin] = bin_factor(bin);
+  }
+};
+
 // In units of 2^-27. Below kNoShareBelow only.
 constexpr uint32_t fixed_below(float below) { return static_cast<uint32_t>(below * 0x1p27f); }
 constexpr int bin_of(uint32_t fixed) { return static_cast<int>(fixed >> 21); }

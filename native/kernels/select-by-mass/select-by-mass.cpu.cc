@@ -8,12 +8,6 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-struct BinFactors {
-  uint32_t of[kShareBins] = {};
-  constexpr BinFactors() {
-    for (int bin = 0; bin < kShareBins; ++bin) of[bin] = bin_factor(bin);
-  }
-};
 constexpr BinFactors kBinFactors;
 
 uint64_t share_below(float below) {

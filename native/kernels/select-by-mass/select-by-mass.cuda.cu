@@ -1,9 +1,699 @@
-#include "kernels/select-by-mass/select-by-mass.h"
+// Choice of tokens on a CUDA device, in steps over all scores: the largest, sums of shares in bins, marks. Each head's
+// last tokens are then found among those of one bin. Lists without room for all go through the same steps once more, by
+// the largest share of each token.
+#define KV_ISA cuda
+#include "kernels/select-by-mass/select-by-mass-threshold.cuda.h"
+#include "runtime/device.h"
+#include "shared/cuda/arrivals.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
+#include "shared/paged/paged-attention.cuda.h"
 
 namespace kv {
+namespace {
 
-Status select_by_mass_cuda(const SelectByMassArguments&, ExecutionContext&) {
-  return Status::failure(StatusCode::capability, "it does not run on CUDA yet");
+using cuda::HeadSum;
+using cuda::HeadWeights;
+using cuda::kNoShareBelow;
+using cuda::kShareBins;
+
+constexpr int kThreads = kBinThreads;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kChunk = 8192;     // tokens that a thread block has
+constexpr int kSumChunk = 16384;  // where it counts bins
+constexpr int kChunkWords = kChunk / kWarp;
+constexpr int kListed = 8192;  // candidates of a head that are listed
+
+__device__ const cuda::BinFactors kFactors{};
+
+__device__ uint64_t share_below(float below) {
+  if (!(below < kNoShareBelow)) return 0;
+  const uint32_t fixed = cuda::fixed_below(below);
+  const uint32_t factor = __ldg(kFactors.of + cuda::bin_of(fixed));
+  return cuda::share(cuda::share_bits(fixed, factor), factor & 0xff);
+}
+
+// NaN gets an order above that of infinity.
+__device__ uint32_t score_order(float score) {
+  return isnan(score) ? UINT32_MAX : cuda::order_of(__float_as_uint(score + 0.0f));
+}
+
+// ---- What is known of heads and lists ----
+
+struct HeadState {
+  uint32_t most_order;
+  HeadSum sum;
+  float log_of_all;
+  Cut cut;
+  unsigned long long taken;  // share of the taken tokens
+  HeadWeights made;
+};
+
+struct ListState {
+  int32_t slot;  // -1 for a row that no batch entry has
+  int32_t tokens;
+  Cut cut;  // by the largest share of each token
+};
+
+struct Memory {
+  uint64_t* bins;          // [row, query_head, kShareBins]
+  uint64_t* keys;          // [row, query_head, kListed]
+  HeadState* heads;        // [row, query_head]
+  ListState* lists;        // [row, kv_head]
+  uint32_t* words;         // [row, kv_head, chunks * kChunkWords]: a bit for each token of a list
+  int32_t* chunk_counts;   // [row, kv_head, chunks]: tokens of the list in each chunk
+};
+
+struct Launch {
+  SelectByMassArguments a;
+  Memory memory;
+  FaultSink faults;
+  int chunks;      // of score_tokens
+  int sum_chunks;
+  bool aligned;    // four scores may be loaded at once
+};
+
+// A thread block's part of a row and query head.
+struct HeadChunk {
+  const SelectByMassArguments& a;
+  int64_t row_head;
+  int first;  // token
+  int end;
+  const float* scores;
+  HeadState& head;
+
+  __device__ HeadChunk(const Launch& launch, int chunks, int chunk_tokens)
+      : a(launch.a),
+        row_head(blockIdx.x / chunks),
+        first(static_cast<int>(blockIdx.x % chunks) * chunk_tokens),
+        scores(a.scores + row_head * a.score_tokens),
+        head(launch.memory.heads[row_head]) {
+    end = min(first + chunk_tokens, launch.memory.lists[row_head / a.group()].tokens);
+  }
+
+  // Calls body(score) for this thread's scores.
+  template <class Body>
+  __device__ void for_each_score(bool aligned, Body body) const {
+    constexpr int kBatch = 4;
+    constexpr int kStep = 4 * kThreads;
+    const int thread = static_cast<int>(threadIdx.x);
+    int at = first + 4 * thread;
+    if (aligned) {
+      for (; at + (kBatch - 1) * kStep + 4 <= end; at += kBatch * kStep) {
+        float4 own[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) own[i] = *reinterpret_cast<const float4*>(scores + at + i * kStep);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          body(own[i].x);
+          body(own[i].y);
+          body(own[i].z);
+          body(own[i].w);
+        }
+      }
+    }
+    for (; at < end; at += kStep) {
+      for (int i = at; i < min(at + 4, end); ++i) body(scores[i]);
+    }
+  }
+};
+
+// A row and kv head.
+struct List {
+  const Launch& launch;
+  const SelectByMassArguments& a;
+  int64_t index;
+  ListState& state;
+  HeadState* heads;
+  const float* scores;
+
+  __device__ List(const Launch& given, int64_t row_list)
+      : launch(given),
+        a(given.a),
+        index(row_list),
+        state(given.memory.lists[row_list]),
+        heads(given.memory.heads + row_list * a.group()),
+        scores(a.scores + row_list * a.group() * a.score_tokens) {}
+
+  __device__ uint32_t* words() const { return launch.memory.words + index * launch.chunks * kChunkWords; }
+  __device__ int32_t* chunk_counts() const { return launch.memory.chunk_counts + index * launch.chunks; }
+  __device__ float score(int head, int token) const { return scores[int64_t{head} * a.score_tokens + token]; }
+  __device__ bool takes(int head, float score, int token) const {
+    return heads[head].cut.takes(candidate_key(score_order(score), token));
+  }
+  __device__ uint64_t taken_share(int head, int token) const {
+    const float own = score(head, token);
+    return takes(head, own, token) ? share_below(heads[head].sum.most - own) : 0;
+  }
+  // Of the heads that take the token, the largest share in a softmax, as the order of its logarithm.
+  __device__ uint32_t best_order(int token) const {
+    uint32_t best = 0;
+    for (int head = 0; head < a.group(); ++head) {
+      const float own = score(head, token);
+      if (takes(head, own, token)) best = max(best, score_order(own - heads[head].log_of_all));
+    }
+    return best;
+  }
+  __device__ uint64_t* keys_of_list() const { return launch.memory.keys + index * a.group() * kListed; }
+
+  // Marks a token that was not marked.
+  __device__ void mark(int token) const {
+    const uint32_t bit = 1u << token % kWarp;
+    if ((atomicOr(words() + token / kWarp, bit) & bit) == 0) atomicAdd(chunk_counts() + token / kChunk, 1);
+  }
+};
+
+// ---- Start ----
+
+// A thread block for each row and query head clears what is counted there; the first of a kv head finds the row's slot.
+__global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Launch launch) {
+  __shared__ int entry;
+  ptx::follow_previous_kernel();
+  const SelectByMassArguments& a = launch.a;
+  const int64_t row_head = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
+  uint64_t* bins = launch.memory.bins + row_head * kShareBins;
+  for (int bin = thread; bin < kShareBins; bin += kThreads) bins[bin] = 0;
+  if (thread == 0) {
+    launch.memory.heads[row_head] = HeadState{};
+    launch.memory.heads[row_head].cut.threshold = kTakesNone;
+    entry = -1;
+  }
+  if (row_head % a.group() != 0) return;
+  __syncthreads();
+  const int64_t list = row_head / a.group();
+  const int64_t row = list / a.kv_heads;
+  for (int i = thread; i < a.batch; i += kThreads) {
+    if (a.query_start[i] <= row && row < a.query_start[i + 1]) entry = i;
+  }
+  __syncthreads();
+  if (thread != 0) return;
+  ListState state{-1, 0, {}};
+  state.cut.bin = kShareBins;  // no list is cut yet
+  if (entry >= 0) {
+    state.slot = a.slots[entry];
+    state.tokens = a.key_counts[int64_t{state.slot} * a.kv_heads + list % a.kv_heads];
+    if (state.tokens > a.score_tokens) {
+      report_fault(launch.faults, SelectByMassFault::too_many_keys, state.slot, row, a.score_tokens);
+      state.tokens = 0;
+    }
+  }
+  launch.memory.lists[list] = state;
+}
+
+// ---- Shares of each head ----
+
+__global__ void __launch_bounds__(kThreads) find_largest(const __grid_constant__ Launch launch) {
+  __shared__ uint32_t of_warps[kWarps];
+  ptx::follow_previous_kernel();
+  const HeadChunk chunk(launch, launch.chunks, kChunk);
+  if (chunk.first >= chunk.end) return;
+  float most = -INFINITY;
+  bool odd = false;
+  chunk.for_each_score(launch.aligned, [&](float score) {
+    most = fmaxf(most, score);
+    odd = odd || isnan(score);
+  });
+  const uint32_t order = __reduce_max_sync(0xffffffffu, odd ? UINT32_MAX : score_order(most));
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = order;
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  const uint32_t all = __reduce_max_sync(0xffffffffu, threadIdx.x < kWarps ? of_warps[threadIdx.x] : 0u);
+  if (threadIdx.x == 0) atomicMax(&chunk.head.most_order, all);
+}
+
+// NaN for a head that takes no token because of what its scores or windows are.
+__device__ float largest_of(const SelectByMassArguments& a, const HeadState& head, int64_t row_head) {
+  const float dense = a.dense_log_sum_exp == nullptr ? -INFINITY : a.dense_log_sum_exp[row_head];
+  if (!(dense < INFINITY) || head.most_order == UINT32_MAX) return NAN;
+  return head.most_order == 0 ? -INFINITY : __uint_as_float(cuda::bits_of_order(head.most_order));
+}
+
+// Sums in shared memory, of which the lower 32 bits are added to first.
+struct SharedBins {
+  uint32_t low[kShareBins];
+  uint32_t high[kShareBins];
+
+  __device__ void clear() {
+    for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) low[bin] = high[bin] = 0;
+  }
+  __device__ void add(int bin, uint32_t amount) {
+    if (atomicAdd(&low[bin], amount) > ~amount) atomicAdd(&high[bin], 1u);
+  }
+  __device__ uint64_t sum(int bin) const { return uint64_t{high[bin]} << 32 | low[bin]; }
+};
+
+// Shares of octaves up to this one are exact in 38 bits. Bins count them in units of their octave.
+__device__ int bits_dropped(uint32_t octave) { return max(0, static_cast<int>(octave) - cuda::kPlainBits); }
+__device__ int bits_added(uint32_t octave) { return max(0, cuda::kPlainBits - static_cast<int>(octave)); }
+
+__global__ void __launch_bounds__(kThreads) sum_shares(const __grid_constant__ Launch launch) {
+  __shared__ SharedBins bins;
+  __shared__ uint32_t factors[kShareBins];
+  __shared__ typename BinScan::Scan::TempStorage storage;
+  __shared__ bool last;
+  __shared__ uint64_t wanted;
+  ptx::let_next_kernel_start();
+  for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) factors[bin] = kFactors.of[bin];
+  bins.clear();
+  ptx::wait_for_previous_kernel();
+  __syncthreads();
+  const HeadChunk chunk(launch, launch.sum_chunks, kSumChunk);
+  const SelectByMassArguments& a = launch.a;
+  HeadState& head = chunk.head;
+  HeadSum sum{largest_of(a, head, chunk.row_head), 0};
+  const bool counts = sum.is_sound() && sum.most > -INFINITY;
+  uint64_t* all_bins = launch.memory.bins + chunk.row_head * kShareBins;
+  if (counts && chunk.first < chunk.end) {
+    chunk.for_each_score(launch.aligned, [&](float score) {
+      const float below = sum.most - score;
+      if (!(below < kNoShareBelow)) return;
+      const uint32_t fixed = cuda::fixed_below(below);
+      const int bin = cuda::bin_of(fixed);
+      const uint32_t factor = factors[bin];
+      bins.add(bin, cuda::share_bits(fixed, factor) >> bits_dropped(factor & 0xff));
+    });
+    __syncthreads();
+    for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) {
+      const uint64_t own = bins.sum(bin);
+      if (own == 0) continue;
+      atomicAdd(reinterpret_cast<unsigned long long*>(all_bins + bin), own << bits_added(factors[bin] & 0xff));
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) last = arrives_last(head.cut.arrivals, static_cast<unsigned>(launch.sum_chunks));
+  __syncthreads();
+  if (!last) return;
+  const BinScan scan(all_bins, storage);
+  if (threadIdx.x == 0) {
+    sum.total = scan.all();
+    head.sum = sum;
+    head.cut.bin = -1;
+    wanted = 0;
+    if (sum.total > 0) {
+      const float dense = a.dense_log_sum_exp == nullptr ? -INFINITY : a.dense_log_sum_exp[chunk.row_head];
+      wanted = cuda::wanted_share(sum, dense, a.tau);
+      head.log_of_all = cuda::log_of_all(sum, dense);
+    }
+  }
+  __syncthreads();
+  if (wanted > 0) scan.find(wanted, head.cut);
+}
+
+// ---- Marks ----
+
+// Counts the marked tokens of a chunk, of which each warp has found some.
+__device__ void count_marks(const List& list, int chunk, int of_warp) {
+  __shared__ int counts[kWarps];
+  if (threadIdx.x % kWarp == 0) counts[threadIdx.x / kWarp] = of_warp;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  int all = 0;
+  for (int warp = 0; warp < kWarps; ++warp) all += counts[warp];
+  list.chunk_counts()[chunk] = all;
+}
+
+// Lists the candidates of a warp, one bit of `lanes` each. Returns where this lane's is; the warp's lanes all call it.
+__device__ unsigned places_for(unsigned& found, int count) {
+  unsigned before = 0;
+  if (threadIdx.x % kWarp == 0) before = atomicAdd(&found, static_cast<unsigned>(count));
+  return __shfl_sync(0xffffffffu, before, 0);
+}
+
+// A thread block has a chunk of a list, and each warp some words of it. It marks what is above its head's bin, and lists
+// what is in the bin.
+__global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ Launch launch) {
+  constexpr int kBatch = 8;
+  ptx::follow_previous_kernel();
+  const SelectByMassArguments& a = launch.a;
+  const List list(launch, blockIdx.x / launch.chunks);
+  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
+  const int tokens = list.state.tokens;
+  if (chunk * kChunk >= tokens) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first_word = chunk * kChunkWords + static_cast<int>(threadIdx.x) / kWarp * (kChunkWords / kWarps);
+  int count = 0;
+#pragma unroll 1
+  for (int word = first_word; word < first_word + kChunkWords / kWarps; word += kBatch) {
+    uint32_t marks[kBatch] = {};
+    for (int h = 0; h < a.group(); ++h) {
+      HeadState& head = list.heads[h];
+      const float most = head.sum.most;
+      const float above = static_cast<float>(head.cut.bin) / 64;  // of `below`, as bins are
+      const float* scores = list.scores + int64_t{h} * a.score_tokens;
+      float own[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int token = (word + i) * kWarp + lane;
+        own[i] = token < tokens ? scores[token] : -INFINITY;
+      }
+      uint32_t in_bin[kBatch];
+      int found = 0;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float below = most - own[i];
+        const bool is_above = below < above;
+        marks[i] |= __ballot_sync(0xffffffffu, is_above);
+        in_bin[i] = __ballot_sync(0xffffffffu, !is_above && below < above + 1.0f / 64);
+        found += __popc(in_bin[i]);
+      }
+      if (found == 0) continue;
+      unsigned place = places_for(head.cut.found, found);
+      uint64_t* keys = launch.memory.keys + (list.index * a.group() + h) * kListed;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const unsigned own_place = place + __popc(in_bin[i] & ((1u << lane) - 1));
+        if ((in_bin[i] >> lane & 1) != 0 && own_place < kListed) {
+          keys[own_place] = candidate_key(score_order(own[i]), (word + i) * kWarp + lane);
+        }
+        place += __popc(in_bin[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (lane == i) list.words()[word + i] = marks[i];
+      count += __popc(marks[i]);
+    }
+  }
+  count_marks(list, chunk, count);
+}
+
+// Calls body(key, share) for the candidates of a head: for those listed, or, where the list is too short, for all of
+// which the scores are in the bin.
+template <class Body>
+__device__ void for_each_candidate(const Launch& launch, const List& list, int h, Body body) {
+  const HeadState& head = list.heads[h];
+  const int thread = static_cast<int>(threadIdx.x);
+  if (head.cut.found <= kListed) {
+    const uint64_t* keys = launch.memory.keys + (list.index * launch.a.group() + h) * kListed;
+    for (int i = thread; i < static_cast<int>(head.cut.found); i += kThresholdThreads) {
+      body(keys[i], share_below(head.sum.most - score_of_key(keys[i])));
+    }
+    return;
+  }
+  const float above = static_cast<float>(head.cut.bin) / 64;
+  for (int token = thread; token < list.state.tokens; token += kThresholdThreads) {
+    const float score = list.score(h, token);
+    const float below = head.sum.most - score;
+    if (below >= above && below < above + 1.0f / 64) body(candidate_key(score_order(score), token), share_below(below));
+  }
+}
+
+// A thread block for each row and query head finds its last token, and marks what it takes of its bin.
+__global__ void __launch_bounds__(kThresholdThreads) find_last_tokens(const __grid_constant__ Launch launch) {
+  __shared__ KeyThreshold::Shared shared;
+  __shared__ unsigned long long taken;
+  ptx::follow_previous_kernel();
+  const SelectByMassArguments& a = launch.a;
+  const List list(launch, blockIdx.x / a.group());
+  const int h = static_cast<int>(blockIdx.x % a.group());
+  HeadState& head = list.heads[h];
+  if (threadIdx.x == 0) taken = 0;
+  if (head.cut.bin >= 0) {
+    const auto for_each = [&](auto body) { for_each_candidate(launch, list, h, body); };
+    const uint64_t threshold = KeyThreshold::find(head.cut.wanted, shared, for_each);
+    uint64_t own = 0;
+    for_each([&](uint64_t key, uint64_t share) {
+      if (key < threshold) return;
+      own += share;
+      list.mark(token_of(key));
+    });
+    atomicAdd(&taken, static_cast<unsigned long long>(own));
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      head.cut.threshold = threshold;
+      head.taken = head.cut.above + taken;
+    }
+  }
+  if (threadIdx.x == 0) head.made = cuda::weights_of(head.sum, head.taken, a.missing);
+}
+
+// ---- Lists that have no room for all ----
+
+// The tokens of a list in the chunks before `chunk`, and in all; every thread gets them.
+struct ChunkSums {
+  int before;
+  int all;
+
+  __device__ ChunkSums(const List& list, int chunk) {
+    __shared__ int sums[2];
+    const int chunks = (list.state.tokens + kChunk - 1) / kChunk;
+    if (threadIdx.x < 2) sums[threadIdx.x] = 0;
+    __syncthreads();
+    int own_before = 0;
+    int own = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < chunks; i += static_cast<int>(blockDim.x)) {
+      const int count = __ldcg(list.chunk_counts() + i);
+      own += count;
+      if (i < chunk) own_before += count;
+    }
+    if (own_before != 0) atomicAdd(&sums[0], own_before);
+    if (own != 0) atomicAdd(&sums[1], own);
+    __syncthreads();
+    before = sums[0];
+    all = sums[1];
+  }
+};
+
+// The bin of the best share of a token; the last one has all smaller shares too.
+__device__ int bin_of_best(uint32_t order) {
+  const float below = -__uint_as_float(cuda::bits_of_order(order));
+  return below < kNoShareBelow ? cuda::bin_of(cuda::fixed_below(below)) : kShareBins - 1;
+}
+
+// Counts the marked tokens by their best shares. `cut.bin` of the list stays kShareBins if it has room for all.
+__global__ void __launch_bounds__(kThreads) count_best(const __grid_constant__ Launch launch) {
+  __shared__ uint32_t bins[kShareBins];
+  __shared__ typename BinScan::Scan::TempStorage storage;
+  __shared__ bool last;
+  ptx::follow_previous_kernel();
+  const SelectByMassArguments& a = launch.a;
+  const List list(launch, blockIdx.x / launch.chunks);
+  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (chunk * kChunk >= list.state.tokens) return;
+  if (ChunkSums(list, chunk).all <= a.most_tokens()) return;
+  for (int bin = thread; bin < kShareBins; bin += kThreads) bins[bin] = 0;
+  __syncthreads();
+  for (int token = chunk * kChunk + thread; token < min((chunk + 1) * kChunk, list.state.tokens); token += kThreads) {
+    if ((list.words()[token / kWarp] >> token % kWarp & 1) != 0) atomicAdd(&bins[bin_of_best(list.best_order(token))], 1u);
+  }
+  __syncthreads();
+  uint64_t* all_bins = launch.memory.bins + list.index * a.group() * kShareBins;
+  for (int bin = thread; bin < kShareBins; bin += kThreads) {
+    if (bins[bin] != 0) atomicAdd(reinterpret_cast<unsigned long long*>(all_bins + bin), static_cast<unsigned long long>(bins[bin]));
+  }
+  __syncthreads();
+  const auto chunks = static_cast<unsigned>((list.state.tokens + kChunk - 1) / kChunk);
+  if (thread == 0) last = arrives_last(list.state.cut.arrivals, chunks);
+  __syncthreads();
+  if (!last) return;
+  const BinScan scan(all_bins, storage);
+  if (thread == 0) list.state.cut.bin = -1;
+  for (int h = thread; h < a.group(); h += kThreads) list.heads[h].taken = 0;
+  __syncthreads();
+  if (a.most_tokens() > 0) scan.find(static_cast<uint64_t>(a.most_tokens()), list.state.cut);
+}
+
+// Adds the sum over a warp to the share of a head's tokens.
+__device__ void add_taken(HeadState& head, uint64_t own) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) own += __shfl_xor_sync(0xffffffffu, own, distance);
+  if (threadIdx.x % kWarp == 0 && own != 0) atomicAdd(&head.taken, static_cast<unsigned long long>(own));
+}
+
+// Marks only what is above the list's bin, and lists what is in it.
+__global__ void __launch_bounds__(kThreads) mark_best(const __grid_constant__ Launch launch) {
+  ptx::follow_previous_kernel();
+  const List list(launch, blockIdx.x / launch.chunks);
+  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
+  if (chunk * kChunk >= list.state.tokens || list.state.cut.bin == kShareBins) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first_word = chunk * kChunkWords + static_cast<int>(threadIdx.x) / kWarp * (kChunkWords / kWarps);
+  int count = 0;
+  for (int word = first_word; word < first_word + kChunkWords / kWarps; ++word) {
+    const uint32_t marked = list.words()[word];
+    const int token = word * kWarp + lane;
+    const bool own = (marked >> lane & 1) != 0;
+    const uint32_t order = own ? list.best_order(token) : 0;
+    const int bin = own ? bin_of_best(order) : kShareBins;
+    const bool stays = bin < list.state.cut.bin;
+    const bool in_bin = own && bin == list.state.cut.bin;
+    const uint32_t marks = __ballot_sync(0xffffffffu, stays);
+    const uint32_t candidates = __ballot_sync(0xffffffffu, in_bin);
+    count += __popc(marks);
+    if (lane == 0) list.words()[word] = marks;
+    if (candidates == 0) continue;
+    const unsigned place = places_for(list.state.cut.found, __popc(candidates)) + __popc(candidates & ((1u << lane) - 1));
+    if (in_bin && place < kListed) list.keys_of_list()[place] = candidate_key(order, token);
+  }
+  __syncwarp();
+  for (int h = 0; h < launch.a.group(); ++h) {
+    uint64_t own = 0;
+    for (int word = first_word; word < first_word + kChunkWords / kWarps; ++word) {
+      if ((list.words()[word] >> lane & 1) != 0) own += list.taken_share(h, word * kWarp + lane);
+    }
+    add_taken(list.heads[h], own);
+  }
+  count_marks(list, chunk, count);
+}
+
+// A thread block for each list finds the last token that there is room for.
+__global__ void __launch_bounds__(kThresholdThreads) find_last_best(const __grid_constant__ Launch launch) {
+  __shared__ KeyThreshold::Shared shared;
+  ptx::follow_previous_kernel();
+  const List list(launch, blockIdx.x);
+  const Cut& cut = list.state.cut;
+  if (cut.bin == kShareBins) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (cut.bin >= 0) {
+    const auto for_each = [&](auto body) {
+      if (cut.found <= kListed) {
+        for (int i = thread; i < static_cast<int>(cut.found); i += kThresholdThreads) body(list.keys_of_list()[i], uint64_t{1});
+        return;
+      }
+      for (int token = thread; token < list.state.tokens; token += kThresholdThreads) {
+        const uint32_t order = list.best_order(token);
+        if (order != 0 && bin_of_best(order) == cut.bin) body(candidate_key(order, token), uint64_t{1});
+      }
+    };
+    const uint64_t threshold = KeyThreshold::find(cut.wanted, shared, for_each);
+    for_each([&](uint64_t key, uint64_t) {
+      if (key >= threshold) list.mark(token_of(key));
+    });
+    for (int h = 0; h < launch.a.group(); ++h) {
+      uint64_t own = 0;
+      for_each([&](uint64_t key, uint64_t) {
+        if (key >= threshold) own += list.taken_share(h, token_of(key));
+      });
+      add_taken(list.heads[h], own);
+    }
+  }
+  __syncthreads();
+  for (int h = thread; h < launch.a.group(); h += kThresholdThreads) {
+    HeadState& head = list.heads[h];
+    head.made = cuda::weights_of(head.sum, head.taken, launch.a.missing);
+  }
+}
+
+// ---- Lists ----
+
+// A thread block writes the tokens of a chunk, each weight by one thread.
+__global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ Launch launch) {
+  static_assert(kChunkWords == kThreads, "each thread has a word");
+  using Scan = cub::BlockScan<int, kThreads>;
+  __shared__ typename Scan::TempStorage storage;
+  __shared__ uint16_t tokens[kChunk];
+  ptx::follow_previous_kernel();
+  const SelectByMassArguments& a = launch.a;
+  const List list(launch, blockIdx.x / launch.chunks);
+  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (chunk > 0 && chunk * kChunk >= list.state.tokens) return;
+  const ChunkSums sums(list, chunk);
+  const int group = a.group();
+  const int64_t cache_head = int64_t{list.state.slot} * a.kv_heads + list.index % a.kv_heads;
+  const int64_t first = list.index * a.capacity + sums.before;
+  const auto scale = [&](int value_row) {
+    return a.value_scales == nullptr ? 1.0f : __uint_as_float(uint32_t{a.value_scales[value_row]} << 16);
+  };
+  if (chunk == 0) {
+    int mean = -1;
+    if (a.missing == MissingMass::mean_value && sums.all > 0) {
+      mean = a.mean_rows[cache_head];
+      if (mean >= int64_t{a.block_count} * kValueBlockTokens) {
+        if (thread == 0) {
+          report_fault(launch.faults, SelectByMassFault::mean_out_of_range, mean, list.index / a.kv_heads,
+                       int64_t{a.block_count} * kValueBlockTokens);
+        }
+        mean = -1;
+      }
+    }
+    const int64_t behind = list.index * a.capacity + sums.all;
+    for (int h = thread; h < group; h += kThreads) {
+      a.log_sum_exp[list.index * group + h] = list.heads[h].made.log_sum_exp;
+      if (mean >= 0) a.weights[behind * group + h] = list.heads[h].made.missing * scale(mean);
+    }
+    if (thread == 0) {
+      if (mean >= 0) a.value_rows[behind] = mean;
+      a.counts[list.index] = mean >= 0 ? sums.all + 1 : sums.all;
+    }
+    if (list.state.tokens == 0) return;
+  }
+  uint32_t word = list.words()[chunk * kChunkWords + thread];
+  int place = 0;
+  int count = 0;
+  Scan(storage).ExclusiveSum(__popc(word), place, count);
+  for (; word != 0; word &= word - 1) tokens[place++] = static_cast<uint16_t>(thread * kWarp + __ffs(static_cast<int>(word)) - 1);
+  __syncthreads();
+  const int32_t* table = a.block_table + cache_head * a.table_width;
+  for (int at = thread; at < count * group; at += kThreads) {
+    const int i = at / group;
+    const int h = at % group;
+    const int token = chunk * kChunk + tokens[i];
+    const int value_row = table[token / kValueBlockTokens] * kValueBlockTokens + token % kValueBlockTokens;
+    a.weights[(first + i) * group + h] = list.heads[h].made.weight(list.taken_share(h, token)) * scale(value_row);
+    if (h == 0) a.value_rows[first + i] = value_row;
+  }
+}
+
+size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+}  // namespace
+
+Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext& context) {
+  const size_t rows = static_cast<size_t>(given.query_tokens);
+  if (rows == 0) return Status::success();
+  Launch launch{given, {}, context.faults(describe_select_by_mass_fault), 0, 0, false};
+  const auto chunks_of = [&](int tokens) { return std::max(1, (given.score_tokens + tokens - 1) / tokens); };
+  launch.chunks = chunks_of(kChunk);
+  launch.sum_chunks = chunks_of(kSumChunk);
+  launch.aligned = given.score_tokens % 4 == 0 && reinterpret_cast<uintptr_t>(given.scores) % 16 == 0;
+
+  const size_t heads = rows * static_cast<size_t>(given.query_heads);
+  const size_t lists = rows * static_cast<size_t>(given.kv_heads);
+  const size_t chunks = lists * static_cast<size_t>(launch.chunks);
+  const size_t sizes[] = {checked_tables_bytes(given),          heads * kShareBins * sizeof(uint64_t),
+                          heads * kListed * sizeof(uint64_t),   heads * sizeof(HeadState),
+                          lists * sizeof(ListState),            chunks * kChunkWords * sizeof(uint32_t),
+                          chunks * sizeof(int32_t)};
+  size_t all = 0;
+  for (const size_t size : sizes) all += rounded_up(size);
+  auto* bytes = static_cast<char*>(context.queue->workspace(all));
+  if (bytes == nullptr) return Status::failure(StatusCode::out_of_memory, "no room to choose tokens in");
+  size_t next = 0;
+  auto take = [&, at = bytes]() mutable {
+    char* const own = at;
+    at += rounded_up(sizes[next++]);
+    return own;
+  };
+  const CheckedTables tables(given, take());
+  launch.memory.bins = reinterpret_cast<uint64_t*>(take());
+  launch.memory.keys = reinterpret_cast<uint64_t*>(take());
+  launch.memory.heads = reinterpret_cast<HeadState*>(take());
+  launch.memory.lists = reinterpret_cast<ListState*>(take());
+  launch.memory.words = reinterpret_cast<uint32_t*>(take());
+  launch.memory.chunk_counts = reinterpret_cast<int32_t*>(take());
+  Status status;
+  if (given.batch > 0) status = check_tables_cuda(given, tables, context);
+  launch.a = with_tables(given, tables);
+
+  const auto run = [&](void (*kernel)(Launch), size_t blocks, int threads) {
+    if (!status.ok()) return;
+    status = launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), 0,
+                               stream_of(context), launch);
+  };
+  run(start, heads, kThreads);
+  run(find_largest, heads * static_cast<size_t>(launch.chunks), kThreads);
+  run(sum_shares, heads * static_cast<size_t>(launch.sum_chunks), kThreads);
+  run(mark_tokens, chunks, kThreads);
+  run(find_last_tokens, heads, kThresholdThreads);
+  if (given.score_tokens > given.most_tokens()) {
+    run(count_best, chunks, kThreads);
+    run(mark_best, chunks, kThreads);
+    run(find_last_best, lists, kThresholdThreads);
+  }
+  run(write_lists, chunks, kThreads);
+  return status;
 }
 
 }  // namespace kv

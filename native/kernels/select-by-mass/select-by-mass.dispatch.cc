@@ -52,6 +52,19 @@ Status check_heads(const SelectByMassArguments& a) {
 
 }  // namespace
 
+std::string describe_select_by_mass_fault(const Fault& fault) {
+  const std::string value = std::to_string(fault.value);
+  const std::string limit = std::to_string(fault.limit);
+  switch (static_cast<SelectByMassFault>(fault.code)) {
+    case SelectByMassFault::too_many_keys:
+      return "slot " + value + " counts more tokens than have scores, which " + limit + " have";
+    case SelectByMassFault::mean_out_of_range:
+      return "a mean value is in row " + value + ", and the pool has " + limit;
+    default:
+      return describe_paged_fault(fault);
+  }
+}
+
 Status select_by_mass(const SelectByMassArguments& given, ExecutionContext& context) {
   SelectByMassArguments arguments = given;
   arguments.block_tokens = kValueBlockTokens;

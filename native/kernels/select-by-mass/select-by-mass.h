@@ -11,10 +11,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "runtime/execution.h"
+#include "runtime/fault.h"
 #include "runtime/status.h"
 #include "shared/paged/paged-attention.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 
@@ -54,6 +57,13 @@ struct SelectByMassArguments : PagedBatch {
   // Tokens that a list has room for.
   constexpr int32_t most_tokens() const { return missing == MissingMass::mean_value ? capacity - 1 : capacity; }
 };
+
+enum class SelectByMassFault : int32_t {
+  too_many_keys = static_cast<int32_t>(PagedFault::operations_own),  // value: the slot; limit: tokens with scores
+  mean_out_of_range,                                                // value: the row; limit: rows of the pool
+};
+
+std::string describe_select_by_mass_fault(const Fault& fault);
 
 // Refuses sizes, tables and settings that contradict each other (invalid_value, capability).
 Status select_by_mass(const SelectByMassArguments& arguments, ExecutionContext& context);

@@ -7,10 +7,17 @@ namespace kv {
 namespace KV_ISA {
 
 inline Vec load(const int8_t* p) {
+#if defined(__AVX512F__)
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_maskz_cvtepi32_ps(kAllLanes, _mm512_maskz_cvtepi8_epi32(kAllLanes, codes));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   Bytes bytes;
   std::memcpy(&bytes, p, sizeof bytes);
   return __builtin_convertvector(__builtin_convertvector(bytes, VecInt), Vec);
+#endif
 }
 inline float to_float(int8_t x) { return x; }
 
@@ -43,10 +50,9 @@ class PieceSum {
 
   void add() const {
     std::memset(sums_, 0, static_cast<size_t>(group_ * dims_) * sizeof(float));
-    for (int32_t first = 0; first < kNearRows && first < count_; ++first) prefetch(first);
+    for (int32_t row = 0; row < kNearRows && row < count_; ++row) prefetch(row);
     for (int32_t first = 0; first < count_; first += kNearRows) {
       const int32_t end = first + kNearRows < count_ ? first + kNearRows : count_;
-      for (int32_t row = end; row < end + kNearRows && row < count_; ++row) prefetch(row);
       int32_t head = 0;
       for (; head + kTileHeads <= group_; head += kTileHeads) add_heads<kTileHeads>(head, first, end);
       for (; head < group_; ++head) add_heads<1>(head, first, end);
@@ -78,7 +84,9 @@ class PieceSum {
     for (int h = 0; h < heads; ++h) {
       for (int v = 0; v < vectors; ++v) sums[h][v] = load(sums_ + (head + h) * dims_ + dim + v * kLanes);
     }
+    const bool is_first = head == 0 && dim == 0;
     for (int32_t row = first; row < end; ++row) {
+      if (is_first && row + kNearRows < count_) prefetch(row + kNearRows);
       const T* values = values_ + rows_[row] * dims_ + dim;
       const float* weights = weights_ + int64_t{row} * group_ + head;
       Vec own[vectors];
@@ -122,10 +130,13 @@ void weighted_values(const WeightedValuesArguments& a, Workers& workers) {
   for (int64_t list = 0; list < lists; ++list) pieces += (a.counts[list] + kPieceRows - 1) / kPieceRows;
   const int64_t of_list = int64_t{a.group} * a.head_dim;
   const auto sum_bytes = static_cast<size_t>(pieces * of_list) * sizeof(float);
-  auto* sums = static_cast<float*>(workers.shared_scratch(sum_bytes + static_cast<size_t>(pieces) * sizeof(Piece) + 64));
-  auto* table = reinterpret_cast<Piece*>(reinterpret_cast<char*>(sums) + (sum_bytes + 63) / 64 * 64);
+  const size_t table_bytes = static_cast<size_t>(pieces) * sizeof(Piece) + static_cast<size_t>(lists) * sizeof(int64_t);
+  auto* table = static_cast<Piece*>(workers.shared_scratch(table_bytes + sum_bytes));
+  auto* first_piece = reinterpret_cast<int64_t*>(table + pieces);
+  auto* sums = reinterpret_cast<float*>(first_piece + lists);
   int64_t known = 0;
   for (int64_t list = 0; list < lists; ++list) {
+    first_piece[list] = known;
     for (int32_t first = 0; first < a.counts[list]; first += kPieceRows) {
       const int32_t left = a.counts[list] - first;
       table[known++] = {list, first, left < kPieceRows ? left : kPieceRows};
@@ -141,14 +152,16 @@ void weighted_values(const WeightedValuesArguments& a, Workers& workers) {
     });
   });
   if (*a.list_outside >= 0) return;
-  const float* next = sums;
-  for (int64_t list = 0; list < lists; ++list) {
-    float* output = a.output + list * of_list;
-    std::memset(output, 0, static_cast<size_t>(of_list) * sizeof(float));
+  const auto heads = static_cast<size_t>(lists * a.group);
+  workers.for_each(heads, [&](size_t head, int) {
+    const auto list = static_cast<int64_t>(head) / a.group;
+    const float* next = sums + first_piece[list] * of_list + static_cast<int64_t>(head) % a.group * a.head_dim;
+    float* output = a.output + static_cast<int64_t>(head) * a.head_dim;
+    std::memset(output, 0, static_cast<size_t>(a.head_dim) * sizeof(float));
     for (int32_t first = 0; first < a.counts[list]; first += kPieceRows, next += of_list) {
-      for (int64_t i = 0; i < of_list; ++i) output[i] += next[i];
+      for (int64_t dim = 0; dim < a.head_dim; ++dim) output[dim] += next[dim];
     }
-  }
+  });
 }
 
 }  // namespace KV_ISA

@@ -1,0 +1,188 @@
+"""Times the choice of tokens by their share of attention, and the sum of their values on the host, next to PyTorch; checks
+one against the other.
+
+usage: torch-hcattn-host.py LIBRARY [--rounds N] [--threads N] [--tokens N] [--json FILE]
+
+LIBRARY is the path of libcuda-kernels.so (README.md). Values of 20 lists take turns, so that no cache holds them.
+"""
+import argparse
+import ctypes
+import json
+import statistics
+import time
+
+import torch
+
+from measuring import Sampler, captured, machine_of, pointers_of, timed
+
+QUERY_HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 64
+GROUP = QUERY_HEADS // KV_HEADS
+TAU = 0.9
+CHOSEN = 0.05  # of the tokens, in the lists of the host's sums
+LISTS = 20
+
+
+def summary(milliseconds):
+    return dict(median=round(statistics.median(milliseconds), 4), low=round(min(milliseconds), 4),
+                high=round(max(milliseconds), 4), samples=len(milliseconds))
+
+
+def int32(values, device='cuda'):
+    return torch.tensor(values, device=device, dtype=torch.int32)
+
+
+class Choice:
+    """Scores of one row, of a spread with which heads reach TAU with about 1/80 of their tokens each."""
+
+    def __init__(self, library, tokens, pinned):
+        self.library, self.tokens = library, tokens
+        blocks = KV_HEADS * tokens // BLOCK_TOKENS
+        capacity = tokens // 10
+        self.scores = 3.5 * torch.randn(QUERY_HEADS, tokens, device='cuda')
+        place = dict(pin_memory=True) if pinned else dict(device='cuda')
+        self.value_rows = torch.empty(KV_HEADS, capacity, dtype=torch.int32, **place)
+        self.weights = torch.empty(KV_HEADS, capacity, GROUP, **place)
+        self.counts = torch.empty(KV_HEADS, dtype=torch.int32, **place)
+        self.log_sum_exp = torch.empty(QUERY_HEADS, device='cuda')
+        self.table = torch.randperm(blocks, device='cuda').to(torch.int32)
+        self.tensors = [self.scores, torch.zeros(QUERY_HEADS, device='cuda'), self.table, int32([tokens] * KV_HEADS), int32([0]),
+                        int32([0, 1]), self.value_rows, self.weights, self.counts, self.log_sum_exp]
+        self.sizes = (ctypes.c_int64 * 7)(1, QUERY_HEADS, KV_HEADS, tokens, tokens // BLOCK_TOKENS, blocks, capacity)
+
+    def run(self):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        assert self.library.kv_select_by_mass(self.sizes, pointers_of(self.tensors), ctypes.c_double(TAU), stream) == 0
+
+    def torch(self):
+        """Which tokens of each head are taken, by a sort of all."""
+        shares = torch.softmax(self.scores, dim=-1)
+        sorted_shares, order = shares.sort(dim=-1, descending=True)
+        before = sorted_shares.cumsum(dim=-1) - sorted_shares
+        return torch.zeros_like(shares, dtype=torch.bool).scatter_(1, order, before < TAU)
+
+    def error(self):
+        """How many tokens of the lists PyTorch does not take or takes besides, of all."""
+        self.run()
+        torch.cuda.synchronize()
+        union = self.torch().view(KV_HEADS, GROUP, -1).any(dim=1)
+        inverse = torch.empty_like(self.table, dtype=torch.long)
+        inverse[self.table.long()] = torch.arange(len(self.table), device='cuda')
+        wrong = 0
+        for head in range(KV_HEADS):
+            rows = self.value_rows[head, :self.counts[head]].cuda().long()
+            ours = torch.zeros(self.tokens, dtype=torch.bool, device='cuda')
+            ours[inverse[rows // BLOCK_TOKENS] * BLOCK_TOKENS + rows % BLOCK_TOKENS - head * self.tokens] = True
+            wrong += (ours != union[head]).sum().item()
+        return wrong / int(self.counts.sum())
+
+
+class Values:
+    """A pool of values in host memory, and lists of rows of it."""
+
+    def __init__(self, library, tokens, dtype, threads):
+        self.library, self.dtype, self.threads = library, dtype, threads
+        rows, count = KV_HEADS * tokens, int(CHOSEN * tokens)
+        on_device = torch.randn(rows, HEAD_DIM, device='cuda', dtype=torch.float16)
+        if dtype == torch.int8:
+            on_device = (32 * on_device).to(torch.int8)
+        self.values = torch.empty(rows, HEAD_DIM, dtype=dtype, pin_memory=True)
+        self.values.copy_(on_device)
+        self.lists = []
+        for _ in range(LISTS):
+            tokens_of = torch.rand(KV_HEADS, tokens, device='cuda').topk(count, dim=1).indices.sort(dim=1).values
+            blocks = torch.randperm(rows // BLOCK_TOKENS, device='cuda').view(KV_HEADS, -1)
+            places = blocks.gather(1, tokens_of // BLOCK_TOKENS) * BLOCK_TOKENS + tokens_of % BLOCK_TOKENS
+            weights = torch.rand(KV_HEADS, count, GROUP) / count
+            self.lists.append((places.to(torch.int32).cpu().contiguous().pin_memory(), weights.pin_memory()))
+        self.counts = int32([count] * KV_HEADS, 'cpu')
+        self.output = torch.empty(QUERY_HEADS, HEAD_DIM)
+        kind = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 7}[dtype]
+        self.sizes = (ctypes.c_int64 * 8)(1, KV_HEADS, GROUP, count, HEAD_DIM, rows, kind, threads)
+        self.bytes = KV_HEADS * count * HEAD_DIM * self.values.element_size()
+
+    def run(self, index):
+        rows, weights = self.lists[index % LISTS]
+        tensors = pointers_of([rows, weights, self.counts, self.values, self.output])
+        assert self.library.kv_weighted_values(self.sizes, tensors) == 0
+
+    def read(self, index):
+        start = self.values.data_ptr() + index % LISTS * (self.bytes // 8 * 8)
+        self.library.kv_read_in_order(ctypes.c_void_p(start), ctypes.c_int64(self.bytes // 8), self.threads)
+
+    def torch(self, index):
+        rows, weights = self.lists[index % LISTS]
+        products = [weights[head].T @ self.values[rows[head].long()].float() for head in range(KV_HEADS)]
+        return torch.cat(products)
+
+    def error(self):
+        reference = self.torch(0)
+        self.run(0)
+        return ((self.output - reference).norm() / reference.norm()).item()
+
+
+def time_on_host(functions, rounds):
+    times = {name: [] for name in functions}
+    for function in functions.values():
+        function(0)
+    for index in range(rounds):
+        for name, function in functions.items():
+            begun = time.perf_counter()
+            function(index + 1)
+            times[name].append(1000 * (time.perf_counter() - begun))
+    return {name: summary(values) for name, values in times.items()}
+
+
+def choice_rows(library, tokens, rounds, sampler):
+    for pinned in (False, True):
+        choice = Choice(library, tokens, pinned)
+        error = choice.error()
+        results = timed({'kv': captured(choice.run, 10), 'torch': choice.torch}, rounds, sampler, 1)
+        ours, clock, watts = results['kv']
+        ours = {name: round(value / 10, 4) if name != 'samples' else value for name, value in ours.items()}
+        row = dict(measure=f'choice of tokens, {tokens} scores a head, lists ' + ('in host memory' if pinned else 'on the device'),
+                   shapes=dict(tokens=tokens, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, tau=TAU,
+                               chosen=round(int(choice.counts.sum()) / KV_HEADS / tokens, 4)),
+                   device='cuda', kind='measured', unit='ms', better='lower', result=ours,
+                   reference=dict(name='PyTorch softmax, sort, sum', **{n: round(v, 4) for n, v in results['torch'][0].items()}),
+                   clockMegahertz=clock, watts=watts, otherTokens=error)
+        if not pinned:
+            row['target'] = dict(atMost=0.16)
+        yield row
+
+
+def value_rows(library, tokens, rounds, threads):
+    for dtype, target in ((torch.float16, 1.3), (torch.int8, 0.8)):
+        values = Values(library, tokens, dtype, threads)
+        error = values.error()
+        results = time_on_host({'kv': values.run, 'read': values.read, 'torch': values.torch}, rounds)
+        yield dict(measure=f'sum of values on the host, {CHOSEN:.0%} of {tokens} rows, {str(dtype)[6:]}',
+                   shapes=dict(tokens=tokens, kvHeads=KV_HEADS, group=GROUP, headDim=HEAD_DIM, threads=threads),
+                   device='cpu', kind='measured', unit='ms', better='lower', result=results['kv'],
+                   reference=dict(name='PyTorch gather, product', **results['torch']),
+                   gigabytesPerSecond=round(values.bytes / results['kv']['median'] / 1e6, 1), relativeError=error,
+                   readInOrder=results['read'], target=dict(atMost=target))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('library')
+    parser.add_argument('--rounds', type=int, default=15)
+    parser.add_argument('--threads', type=int, default=16)
+    parser.add_argument('--tokens', type=int, default=1 << 20)
+    parser.add_argument('--json')
+    options = parser.parse_args()
+    library = ctypes.CDLL(options.library)
+    torch.manual_seed(time.time_ns())
+    sampler = Sampler()
+    facts = dict(date=time.strftime('%Y-%m-%d'), machine=machine_of(sampler.handle))
+    rows = []
+    for row in [*choice_rows(library, options.tokens, options.rounds, sampler),
+                *value_rows(library, options.tokens, options.rounds, options.threads)]:
+        rows.append({**row, **facts})
+        print(json.dumps({name: row[name] for name in row if name not in ('shapes', 'device', 'kind', 'better')}), flush=True)
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump({'title': 'Choice of tokens and sums on the host', 'rows': rows}, file, indent=1, ensure_ascii=False)
+
+
+main()
