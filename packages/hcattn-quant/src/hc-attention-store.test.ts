@@ -12,11 +12,14 @@ import {
   OutOfMemoryError,
   type PrefillAttention,
 } from '@kv/sparse-core';
-import { describeOnDevices, encode, HeldRows, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDevices, HeldRows, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { hcAttentionPrefill } from './hc-attention-prefill.js';
-import { type Codec, type HcAttentionOptions, hcAttentionStore } from './hc-attention-store.js';
+import type { Codec, QuantizedOptions } from './hc-attention-options.js';
+import { hcAttentionStore } from './hc-attention-store.js';
 import { quantizedBlockBytes } from './quantized-blocks.js';
+import { answersOf } from './testing/answers-of.js';
+import { quantizedOracle } from './testing/block-oracles.js';
 import { HeadOracle } from './testing/head-oracle.js';
 
 const layer: KvLayer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 64 };
@@ -28,7 +31,7 @@ const chunk = (slot: number, position: number, rows: number) => [{ slot, positio
 const range = (length: number) => Array.from({ length }, (_, index) => index);
 const quantize = (head: HeadOracle) => head.quantize();
 
-interface Settings extends Partial<Omit<HcAttentionOptions, 'valuesOn'>> {
+interface Settings extends Partial<Omit<QuantizedOptions, 'valuesOn'>> {
   readonly prefill?: PrefillAttention;
   readonly tokens?: number;
   readonly seed?: number;
@@ -42,7 +45,8 @@ describeOnDevices('hcAttentionStore', ({ open }: TestDevice) => {
     const [store] = factory.create([layer], { device, slots, tokensPerSlot, tokens, batchRows: 700, prefill }) as [KvStore];
     const bitsOf = (codec: Codec) => (codec === 'int8' ? 8 : 4);
     const bits = { keys: bitsOf(keys), values: bitsOf(values) } as const;
-    const head = { dtype: 'f16', headDim: 64, bits, sinkBlocks: Math.ceil(sinkTokens / 64), localWindow } as const;
+    const blocks = quantizedOracle(64, bits);
+    const head = { dtype: 'f16', headDim: 64, blocks, sinkBlocks: Math.ceil(sinkTokens / 64), localWindow } as const;
     // A prompt's rows attend to a dense part and up to three pieces, each rounded, and so is each merge.
     const options16 = { device, random: new Random(seed), dtype: 'f16', slots, group, roundings: 8 } as const;
     return new StoreRun(store, prefill, options16, () => new HeadOracle(head));
@@ -53,7 +57,7 @@ describeOnDevices('hcAttentionStore', ({ open }: TestDevice) => {
     await steps.check(entries, 'prefill');
     for (const { slot } of entries) steps.heads[slot]?.forEach(quantize);
   }
-  const bytesOf = (steps: StoreRun<HeadOracle>) => steps.heads.flat().reduce((sum, head) => sum + head.bytes(), 0);
+  const bytesOf = (steps: StoreRun<HeadOracle>) => steps.heads.flat().reduce((sum, head) => sum + head.bytes().device, 0);
 
   it.each([
     { keys: 'int8', localWindow: 0 },
@@ -113,53 +117,9 @@ describeOnDevices('hcAttentionStore', ({ open }: TestDevice) => {
     for (const result of results) expect(result).toEqual(results[0]);
   });
 
-  /** Reads given keys and values in chunks, then answers three tokens; gives the bits of these. */
   async function answers(prefill: PrefillAttention, chunks: readonly number[], batched: boolean, recorded = false) {
     const { store, stream } = run({ keys: 'int4', values: 'int8', prefill, localWindow: 32 });
-    const { device } = stream;
-    const total = chunks.reduce((sum, rows) => sum + rows, 0);
-    const dtype = device.kind === 'cuda' ? 'f16' : 'f32';
-    const made = [5, 6].map((seed) => new Random(seed));
-    const numbers = (width: number) => made.map((random) => Array.from({ length: (total + 3) * width }, () => random.normal()));
-    const [keyRows, valueRows, queries] = [numbers(128), numbers(128), numbers(256)];
-    const rowsOf = (from: readonly number[][], of: readonly number[], width: number, position: number, rows: number) =>
-      encode(dtype, of.flatMap((each) => from[each]?.slice(position * width, (position + rows) * width) ?? []));
-    const results: number[][] = [[], []];
-    const step = async (of: readonly number[], position: number, rows: number, answer: boolean) => {
-      const batch = createRowBatch(device, stream, of.map((slot) => ({ slot, position, rows })));
-      const rowTensor = (from: readonly number[][]) =>
-        device.tensor(dtype, ['token', 'kvHead', 'dim'], [of.length * rows, 2, 64], rowsOf(from, of, 128, position, rows));
-      const axes = ['token', 'queryHead', 'dim'] as const;
-      const shape = [of.length * rows, 4, 64] as const;
-      const query = device.tensor(dtype, axes, shape, rowsOf(queries, of, 256, position, rows));
-      const output = device.tensor(dtype, axes, shape);
-      store.prepare(stream, batch);
-      const call = { batch, keys: rowTensor(keyRows), values: rowTensor(valueRows) };
-      const enqueue = () => {
-        store.append(stream, call);
-        if (answer) store.startDecode(stream, { batch, query, output, scale: 0.125 })();
-      };
-      if (answer && recorded) {
-        using recording = stream.record(enqueue);
-        stream.replay(recording);
-      } else enqueue();
-      store.advance(batch);
-      const rest = { state: undefined, endsPrompt: of.map(() => false), rope: undefined as never, query, output, scale: 0.125 };
-      if (!answer) prefill.attend(stream, { ...call, ...rest, store });
-      const bits = await output.read(stream);
-      if (answer) of.forEach((each, index) => results[each]?.push(...bits.subarray(index * 256, (index + 1) * 256)));
-    };
-    for (const of of batched ? [[0, 1]] : [[0], [1]]) {
-      let position = 0;
-      for (const rows of chunks) {
-        await step(of, position, rows, false);
-        position += rows;
-      }
-      for (const slot of of) store.finishPrefill?.(stream, slot);
-      for (const next of range(3)) await step(of, position + next, 1, true);
-    }
-    store.dispose();
-    return results;
+    return await answersOf(stream, store, prefill, { chunks, batched, recorded });
   }
 
   it('answers the same bits whatever the chunks of a prompt were, alone or in a batch, recorded or not', async () => {
@@ -296,7 +256,7 @@ describeOnDevices('hcAttentionStore', ({ open }: TestDevice) => {
     const factory = hcAttentionStore({ keys: 'int8', values: 'int8', valuesOn: 'device' });
     const [first, second] = factory.create([layer, { ...layer, index: 1 }], capacity) as [KvStore, KvStore];
     const options = { device, random: new Random(1), dtype: 'f16', slots, group, roundings: 8 } as const;
-    const head = { dtype: 'f16', headDim: 64, bits: { keys: 8, values: 8 }, sinkBlocks: 0, localWindow: 64 } as const;
+    const head = { dtype: 'f16', headDim: 64, blocks: quantizedOracle(64, { keys: 8, values: 8 }), sinkBlocks: 0, localWindow: 64 } as const;
     const [disposed, alive] = [first, second].map(
       (store) => new StoreRun(store, capacity.prefill, options, () => new HeadOracle(head)),
     ) as [StoreRun<HeadOracle>, StoreRun<HeadOracle>];

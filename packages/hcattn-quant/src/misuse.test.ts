@@ -1,4 +1,4 @@
-import type { Device } from '@kv/sparse-core';
+import { type Device, hostPool } from '@kv/sparse-core';
 import {
   anyFinite,
   anyFloat,
@@ -15,6 +15,7 @@ import {
   rowsApart,
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
+import { placeCodebooks } from './codebooks/place-codebooks.js';
 import * as hcattnQuant from './index.js';
 import { codedKeyScores } from './operations/coded-key-scores.js';
 import { copyValues } from './operations/copy-values.js';
@@ -29,6 +30,7 @@ import { weightedValues } from './operations/weighted-values.js';
 import { trainCodebook } from './operations/train-codebook.js';
 import { randomQuantizedCache } from './testing/random-quantized-cache.js';
 import { scoredTokens } from './testing/scored-tokens.js';
+import { randomCodebooks } from './testing/random-codebooks.js';
 import { testBlocks } from './testing/test-blocks.js';
 
 const blocks = (device: Device) => ({
@@ -221,6 +223,7 @@ const untried = {
   centroidIndexBytes: 'arithmetic of numbers',
   indexCentroids: 'takes tensors that are made asynchronously: index-centroids.test.ts',
   placeCodebooks: 'is asynchronous, and checks codebooks as loadCodebooks does: place-codebooks.test.ts',
+  hcAttentionHostBytes: 'checks its options as hcAttentionStore does: hc-attention-coded.test.ts',
   codeBitsOf: 'arithmetic of numbers',
   hcAttentionPrefill: 'takes nothing',
   loadCodebooks: 'reads any file: codebooks-file.test.ts',
@@ -240,6 +243,26 @@ describeOnDevices('misuse', ({ name, open }) => {
   const operations = functions.filter((subject) => name !== 'cuda' || !onCpuAlone.includes(subject.name));
   it.each([...operations, ...options, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
+  });
+
+  it('of stores of codes and values on the host ends in typed errors, and changes nothing', async () => {
+    const books = randomCodebooks(new Random(1), { layers: 1, kvHeads: 1, headDim: 64, groups: 16, centroids: 16 });
+    using keys = await placeCodebooks(device, books);
+    using pool = await hostPool(device, { bytes: 2 ** 20 });
+    const settings = { keys, valuesOn: 'host', values: 'f16', hostPool: pool, localWindow: 0 } as const;
+    const given = { ...settings, tau: 0.7, missingMass: 'paper', maxTokens: 100, sinkTokens: 64, dtype: 'f16' } as const;
+    await suite.misuse({
+      name: 'hcAttentionStore with codebooks',
+      args: () => ({ options: given }),
+      call: ({ options: changed }: { options: never }) => void hcattnQuant.hcAttentionStore(changed),
+      lasting: ['options.keys', 'options.hostPool'],
+      legal: [
+        optional('options\\.(values|hostPool|localWindow|tau|missingMass|maxTokens|sinkTokens|dtype)'),
+        legalAt('options\\.tau', '0\\.5', 'another share'),
+        legalAt('options\\.(sinkTokens|localWindow|maxTokens)', '\\d{10}', 'more than there are is all'),
+      ],
+    });
+    for (const subject of misusedStore(() => hcattnQuant.hcAttentionStore(settings), 'attend', 'finishPrefill')) await suite.misuse(subject);
   });
 
   it('is counted', () => {

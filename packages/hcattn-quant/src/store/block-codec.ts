@@ -1,4 +1,4 @@
-import type { AttentionArguments, AttentionPart, KvBytes, PagedBlocks, Stream } from '@kv/sparse-core';
+import type { AttentionArguments, AttentionPart, KvBytes, KvLayer, PagedBlocks, Stream } from '@kv/sparse-core';
 import type { BlockIds, BlockTable } from '@kv/sparse-core/native';
 
 /** A block of a kv head that is read, and the one that is written. */
@@ -19,6 +19,8 @@ export interface RowsOverBlocks extends Pick<AttentionArguments, 'query' | 'slot
   readonly keyCounts: PagedBlocks['keyCounts'];
 }
 
+export type DenseBlocks = Pick<PagedBlocks, 'keys' | 'values'>;
+
 /** How a layer holds blocks that have left the window: 64 tokens of one kv head, keys and values under one number. */
 export interface BlockCodec {
   /** Of the blocks, which all layers share. */
@@ -29,11 +31,20 @@ export interface BlockCodec {
   encode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void;
   /** Enqueues the writing of what codes say to dense blocks. */
   decode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void;
+  /** Rows that `attend` takes at once. */
+  readonly mostRows: number;
   /**
-   * Enqueues attention of rows over the codes of their slots.
+   * Enqueues attention of rows over the codes of their slots, and says where it is.
+   * @param room for it
    * @param dense the log-sum-exps of the same rows over what is dense
    */
-  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart, dense: AttentionPart['logSumExp']): void;
+  attend(stream: Stream, rows: RowsOverBlocks, room: AttentionPart, dense: AttentionPart['logSumExp']): AttentionPart;
 }
 
-export type DenseBlocks = Pick<PagedBlocks, 'keys' | 'values'>;
+/** What holds the blocks of all layers of a cache. */
+export interface CodeCache extends Disposable {
+  /** How a layer, the n-th of the cache, holds them. */
+  codecOf(layer: KvLayer, index: number): BlockCodec;
+  /** What was taken, for all layers. */
+  reserved(): KvBytes;
+}

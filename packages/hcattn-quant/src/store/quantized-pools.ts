@@ -4,7 +4,7 @@ import { decodeAttentionQuantized } from '../operations/decode-attention-quantiz
 import { dequantizeKv } from '../operations/dequantize-kv.js';
 import { quantizeKv } from '../operations/quantize-kv.js';
 import { type CodeBits, quantizedBlockBytes } from '../quantized-blocks.js';
-import { type BlockCodec, type BlockMove, type DenseBlocks, listsOf, type RowsOverBlocks } from './block-codec.js';
+import { type BlockCodec, type BlockMove, type CodeCache, type DenseBlocks, listsOf, type RowsOverBlocks } from './block-codec.js';
 
 type Pool = Tensor<'u8', readonly ['quantizedBlock', 'byte']>;
 
@@ -25,7 +25,8 @@ export interface QuantizedPoolsOptions {
 }
 
 /** Keys and values in codes of 8 or 4 bits on the device, for all layers of a cache. */
-export class QuantizedPools implements BlockCodec {
+export class QuantizedPools implements BlockCodec, CodeCache {
+  readonly mostRows = Infinity;
   readonly ids: BlockIds;
   readonly blockBytes: KvBytes;
   readonly #codes: Codes;
@@ -52,11 +53,15 @@ export class QuantizedPools implements BlockCodec {
     dequantizeKv(stream, { ...dense, ...this.#codes, ...listsOf(moves) });
   }
 
-  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): AttentionPart {
     decodeAttentionQuantized(stream, { ...rows, ...part, ...this.#codes });
+    return part;
   }
 
-  /** What was taken, for all layers. */
+  codecOf(): BlockCodec {
+    return this;
+  }
+
   reserved(): KvBytes {
     return { device: this.#codes.quantizedKeys.byteLength + this.#codes.quantizedValues.byteLength, host: 0 };
   }

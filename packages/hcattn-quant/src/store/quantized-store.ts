@@ -16,7 +16,7 @@ import {
   type Stream,
   type TokenSelection,
 } from '@kv/sparse-core';
-import { checkedCall, countDistinct, type DensePagedStore, entriesOf, shorterBy, SlotTable } from '@kv/sparse-core/native';
+import { checkedCall, countDistinct, type DensePagedStore, entriesOf, expectThat, shorterBy, SlotTable } from '@kv/sparse-core/native';
 import { blockTokens } from '../quantized-blocks.js';
 import { type QuantizedPrompts, quantizedPrompts } from '../quantized-prompts.js';
 import type { AttentionScratch } from './attention-scratch.js';
@@ -122,11 +122,13 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const { batch, query, output, scale } = checkedCall('startDecode', call);
     const { slots, queryStart } = batch;
     const rows = { query, slots, queryStart, scale };
-    const { logSumExp, second } = this.#parts.scratch.partsOf('startDecode', stream, output, this.layer);
+    const { codec, scratch } = this.#parts;
+    const { logSumExp, second } = scratch.partsOf('startDecode', stream, output, this.layer);
+    expectThat('startDecode', 'rows', batch.rows, batch.rows <= codec.mostRows, `at most ${codec.mostRows}, one for each sequence`);
     decodeAttention(stream, { ...rows, output, logSumExp, blocks: this.#dense.denseBlocks() });
     const { keyCounts, tables } = this.#slots;
-    this.#parts.codec.attend(stream, { ...rows, blockTable: tables.blocks, keyCounts }, second, logSumExp);
-    mergeAttention(stream, { output, logSumExp, other: second });
+    const other = codec.attend(stream, { ...rows, blockTable: tables.blocks, keyCounts }, second, logSumExp);
+    mergeAttention(stream, { output, logSumExp, other });
     return () => undefined;
   }
 

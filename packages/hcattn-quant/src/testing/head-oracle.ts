@@ -1,20 +1,24 @@
-import { type CacheDType, decode, encode, HeldRows } from '@kv/sparse-core/testing';
-import { blockTokens, type CodeBits, quantizedBlockBytes } from '../quantized-blocks.js';
-import { dequantized, quantized } from './quantized-oracle.js';
-
-type Operand = 'keys' | 'values';
+import type { KvBytes } from '@kv/sparse-core';
+import { attentionRow, type CacheDType, decode, encode, HeldRows, type OracleRow } from '@kv/sparse-core/testing';
+import { blockTokens } from '../quantized-blocks.js';
+import type { BlockOracle, Operand } from './block-oracles.js';
 
 export interface HeadOptions {
   readonly dtype: CacheDType;
   readonly headDim: number;
-  readonly bits: Readonly<Record<Operand, CodeBits>>;
+  readonly blocks: BlockOracle;
   readonly sinkBlocks: number;
   /** Tokens. */
   readonly localWindow: number;
 }
 
+/** How near a sum of weights may come to `tau`: no f32 sum says otherwise then. */
+const margin = 1e-5;
+
 /** What a store should hold of one kv head of one sequence, in plain steps. */
 export class HeadOracle extends HeldRows {
+  /** The share of a row's attention that it reads the fewest codes for; 1 reads all. */
+  tau = 1;
   readonly #options: HeadOptions;
   /** Blocks behind the sinks that are quantized. */
   #quantized = 0;
@@ -29,6 +33,7 @@ export class HeadOracle extends HeldRows {
   override clone(): HeadOracle {
     const copy = new HeadOracle(this.#options);
     copy.take(this);
+    copy.tau = this.tau;
     copy.#quantized = this.#quantized;
     for (const operand of ['keys', 'values'] as const) {
       for (const [block, rows] of this.#decoded[operand]) copy.#decoded[operand].set(block, rows);
@@ -62,21 +67,54 @@ export class HeadOracle extends HeldRows {
     super.truncate(tokens);
   }
 
-  bytes(): number {
-    const { bits, headDim } = this.#options;
+  bytes(): KvBytes {
+    const { blocks, headDim } = this.#options;
     const dense = Math.ceil(this.count / blockTokens) - this.#quantized;
-    const codes = quantizedBlockBytes(headDim, bits.keys) + quantizedBlockBytes(headDim, bits.values);
-    return dense * 2 * blockTokens * headDim * 2 + this.#quantized * codes;
+    return {
+      device: dense * 2 * blockTokens * headDim * 2 + this.#quantized * blocks.bytes.device,
+      host: this.#quantized * blocks.bytes.host,
+    };
+  }
+
+  override attention(): (query: Float64Array, visible: number, weightRoundoff: number) => OracleRow {
+    if (this.tau === 1) return super.attention();
+    const { headDim } = this.#options;
+    const [keys, values] = [this.numbers('keys'), this.numbers('values')];
+    const rowOf = (numbers: Float64Array, token: number) => numbers.subarray(token * headDim, (token + 1) * headDim);
+    return (query, _visible, weightRoundoff) => {
+      const scores = Array.from({ length: this.count }, (_, token) =>
+        rowOf(keys, token).reduce((sum, x, dim) => sum + (x * (query[dim] ?? NaN)) / Math.sqrt(headDim), 0),
+      );
+      const read = this.#read(scores);
+      const row = (numbers: Float64Array) => (index: number) => rowOf(numbers, read[index] ?? NaN);
+      return attentionRow(query, read.length, headDim ** -0.5, row(keys), row(values), weightRoundoff);
+    };
+  }
+
+  /** All that is dense, and of the others the fewest, best first, that reach the share. */
+  #read(scores: readonly number[]): number[] {
+    const { sinkBlocks } = this.#options;
+    const isCoded = (token: number) => token >= sinkBlocks * blockTokens && token < (sinkBlocks + this.#quantized) * blockTokens;
+    const tokens = Array.from(scores.keys());
+    const mass = (chosen: readonly number[]) => chosen.reduce((sum, token) => sum + Math.exp(scores[token] ?? NaN), 0);
+    const read = tokens.filter((token) => !isCoded(token));
+    const others = tokens.filter(isCoded).sort((one, other) => (scores[other] ?? NaN) - (scores[one] ?? NaN) || one - other);
+    const [all, dense] = [mass(tokens), mass(read)];
+    for (let share = dense / all; share < this.tau; share += mass(others.splice(0, 1)) / all) {
+      if (this.tau - share < margin) throw new Error(`a share of ${share} is too near to be told from ${this.tau} in f32`);
+      read.push(others[0] ?? NaN);
+    }
+    return read.sort((one, other) => one - other);
   }
 
   protected override numbers(operand: Operand): Float64Array {
-    const { sinkBlocks, bits, dtype, headDim } = this.#options;
+    const { sinkBlocks, blocks, dtype, headDim } = this.#options;
     const numbers = decode(dtype, this.rows[operand]);
     const size = blockTokens * headDim;
     for (let block = sinkBlocks; block < sinkBlocks + this.#quantized; block++) {
       const rows = numbers.subarray(block * size, (block + 1) * size);
       const known = this.#decoded[operand].get(block);
-      const decoded = known ?? dequantized(quantized(rows, headDim, bits[operand]), headDim, bits[operand]);
+      const decoded = known ?? blocks.decoded(operand, rows);
       this.#decoded[operand].set(block, decoded);
       rows.set(decoded);
     }

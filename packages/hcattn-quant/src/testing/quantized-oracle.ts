@@ -63,7 +63,7 @@ function rotatedBack(row: Float64Array): Float64Array {
   return withSigns(multipliedByHadamard(row, fround));
 }
 
-function roundHalfEven(x: number): number {
+export function roundHalfEven(x: number): number {
   const floor = Math.floor(x);
   if (x - floor !== 0.5) return Math.round(x);
   return floor % 2 === 0 ? floor : floor + 1;

@@ -26,18 +26,18 @@ export class StoreRun<Head extends HeldRows> {
   readonly stream: Stream;
   readonly store: KvStore;
   readonly heads: Head[][];
-  readonly #newHead: () => Head;
+  readonly #newHead: (kvHead: number) => Head;
   readonly #options: StoreRunOptions;
   readonly #prefill: PrefillAttention;
 
-  /** @param newHead one that holds nothing */
-  constructor(store: KvStore, prefill: PrefillAttention, options: StoreRunOptions, newHead: () => Head) {
+  /** @param newHead one that holds nothing, of a kv head */
+  constructor(store: KvStore, prefill: PrefillAttention, options: StoreRunOptions, newHead: (kvHead: number) => Head) {
     this.stream = options.device.createStream();
     this.#newHead = newHead;
     this.store = store;
     this.#prefill = prefill;
     this.#options = options;
-    this.heads = Array.from({ length: options.slots }, () => Array.from({ length: store.layer.kvHeads }, newHead));
+    this.heads = Array.from({ length: options.slots }, () => Array.from({ length: store.layer.kvHeads }, (_head, kvHead) => newHead(kvHead)));
   }
 
   copy(fromSlot: number, toSlot: number, dropped = 0): void {
@@ -48,7 +48,7 @@ export class StoreRun<Head extends HeldRows> {
 
   release(slot: number): void {
     this.store.release(this.stream, slot);
-    this.heads[slot] = this.heads[slot]?.map(this.#newHead) ?? [];
+    this.heads[slot] = this.heads[slot]?.map((_, kvHead) => this.#newHead(kvHead)) ?? [];
   }
 
   /**

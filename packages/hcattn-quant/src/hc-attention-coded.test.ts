@@ -1,0 +1,191 @@
+import {
+  CapabilityError,
+  createDevice,
+  densePagedStore,
+  densePrefill,
+  DeviceError,
+  hostPool,
+  InvalidValueError,
+  type KvStore,
+  OutOfMemoryError,
+  type PrefillAttention,
+  ShapeError,
+} from '@kv/sparse-core';
+import { describeOnDevices, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
+import { placeCodebooks } from './codebooks/place-codebooks.js';
+import { hcAttentionPrefill } from './hc-attention-prefill.js';
+import { hcAttentionHostBytes, hcAttentionStore } from './hc-attention-store.js';
+import { answersOf } from './testing/answers-of.js';
+import { codedLayer, codedRun, type CodedSettings, codedStores } from './testing/coded-run.js';
+import type { HeadOracle } from './testing/head-oracle.js';
+import { randomCodebooks } from './testing/random-codebooks.js';
+
+const chunk = (slot: number, position: number, rows: number) => [{ slot, position, rows }];
+const range = (length: number) => Array.from({ length }, (_, index) => index);
+const quantize = (head: HeadOracle) => head.quantize();
+
+describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
+  const run = (settings: Partial<CodedSettings> = {}) => codedRun(open(), { prefill: hcAttentionPrefill(), ...settings });
+
+  /** A chunk of a prompt that is quantized behind its attention. */
+  async function read(steps: StoreRun<HeadOracle>, entries: ReturnType<typeof chunk>) {
+    await steps.check(entries, 'prefill');
+    for (const { slot } of entries) steps.heads[slot]?.forEach(quantize);
+  }
+  function bytesOf(steps: StoreRun<HeadOracle>) {
+    const heads = steps.heads.flat().map((head) => head.bytes());
+    const sum = (numbers: readonly number[]) => numbers.reduce((total, number) => total + number, 0);
+    return { device: sum(heads.map(({ device }) => device)), host: sum(heads.map(({ host }) => host)) };
+  }
+
+  it.each([
+    { sinkTokens: 0, localWindow: 0, values: 'f16' },
+    { sinkTokens: 4, localWindow: 100, values: 'int8', codebooks: { separate: true, scaled: true, groups: 32, centroids: 5 } },
+    { sinkTokens: 65, localWindow: 64, values: undefined, codebooks: { groups: 8, centroids: 100, scaled: true } },
+  ] as const)('holds what the oracle does, prompts coded as they are read: $sinkTokens, $localWindow, $values', async (options) => {
+    const steps = await run(options);
+    // Two prompts in turns, in chunks that end within blocks.
+    await read(steps, chunk(0, 0, 300));
+    await read(steps, chunk(2, 0, 70));
+    await read(steps, [...chunk(0, 300, 270), ...chunk(2, 70, 410)]);
+    expect(steps.store.bytes()).toEqual(bytesOf(steps));
+    for (const slot of [0, 2]) steps.finishPrefill(slot, quantize);
+    // Answers cross the end of a block, behind which another leaves the local window.
+    for (const step of range(8)) {
+      await steps.check([...chunk(2, 480 + step, 1), ...chunk(0, 570 + step, 1)], 'decode', quantize);
+    }
+    expect(steps.store.bytes()).toEqual(bytesOf(steps));
+    // A second prompt, behind the codes of the first.
+    await read(steps, chunk(0, 578, 90));
+    await steps.check(chunk(0, 668, 1), 'decode', quantize);
+    // And forgets: a block that is cut is dense again.
+    for (const [forgotten, left] of [[30, 639], [200, 439], [400, 39]] as const) {
+      steps.store.truncate(steps.stream, 0, forgotten);
+      for (const head of steps.heads[0] ?? []) head.truncate(forgotten);
+      await steps.checkHeld([0]);
+      expect(steps.store.lengths(0)).toEqual([left, left]);
+      expect(steps.store.bytes()).toEqual(bytesOf(steps));
+    }
+    for (const slot of [0, 2]) steps.release(slot);
+    expect(steps.store.bytes()).toEqual({ device: 0, host: 0 });
+    steps.store.dispose();
+  });
+
+  it('codes a prompt of dense attention when it is complete, after a selection', async () => {
+    const steps = await run({ prefill: densePrefill(), values: 'int8' });
+    await steps.check(chunk(1, 0, 330), 'prefill');
+    await steps.check(chunk(1, 330, 200), 'prefill');
+    expect(steps.store.bytes().host).toBe(0);
+    const kept = [range(530).filter((token) => token % 5 > 0), range(530).filter((token) => token % 6 > 0)];
+    using indices = steps.stream.device.tensor('i32', ['kvHead', 'kept'], [2, 441], Int32Array.from(kept.flatMap((tokens) => [...tokens, ...Array<number>(441 - tokens.length).fill(0)])));
+    const keep = () => steps.store.keep(steps.stream, 1, { indices, counts: kept.map(({ length }) => length) });
+    keep();
+    kept.forEach((tokens, head) => steps.heads[1]?.[head]?.keep(tokens));
+    steps.finishPrefill(1, quantize);
+    await steps.check(chunk(1, 530, 1), 'decode', quantize);
+    expect(steps.store.bytes()).toEqual(bytesOf(steps));
+    expect(bytesOf(steps).host).toBeGreaterThan(0);
+    expect(keep).toThrow(CapabilityError);
+    // The next prompt is read over codes.
+    await read(steps, chunk(1, 531, 200));
+    await steps.check(chunk(1, 731, 1), 'decode', quantize);
+  });
+
+  it('is the dense store, bit for bit, while a text is no longer than its window', async () => {
+    const device = open();
+    const [store] = densePagedStore({ dtype: 'f16' }).create([codedLayer], { device, slots: 3, tokensPerSlot: 1024, tokens: 3072 }) as [KvStore];
+    const options = { device, random: new Random(1), dtype: 'f16', slots: 3, group: 2 } as const;
+    const dense = new StoreRun(store, densePrefill(), options, () => new HeldRows('f16', 64));
+    const results = [];
+    for (const steps of [dense, await run({ localWindow: 600 }), await run({ sinkTokens: 600, tau: 0.5 }), await run({ localWindow: 600, prefill: densePrefill() })]) {
+      const bits = [await steps.step(chunk(1, 0, 500), 'prefill'), await steps.step(chunk(1, 500, 33), 'prefill')];
+      steps.finishPrefill(1);
+      for (const step of range(3)) bits.push(await steps.step(chunk(1, 533 + step, 1), 'decode'));
+      results.push(bits);
+    }
+    for (const result of results) expect(result).toEqual(results[0]);
+  });
+
+  it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.02 }] as const)(
+    'answers from the fewest tokens that reach the share: $tau',
+    async (options) => {
+      const steps = await run({ ...options, localWindow: 64 });
+      await read(steps, chunk(0, 0, 500));
+      await read(steps, [...chunk(0, 500, 100), ...chunk(1, 0, 400)]);
+      for (const slot of [0, 1]) steps.finishPrefill(slot, quantize);
+      for (const head of steps.heads.flat()) head.tau = options.tau;
+      for (const step of range(5)) await steps.check([...chunk(0, 600 + step, 1), ...chunk(1, 400 + step, 1)], 'decode', quantize);
+    },
+  );
+
+  async function answers(prefill: PrefillAttention, chunks: readonly number[], batched: boolean, { recorded = false, threads = 2 } = {}) {
+    const device = open(threads);
+    const { stores } = await codedStores(device, [codedLayer], { prefill, localWindow: 32, tau: 0.8 });
+    const [store] = stores as [KvStore];
+    return await answersOf(device.createStream(), store, prefill, { chunks, batched, recorded });
+  }
+
+  it('answers the same bits whatever the chunks of a prompt were, with any threads, alone or in a batch, recorded or not', async () => {
+    const whole = await answers(hcAttentionPrefill(), [400, 175], false);
+    for (const chunks of [[64, 511], [1, 63, 300, 211]]) {
+      expect(await answers(hcAttentionPrefill(), chunks, false)).toEqual(whole);
+    }
+    for (const threads of [1, 16]) expect(await answers(hcAttentionPrefill(), [400, 175], false, { threads })).toEqual(whole);
+    expect(await answers(densePrefill(), [300, 275], false)).toEqual(whole);
+    const batched = await answers(hcAttentionPrefill(), [300, 275], true);
+    // A GPU splits the windows of a batch otherwise than those of one sequence.
+    if (open().kind === 'cpu') expect(batched).toEqual(whole);
+    expect(await answers(hcAttentionPrefill(), [300, 275], true, { recorded: true })).toEqual(batched);
+  });
+
+  it('takes what it says of device and host, and gives all of it back', async () => {
+    const { kind } = open();
+    const device = createDevice({ kind, threads: 1, memoryLimit: 200_000_000 });
+    const layers = [codedLayer, { ...codedLayer, index: 1 }];
+    for (const values of ['f16', 'int8'] as const) {
+      const { keys, options, capacity, stores } = await codedStores(device, layers, { prefill: hcAttentionPrefill(), values });
+      const reserved = stores.map((store) => store.reserved());
+      const host = reserved.reduce((sum, each) => sum + each.host, 0);
+      expect(hcAttentionHostBytes(options, layers, capacity) - host).toBeLessThan(5 * 256);
+      for (const store of stores) store.dispose();
+      await device.defaultStream.synchronize();
+      const placed = await liveBytes(device, device.memory().live);
+      using pool = await hostPool(device, { bytes: hcAttentionHostBytes(options, layers, capacity) - 256 });
+      const before = device.memory().live;
+      expect(() => hcAttentionStore({ ...options, hostPool: pool }).create(layers, capacity)).toThrow(OutOfMemoryError);
+      expect(await liveBytes(device, before)).toBe(before);
+      pool.dispose();
+      keys[Symbol.dispose]();
+      expect(await liveBytes(device, 0)).toBe(0);
+      expect(placed).toBeGreaterThan(0);
+    }
+  });
+
+  it('refuses by name what it cannot do', async () => {
+    const device = open();
+    const { keys, options, capacity } = await codedStores(device, [codedLayer], { prefill: densePrefill() });
+    const wrong: readonly object[] = [
+      ...[0, -1, 1.01, NaN, '1'].map((tau) => ({ tau })),
+      ...[0, 1.5].map((maxTokens) => ({ maxTokens })),
+      { keys: keys.codebooks }, { values: 'int4' }, { missingMass: 'meanValue' }, { hostPool: {} },
+      { values: 'bf16' }, { sinkTokens: -1 }, { localWindow: 0.5 },
+    ];
+    for (const given of wrong) expect(() => hcAttentionStore({ ...options, ...given }), JSON.stringify(given)).toThrow(InvalidValueError);
+    expect(() => hcAttentionStore({ ...options, keys: 'int8' as never })).toThrow(CapabilityError);
+    expect(() => hcAttentionStore({ ...options, valuesOn: 'device' as never })).toThrow(InvalidValueError);
+    const create = (given: object, layers = [codedLayer]) => () => hcAttentionStore({ ...options, ...given }).create(layers, capacity);
+    expect(create({}, [codedLayer, { ...codedLayer, index: 1 }])).toThrow(ShapeError);
+    expect(create({}, [{ ...codedLayer, headDim: 128 }])).toThrow(ShapeError);
+    expect(create({}, [{ ...codedLayer, kvHeads: 4 }])).toThrow(ShapeError);
+    const other = createDevice({ threads: 1 });
+    using elsewhere = await placeCodebooks(other, randomCodebooks(new Random(1), { layers: 1, kvHeads: 2, headDim: 64, groups: 16, centroids: 4 }));
+    expect(create({ keys: elsewhere })).toThrow(DeviceError);
+    using pool = await hostPool(other, { bytes: 1 });
+    expect(create({ hostPool: pool })).toThrow(DeviceError);
+    if (device.kind === 'cuda') expect(create({ hostPool: undefined })).toThrow(/hostPool\(device, \{ bytes: \d+ \}\)/);
+    expect(hcAttentionStore(options).name).toBe('hcattn 16 groups');
+    keys[Symbol.dispose]();
+    expect(create({})).toThrow('disposed');
+  });
+});

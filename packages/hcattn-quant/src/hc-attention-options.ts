@@ -1,0 +1,109 @@
+import { CapabilityError, type FloatDType, HostPool } from '@kv/sparse-core';
+import { expectObject, expectThat, floats, show } from '@kv/sparse-core/native';
+import { PlacedCodebooks } from './codebooks/place-codebooks.js';
+import type { MissingMass } from './operations/select-by-mass.js';
+
+/** How keys or values are held on the device: in codes of 8 or 4 bits, with a scale of one byte for each 32. */
+export type Codec = 'int8' | 'int4';
+
+export const codecs: readonly string[] = ['int8', 'int4'] satisfies Codec[];
+
+/** How values are held on the host: as they are, or a token in 8 bits with a scale. */
+export type HostValues = 'f16' | 'bf16' | 'int8';
+
+const hostValues: readonly unknown[] = ['f16', 'bf16', 'int8'] satisfies HostValues[];
+
+const missingMasses: readonly unknown[] = ['renormalise', 'paper'] satisfies MissingMass[];
+
+interface DenseOptions {
+  /** First tokens that stay dense, rounded up to whole blocks of 64. Default: 0, with codebooks 4. */
+  readonly sinkTokens?: number | undefined;
+  /** Last tokens that stay dense, beside those of a block that is not full. Default: 64, with codebooks 128. */
+  readonly localWindow?: number | undefined;
+  /** Element type of what stays dense. Default: that of the rows if it has 16 bits, else f16. */
+  readonly dtype?: FloatDType | undefined;
+}
+
+/** Keys and values as integer codes, on the device. */
+export interface QuantizedOptions extends DenseOptions {
+  readonly keys: Codec;
+  readonly values: Codec;
+  readonly valuesOn: 'device';
+}
+
+/** Keys as codes of codebooks on the device, values in host memory. */
+export interface CodedOptions extends DenseOptions {
+  /** `await placeCodebooks(device, codebooks)`, of the model whose keys come. They must outlive the stores. */
+  readonly keys: PlacedCodebooks;
+  /** 'f16' and 'bf16' are then what stays dense too. Default: the element type of what stays dense. */
+  readonly values?: HostValues | undefined;
+  readonly valuesOn: 'host';
+  /**
+   * Of `hcAttentionHostBytes` or more. It may be disposed of once the stores are made. On the CPU it can be
+   * left out, for all memory is the host's.
+   */
+  readonly hostPool?: HostPool | undefined;
+  /**
+   * The share of a row's attention that the tokens whose values are read must reach (Eq. 4); those that stay dense
+   * are counted first. Default: 0.9.
+   */
+  readonly tau?: number | undefined;
+  /** What becomes of the weight of the others: not 'meanValue'. Default: 'renormalise'. */
+  readonly missingMass?: Exclude<MissingMass, 'meanValue'> | undefined;
+  /** The most tokens of a kv head whose values are read; of more, those of the largest weights. Default: all. */
+  readonly maxTokens?: number | undefined;
+}
+
+export type HcAttentionOptions = QuantizedOptions | CodedOptions;
+
+const name = 'hcAttentionStore';
+
+/** @throws InvalidValueError, CapabilityError */
+export function expectOptions(options: HcAttentionOptions): void {
+  expectObject(name, 'options', options);
+  const { sinkTokens, localWindow, dtype } = options;
+  if (options.valuesOn === 'host') expectCoded(options);
+  else expectQuantized(options);
+  expectCount('sinkTokens', sinkTokens, 0);
+  expectCount('localWindow', localWindow, 0);
+  expectThat(name, 'dtype', dtype, dtype === undefined || floats.includes(dtype), floats.join(', '));
+}
+
+function expectQuantized({ keys, values, valuesOn }: QuantizedOptions): void {
+  const wanted = ['device', 'host'];
+  if (!wanted.includes(valuesOn)) {
+    throw new CapabilityError(`${name}: valuesOn is ${show(valuesOn)}; values can be on the 'device' or the 'host'.`, {
+      subject: 'valuesOn',
+      given: valuesOn,
+      wanted,
+    });
+  }
+  for (const [subject, given] of Object.entries({ keys, values })) {
+    expectThat(name, subject, given, codecs.includes(given), `${codecs.join(' or ')}; keys in codebooks have their values on the 'host'`);
+  }
+}
+
+function expectCoded({ keys, values, hostPool, tau, missingMass, maxTokens, dtype }: CodedOptions): void {
+  if (codecs.includes(keys as unknown as string)) {
+    throw new CapabilityError(`${name}: keys are ${show(keys)}, whose values can be on the 'device' only; with values on the 'host', keys are codes of codebooks.`, {
+      subject: 'keys',
+      given: keys,
+      wanted: 'codebooks of placeCodebooks()',
+    });
+  }
+  expectThat(name, 'keys', keys, PlacedCodebooks.is(keys), "codebooks of placeCodebooks(), where values are on the 'host'");
+  expectThat(name, 'values', values, values === undefined || hostValues.includes(values), hostValues.join(', '));
+  const agrees = values === undefined || values === 'int8' || dtype === undefined || dtype === values;
+  expectThat(name, 'dtype', dtype, agrees, `${show(values)} as the values, or left out`);
+  expectThat(name, 'hostPool', hostPool, hostPool === undefined || HostPool.is(hostPool), 'a pool of hostPool()');
+  const isShare = tau === undefined || (typeof tau === 'number' && tau > 0 && tau <= 1);
+  expectThat(name, 'tau', tau, isShare, 'a share above 0, up to 1');
+  const known = missingMass === undefined || missingMasses.includes(missingMass);
+  expectThat(name, 'missingMass', missingMass, known, missingMasses.join(' or '));
+  expectCount('maxTokens', maxTokens, 1);
+}
+
+function expectCount(subject: string, given: unknown, least: number): void {
+  const counts = given === undefined || (Number.isSafeInteger(given) && (given as number) >= least);
+  expectThat(name, subject, given, counts, `a whole number of tokens, ${least} or more`);
+}
