@@ -192,7 +192,6 @@ __device__ void add_product(const uint32_t (&words)[kBits], const uint2* book, i
   add_group<3, kProduct>(words, book, count, operands, sums);
 }
 
-// The chunks of a warp's blocks, in order. The words of the next one are loaded while one is used.
 template <int kSubDim, int kBits, int kChunks>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     score_blocks(const __grid_constant__ CodedKeyScoresArguments a, const FaultSink faults) {
@@ -207,35 +206,27 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   __syncthreads();
   const int count = a.coded.centroid_count;
   const int own = first + static_cast<int>(threadIdx.x) / kWarp;
-  const auto find = [&](int index) {
-    const int32_t number = index < end ? entry.block(index, a.block_count, faults) : -1;
-    return coded_block(a.coded, number < 0 ? 0 : number);
-  };
+  const auto number_of = [&](int index) { return index < end ? entry.block(index, a.block_count, faults) : -1; };
   for (int column = 0; column < entry.columns; column += kColumns) {
     const Queries<kSubDim, kChunks> queries(a, entry, head, column);
-    uint32_t words[kBits];
-    const uint32_t* block = find(own);
-    if (own < end) load_words(block, words);
+    int32_t number = number_of(own);
     for (int index = own; index < end; index += kWarps) {
-      const uint32_t* next = find(index + kWarps);
-      float sums[kProducts][4] = {};
+      const int32_t next = number_of(index + kWarps);
+      if (number >= 0) {
+        const uint32_t* block = coded_block(a.coded, number);
+        float sums[kProducts][4] = {};
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        uint32_t ahead[kBits];
-        if (chunk + 1 < kChunks) {
-          load_words(block + (chunk + 1) * kStreamCodes * kBits, ahead);
-        } else if (index + kWarps < end) {
-          load_words(next, ahead);
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          uint32_t words[kBits];
+          load_words(block + chunk * kStreamCodes * kBits, words);
+          add_product<0>(words, book, count, &queries.operand(chunk, 0), sums[0]);
+          add_product<1>(words, book, count, &queries.operand(chunk, 0), sums[1]);
+          add_product<2>(words, book, count, &queries.operand(chunk, 0), sums[2]);
+          add_product<3>(words, book, count, &queries.operand(chunk, 0), sums[3]);
         }
-        add_product<0>(words, book, count, &queries.operand(chunk, 0), sums[0]);
-        add_product<1>(words, book, count, &queries.operand(chunk, 0), sums[1]);
-        add_product<2>(words, book, count, &queries.operand(chunk, 0), sums[2]);
-        add_product<3>(words, book, count, &queries.operand(chunk, 0), sums[3]);
-#pragma unroll
-        for (int i = 0; i < kBits; ++i) words[i] = ahead[i];
+        queries.write(int64_t{index} * kCodedBlockTokens, sums);
       }
-      queries.write(int64_t{index} * kCodedBlockTokens, sums);
-      block = next;
+      number = next;
     }
   }
 }

@@ -20,17 +20,19 @@ class Book {
     std::memcpy(&header_, index_, sizeof header_);
   }
 
-  int nearest(const float* x) const { return indexed(x) ? nearest_in_leaf(x) : nearest_of_all(x); }
+  int nearest(const float* x) const {
+    if (header_.levels < 0 || header_.levels > shape_.most_levels || dims_ > kMostIndexedDims) return nearest_of_all(x);
+    if (dims_ > kMostListedDims) return header_.levels == shape_.most_levels ? nearest_in_boxes(x) : nearest_of_all(x);
+    return inside(x) ? nearest_in_leaf(x) : nearest_of_all(x);
+  }
 
  private:
   struct Nearest {
-    float distance;
-    int centroid;
+    float distance = __builtin_inff();
+    int centroid = 0;
   };
 
-  // What an index says is checked where it could lead outside of memory, for it may hold anything.
-  bool indexed(const float* x) const {
-    if (dims_ > kMostIndexedDims || header_.levels < 0 || header_.levels > shape_.most_levels) return false;
+  bool inside(const float* x) const {
     for (int d = 0; d < dims_; ++d) {
       if (!(x[d] >= header_.lowest[d] && x[d] <= header_.highest[d])) return false;
     }
@@ -48,10 +50,10 @@ class Book {
       const int dim = static_cast<int>(bits & 1);
       node = 2 * node + (x[dim < dims_ ? dim : 0] < split ? 1 : 2);
     }
-    Nearest best = start();
+    Nearest best;
     for (int chunk = node + 1 - (1 << header_.levels);;) {
       uint16_t entries[kChunkCentroids + 1];
-      std::memcpy(entries, index_ + shape_.chunk_offset() + int64_t{16} * chunk, sizeof entries);
+      std::memcpy(entries, index_ + shape_.second() + int64_t{16} * chunk, sizeof entries);
       for (int i = 0; i < kChunkCentroids; ++i) compare(x, entries[i] < count_ ? entries[i] : count_ - 1, best);
       const int next = entries[kChunkCentroids];
       if (next <= chunk || next >= shape_.most_chunks) return best.centroid;
@@ -59,21 +61,70 @@ class Book {
     }
   }
 
+  int nearest_in_boxes(const float* x) const {
+    Nearest best;
+    // The leaf of the nearer box at each level has a centroid that is near, if not the nearest.
+    int near = 0;
+    for (int level = 0; level < header_.levels; ++level) {
+      const int first = 2 * near + 1;
+      near = distance_of_box(x, first) <= distance_of_box(x, first + 1) ? first : first + 1;
+    }
+    scan(x, near + 1 - (1 << header_.levels), best);
+    BoxWalk walk(header_.levels);
+    while (!walk.done()) {
+      if (certainly_further(distance_of_box(x, walk.node()), best.distance)) {
+        walk.pass();
+      } else if (walk.at_leaf()) {
+        scan(x, walk.leaf, best);
+        walk.pass();
+      } else {
+        walk.enter();
+      }
+    }
+    return best.centroid;
+  }
+
+  float distance_of_box(const float* x, int node) const {
+    const uint16_t* box = reinterpret_cast<const uint16_t*>(index_ + kIndexHeaderBytes) + 2 * node * dims_;
+    float distance = 0;
+    for (int d = 0; d < dims_; ++d) {
+      const float below = half_to_float(box[d]) - x[d];
+      const float above = x[d] - half_to_float(box[dims_ + d]);
+      float away = below > above ? below : above;
+      away = away < 0 ? 0 : away;
+      distance += away * away;
+    }
+    return distance;
+  }
+
+  void scan(const float* x, int leaf, Nearest& best) const {
+    const auto* numbers = reinterpret_cast<const uint16_t*>(index_ + shape_.second());
+    const auto* ordered = reinterpret_cast<const uint16_t*>(index_ + shape_.third());
+    const auto place = [&](int of_leaf) { return static_cast<int>(int64_t{count_} * of_leaf >> header_.levels); };
+    for (int i = place(leaf); i < place(leaf + 1); ++i) {
+      const float distance = distance_of(x, ordered + int64_t{i} * dims_);
+      if (distance < best.distance || (distance == best.distance && numbers[i] < best.centroid)) best = {distance, numbers[i]};
+    }
+    if (best.centroid >= count_) best.centroid = count_ - 1;
+  }
+
   int nearest_of_all(const float* x) const {
-    Nearest best = start();
+    Nearest best;
     for (int c = 0; c < count_; ++c) compare(x, c, best);
     return best.centroid;
   }
 
-  static Nearest start() { return {__builtin_inff(), 0}; }
-
-  void compare(const float* x, int centroid, Nearest& best) const {
-    const uint16_t* elements = centroids_ + int64_t{centroid} * dims_;
+  float distance_of(const float* x, const uint16_t* centroid) const {
     float distance = 0;
     for (int d = 0; d < dims_; ++d) {
-      const float away = x[d] - half_to_float(elements[d]);
+      const float away = x[d] - half_to_float(centroid[d]);
       distance += away * away;
     }
+    return distance;
+  }
+
+  void compare(const float* x, int centroid, Nearest& best) const {
+    const float distance = distance_of(x, centroids_ + int64_t{centroid} * dims_);
     if (distance < best.distance) best = {distance, centroid};
   }
 

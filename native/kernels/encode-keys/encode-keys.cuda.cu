@@ -1,5 +1,6 @@
-// A thread encodes the codes of one stream, and a warp those of a chunk. Where all groups share a book, the thread block
-// keeps its centroids and the splits of its tree in shared memory, for as many blocks of one kv head as follow each other.
+// A thread encodes the codes of one stream, and a warp those of a chunk. Where all groups share a book of sub-vectors of two
+// or four dims, the thread block keeps what it searches in shared memory, for as many blocks of one kv head as follow each
+// other. Any other sub-vector is compared with every centroid.
 #include "kernels/encode-keys/encode-keys.h"
 #include "shared/coded-keys/centroid-index.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
@@ -9,17 +10,27 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kMostSharedBytes = 96 << 10;  // what every device has for a thread block; Hopper has room for two
 
-// One book, in global or in shared memory.
+// One book, and the parts of its index, in global or in shared memory.
 struct Book {
   const uint16_t* centroids;
-  const uint8_t* splits;
-  const uint4* chunks;
+  const uint8_t* first;
+  const uint8_t* second;
+  const uint8_t* third;
   int most_chunks;
   int count;
   IndexHeader header;
 };
+
+__device__ Book book_of(const EncodeKeysArguments& a, int head, int group) {
+  const IndexShape shape(a.centroid_count, a.sub_dim);
+  const uint8_t* index = a.index + a.book_offset(head, group) / a.book_elements() * shape.bytes();
+  Book book{a.centroids + a.book_offset(head, group), index + kIndexHeaderBytes, index + shape.second(),
+            index + shape.third(), shape.most_chunks, a.centroid_count, *reinterpret_cast<const IndexHeader*>(index)};
+  const bool boxes = a.sub_dim > kMostListedDims;
+  if (book.header.levels > shape.most_levels || (boxes && book.header.levels < shape.most_levels)) book.header.levels = -1;
+  return book;
+}
 
 // Of `kSubDim` dims, or of any number if that is 0.
 template <int kSubDim>
@@ -29,12 +40,12 @@ class Search {
 
   // `x` is [dims].
   __device__ int nearest(const float* x) {
-    best_ = INFINITY;
-    code_ = 0;
-    if (indexed(x)) {
-      search_leaf(x);
-    } else {
-      for (int c = 0; c < book_.count; ++c) compare(x, c);
+    if (!indexed(x)) {
+      for (int c = 0; c < book_.count; ++c) compare(distance(x, book_.centroids, c), c);
+    } else if constexpr (kSubDim == 2) {
+      search_lists(x);
+    } else if constexpr (kSubDim == 4) {
+      search_boxes(x);
     }
     return code_;
   }
@@ -42,31 +53,30 @@ class Search {
  private:
   // What an index says is checked where it could lead outside of memory, for it may hold anything.
   __device__ bool indexed(const float* x) const {
-    if constexpr (kSubDim == 0 || kSubDim > kMostIndexedDims) {
-      return false;
-    } else {
-      bool inside = book_.header.levels >= 0;
+    if (kSubDim == 0 || book_.header.levels < 0) return false;
+    bool inside = true;
+    if constexpr (kSubDim == 2) {
 #pragma unroll
-      for (int d = 0; d < kSubDim; ++d) inside = inside && x[d] >= book_.header.lowest[d] && x[d] <= book_.header.highest[d];
-      return inside;
+      for (int d = 0; d < 2; ++d) inside = inside && x[d] >= book_.header.lowest[d] && x[d] <= book_.header.highest[d];
     }
+    return inside;
   }
 
-  __device__ void search_leaf(const float* x) {
+  __device__ void search_lists(const float* x) {
     int node = 0;
     for (int level = 0; level < book_.header.levels; ++level) {
-      const float split = *reinterpret_cast<const float*>(book_.splits + 4 * node);
-      const float along = kSubDim > 1 && __float_as_uint(split) % 2 == 1 ? x[kSubDim - 1] : x[0];
+      const float split = reinterpret_cast<const float*>(book_.first)[node];
+      const float along = __float_as_uint(split) % 2 == 1 ? x[1] : x[0];
       node = 2 * node + (along < split ? 1 : 2);
     }
     int chunk = node + 1 - (1 << book_.header.levels);
     while (true) {
-      const uint4 entries = book_.chunks[chunk];
+      const uint4 entries = reinterpret_cast<const uint4*>(book_.second)[chunk];
       const uint32_t words[4] = {entries.x, entries.y, entries.z, entries.w};
 #pragma unroll
       for (int i = 0; i < kChunkCentroids; ++i) {
-        const int centroid = static_cast<int>(words[i / 2] >> 16 * (i % 2) & 0xffffu);
-        compare(x, min(centroid, book_.count - 1));
+        const int centroid = min(static_cast<int>(words[i / 2] >> 16 * (i % 2) & 0xffffu), book_.count - 1);
+        compare(distance(x, book_.centroids, centroid), centroid);
       }
       const int next = static_cast<int>(words[3] >> 16);
       if (next <= chunk || next >= book_.most_chunks) return;
@@ -74,25 +84,85 @@ class Search {
     }
   }
 
-  __device__ void compare(const float* x, int centroid) {
-    float distance;
-    if constexpr (kSubDim == 2) {
-      const float2 c = __half22float2(reinterpret_cast<const __half2*>(book_.centroids)[centroid]);
-      distance = __fadd_rn(square(x[0], c.x), square(x[1], c.y));
-    } else if constexpr (kSubDim == 4) {
-      const uint2 halves = reinterpret_cast<const uint2*>(book_.centroids)[centroid];
-      const float2 low = __half22float2(*reinterpret_cast<const __half2*>(&halves.x));
-      const float2 high = __half22float2(*reinterpret_cast<const __half2*>(&halves.y));
-      distance = __fadd_rn(square(x[0], low.x), square(x[1], low.y));
-      distance = __fadd_rn(__fadd_rn(distance, square(x[2], high.x)), square(x[3], high.y));
-    } else {
-      distance = 0;
-      for (int d = 0; d < dims_; ++d) {
-        distance = __fadd_rn(distance, square(x[d], half_value(book_.centroids[centroid * dims_ + d])));
-      }
+  __device__ void search_boxes(const float* x) {
+    // The leaf of the nearer box at each level has a centroid that is near, if not the nearest.
+    int near = 0;
+    for (int level = 0; level < book_.header.levels; ++level) {
+      const int first = 2 * near + 1;
+      near = distance_of_box(x, first) <= distance_of_box(x, first + 1) ? first : first + 1;
     }
+    scan(x, near + 1 - (1 << book_.header.levels));
+    BoxWalk walk(book_.header.levels);
+    // All lanes go on to a leaf each before they scan theirs.
+    while (true) {
+      while (!walk.done()) {
+        if (certainly_further(distance_of_box(x, walk.node()), best_)) {
+          walk.pass();
+        } else if (walk.at_leaf()) {
+          break;
+        } else {
+          walk.enter();
+        }
+      }
+      if (walk.done()) return;
+      scan(x, walk.leaf);
+      walk.pass();
+    }
+  }
+
+  __device__ float distance_of_box(const float* x, int node) const {
+    const uint4 box = reinterpret_cast<const uint4*>(book_.first)[node];
+    const float2 lowest[2] = {floats(box.x), floats(box.y)};
+    const float2 highest[2] = {floats(box.z), floats(box.w)};
+    float distance = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float first = fmaxf(fmaxf(lowest[i].x - x[2 * i], x[2 * i] - highest[i].x), 0.0f);
+      const float second = fmaxf(fmaxf(lowest[i].y - x[2 * i + 1], x[2 * i + 1] - highest[i].y), 0.0f);
+      distance += first * first + second * second;
+    }
+    return distance;
+  }
+
+  // Each lane begins with another centroid, so that lanes at other leaves read other banks.
+  __device__ void scan(const float* x, int leaf) {
+    const auto place = [&](int of_leaf) { return static_cast<int>(int64_t{book_.count} * of_leaf >> book_.header.levels); };
+    const int first = place(leaf);
+    const int count = place(leaf + 1) - first;
+#pragma unroll
+    for (int i = 0; i < kLeafCentroids; ++i) {
+      const int own = static_cast<int>(i + threadIdx.x) % kLeafCentroids;
+      if (own >= count) continue;
+      const float far = distance(x, reinterpret_cast<const uint16_t*>(book_.third), first + own);
+      if (far > best_) continue;
+      const int number = min(static_cast<int>(reinterpret_cast<const uint16_t*>(book_.second)[first + own]), book_.count - 1);
+      if (far < best_ || (far == best_ && number < code_)) best_ = far, code_ = number;
+    }
+  }
+
+  // Of the number-th of the centroids.
+  __device__ float distance(const float* x, const uint16_t* centroids, int number) const {
+    if constexpr (kSubDim == 2) {
+      const float2 c = floats(reinterpret_cast<const uint32_t*>(centroids)[number]);
+      return __fadd_rn(square(x[0], c.x), square(x[1], c.y));
+    } else if constexpr (kSubDim == 4) {
+      const uint2 halves = reinterpret_cast<const uint2*>(centroids)[number];
+      const float2 low = floats(halves.x), high = floats(halves.y);
+      const float half = __fadd_rn(square(x[0], low.x), square(x[1], low.y));
+      return __fadd_rn(__fadd_rn(half, square(x[2], high.x)), square(x[3], high.y));
+    } else {
+      float sum = 0;
+      for (int d = 0; d < dims_; ++d) sum = __fadd_rn(sum, square(x[d], half_value(centroids[number * dims_ + d])));
+      return sum;
+    }
+  }
+
+  // Of centroids in ascending order.
+  __device__ void compare(float distance, int centroid) {
     if (distance < best_) best_ = distance, code_ = centroid;
   }
+
+  static __device__ float2 floats(uint32_t halves) { return __half22float2(*reinterpret_cast<const __half2*>(&halves)); }
 
   static __device__ float square(float x, float centroid) {
     const float away = __fsub_rn(x, centroid);
@@ -104,16 +174,6 @@ class Search {
   float best_ = INFINITY;
   int code_ = 0;
 };
-
-__device__ Book book_of(const EncodeKeysArguments& a, int head, int group) {
-  const IndexShape shape(a.centroid_count, a.sub_dim);
-  const uint8_t* index = a.index + a.book_offset(head, group) / a.book_elements() * shape.bytes();
-  Book book{a.centroids + a.book_offset(head, group), index + kIndexHeaderBytes,
-            reinterpret_cast<const uint4*>(index + shape.chunk_offset()), shape.most_chunks, a.centroid_count, {}};
-  book.header = *reinterpret_cast<const IndexHeader*>(index);
-  if (book.header.levels > shape.most_levels) book.header.levels = -1;
-  return book;
-}
 
 // Writes the codes of a stream: eight tokens of a quad, from `quad_group` on.
 template <class T, int kSubDim, class BookOfGroup>
@@ -166,22 +226,33 @@ __device__ void fetch(uint4* to, const void* from, int64_t bytes) {
   for (int64_t i = threadIdx.x; i * 16 < bytes; i += kThreads) to[i] = static_cast<const uint4*>(from)[i];
 }
 
+// The shared part: of two dims the splits, then the centroids; of four the whole index.
 template <int kSubDim>
-struct SharedBook {
-  int64_t centroid_bytes;
-  int64_t split_bytes;
+int64_t shared_bytes(int centroids) {
+  const IndexShape shape(centroids, kSubDim);
+  return kSubDim == 2 ? shape.first_bytes + int64_t{centroids} * kSubDim * 2 : shape.bytes() - kIndexHeaderBytes;
+}
 
-  __host__ __device__ explicit SharedBook(int centroids)
-      : centroid_bytes((int64_t{centroids} * kSubDim * 2 + 15) / 16 * 16),
-        split_bytes(kSubDim > kMostIndexedDims ? 0 : IndexShape(centroids, kSubDim).chunk_offset() - kIndexHeaderBytes) {}
-  __host__ __device__ int64_t bytes() const { return centroid_bytes + split_bytes; }
-};
+template <int kSubDim>
+__device__ void fetch_book(Book& book, uint4* memory) {
+  const IndexShape shape(book.count, kSubDim);
+  auto* bytes = reinterpret_cast<uint8_t*>(memory);
+  if constexpr (kSubDim == 2) {
+    fetch(memory, book.first, shape.first_bytes);
+    fetch(memory + shape.first_bytes / 16, book.centroids, int64_t{book.count} * kSubDim * 2);
+    book.centroids = reinterpret_cast<const uint16_t*>(bytes + shape.first_bytes);
+  } else {
+    fetch(memory, book.first, shape.bytes() - kIndexHeaderBytes);
+    book.second = bytes + shape.first_bytes;
+    book.third = book.second + shape.second_bytes;
+  }
+  book.first = bytes;
+}
 
 // Each thread block encodes a run of the copies.
 template <class T, int kSubDim>
 __global__ void __launch_bounds__(kThreads, 2) encode_with_shared_book(const __grid_constant__ EncodeKeysArguments a) {
   extern __shared__ uint4 memory[];
-  const SharedBook<kSubDim> layout(a.centroid_count);
   const int chunks = coded_chunks(a.groups());
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   int copy = static_cast<int>(int64_t{a.copies} * blockIdx.x / gridDim.x);
@@ -192,11 +263,8 @@ __global__ void __launch_bounds__(kThreads, 2) encode_with_shared_book(const __g
     while (last < end && a.heads[last] == head) ++last;
     Book book = book_of(a, head, 0);
     __syncthreads();
-    fetch(memory, book.centroids, layout.centroid_bytes);
-    fetch(memory + layout.centroid_bytes / 16, book.splits, layout.split_bytes);
+    fetch_book<kSubDim>(book, memory);
     __syncthreads();
-    book.centroids = reinterpret_cast<const uint16_t*>(memory);
-    book.splits = reinterpret_cast<const uint8_t*>(memory + layout.centroid_bytes / 16);
     for (int unit = warp; unit < (last - copy) * chunks; unit += kWarps) {
       encode_chunk<T, kSubDim>(a, copy + unit / chunks, unit % chunks, [&](int) -> const Book& { return book; });
     }
@@ -204,21 +272,11 @@ __global__ void __launch_bounds__(kThreads, 2) encode_with_shared_book(const __g
   }
 }
 
-// Whether the books are read 16 bytes at a time.
-bool fits_shared_memory(const EncodeKeysArguments& a, int64_t bytes) {
-  const bool whole = a.book_elements() % 8 == 0 && reinterpret_cast<uintptr_t>(a.centroids) % 16 == 0;
-  return a.books == 1 && whole && bytes <= kMostSharedBytes;
-}
-
 template <class T, int kSubDim>
-Status launch_with_shared_book(const EncodeKeysArguments& a, int64_t bytes, ExecutionContext& context) {
+Status launch_with_shared_book(const EncodeKeysArguments& a, int multiprocessors, ExecutionContext& context) {
   const auto kernel = encode_with_shared_book<T, kSubDim>;
-  int device = 0, multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  }
+  const auto bytes = static_cast<int>(shared_bytes<kSubDim>(a.centroid_count));
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return cuda_status(error);
   const int blocks = a.copies < 2 * multiprocessors ? a.copies : 2 * multiprocessors;
   kernel<<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(bytes), stream_of(context)>>>(a);
@@ -238,10 +296,16 @@ __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ E
 
 template <class T>
 Status launch(const EncodeKeysArguments& a, ExecutionContext& context) {
-  const int64_t two = SharedBook<2>(a.centroid_count).bytes();
-  const int64_t four = SharedBook<4>(a.centroid_count).bytes();
-  if (a.sub_dim == 2 && fits_shared_memory(a, two)) return launch_with_shared_book<T, 2>(a, two, context);
-  if (a.sub_dim == 4 && fits_shared_memory(a, four)) return launch_with_shared_book<T, 4>(a, four, context);
+  int device = 0, multiprocessors = 0, most_bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return cuda_status(error);
+  // Books are read 16 bytes at a time.
+  const bool shared = a.books == 1 && a.book_elements() % 8 == 0 && reinterpret_cast<uintptr_t>(a.centroids) % 16 == 0;
+  const auto fits = [&](int sub_dim, int64_t bytes) { return shared && a.sub_dim == sub_dim && bytes <= most_bytes; };
+  if (fits(2, shared_bytes<2>(a.centroid_count))) return launch_with_shared_book<T, 2>(a, multiprocessors, context);
+  if (fits(4, shared_bytes<4>(a.centroid_count))) return launch_with_shared_book<T, 4>(a, multiprocessors, context);
   encode_any<T><<<static_cast<unsigned>(a.copies), kThreads, 0, stream_of(context)>>>(a);
   return launch_status();
 }

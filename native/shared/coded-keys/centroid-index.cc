@@ -29,17 +29,18 @@ float split_at(double place, int dim) {
 }
 
 struct Box {
-  double lowest[kMostIndexedDims] = {};
-  double highest[kMostIndexedDims] = {};
+  double lowest[kMostListedDims] = {};
+  double highest[kMostListedDims] = {};
 
   double moved_into(double x, int dim) const { return std::min(std::max(x, lowest[dim]), highest[dim]); }
 };
 
 using Candidates = std::vector<uint16_t>;
 
-class IndexBuilder {
+// Of one or two dims.
+class ListBuilder {
  public:
-  IndexBuilder(const uint16_t* book, int centroids, int dims)
+  ListBuilder(const uint16_t* book, int centroids, int dims)
       : shape_(centroids, dims), dims_(dims), points_(static_cast<size_t>(centroids) * dims) {
     for (size_t i = 0; i < points_.size(); ++i) points_[i] = half_value(book[i]);
     const Box box = domain(centroids);
@@ -52,7 +53,7 @@ class IndexBuilder {
   void write(uint8_t* index) const {
     std::memcpy(index, &header_, sizeof header_);
     std::memcpy(index + kIndexHeaderBytes, splits_.data(), splits_.size() * 4);
-    std::memcpy(index + shape_.chunk_offset(), chunks_.data(), chunks_.size() * 2);
+    std::memcpy(index + shape_.second(), chunks_.data(), chunks_.size() * 2);
   }
 
  private:
@@ -210,11 +211,72 @@ class IndexBuilder {
   std::vector<std::pair<double, uint16_t>> witnesses_;
 };
 
+// Of three dims and more.
+class BoxBuilder {
+ public:
+  BoxBuilder(const uint16_t* book, int centroids, int dims, uint8_t* index)
+      : shape_(centroids, dims),
+        book_(book),
+        centroids_(centroids),
+        dims_(dims),
+        boxes_(reinterpret_cast<uint16_t*>(index + kIndexHeaderBytes)),
+        numbers_(static_cast<size_t>(centroids)) {
+    for (int c = 0; c < centroids; ++c) numbers_[c] = static_cast<uint16_t>(c);
+    fill_node(0, 0, 0);
+    IndexHeader header{};
+    header.levels = shape_.most_levels;
+    std::memcpy(index, &header, sizeof header);
+    std::memcpy(index + shape_.second(), numbers_.data(), numbers_.size() * 2);
+    auto* ordered = reinterpret_cast<uint16_t*>(index + shape_.third());
+    for (const uint16_t c : numbers_) ordered = std::copy_n(book + int64_t{c} * dims, dims, ordered);
+  }
+
+ private:
+  // The node's first leaf is `leaf`, and so many levels are below it as are left.
+  void fill_node(int node, int level, int leaf) {
+    const int leaves = 1 << (shape_.most_levels - level);
+    const auto first = numbers_.begin() + place(leaf), end = numbers_.begin() + place(leaf + leaves);
+    int widest = 0;
+    double extent = -1;
+    for (int d = 0; d < dims_; ++d) {
+      const auto less = [&](uint16_t a, uint16_t b) { return value(a, d) < value(b, d); };
+      const auto [lowest, highest] = std::minmax_element(first, end, less);
+      boxes_[(2 * node) * dims_ + d] = book_[*lowest * dims_ + d];
+      boxes_[(2 * node + 1) * dims_ + d] = book_[*highest * dims_ + d];
+      if (value(*highest, d) - value(*lowest, d) > extent) extent = value(*highest, d) - value(*lowest, d), widest = d;
+    }
+    if (leaves == 1) {
+      std::sort(first, end);
+      return;
+    }
+    const auto before = [&](uint16_t a, uint16_t b) {
+      return value(a, widest) != value(b, widest) ? value(a, widest) < value(b, widest) : a < b;
+    };
+    std::nth_element(first, numbers_.begin() + place(leaf + leaves / 2), end, before);
+    fill_node(2 * node + 1, level + 1, leaf);
+    fill_node(2 * node + 2, level + 1, leaf + leaves / 2);
+  }
+
+  std::ptrdiff_t place(int leaf) const { return static_cast<std::ptrdiff_t>(int64_t{centroids_} * leaf >> shape_.most_levels); }
+  double value(int centroid, int dim) const { return half_value(book_[centroid * dims_ + dim]); }
+
+  IndexShape shape_;
+  const uint16_t* book_;
+  int centroids_;
+  int dims_;
+  uint16_t* boxes_;
+  std::vector<uint16_t> numbers_;
+};
+
 }  // namespace
 
 void build_centroid_index(const uint16_t* book, int centroids, int sub_dim, uint8_t* index) {
   std::memset(index, 0, static_cast<size_t>(IndexShape(centroids, sub_dim).bytes()));
-  if (sub_dim <= kMostIndexedDims) IndexBuilder(book, centroids, sub_dim).write(index);
+  if (sub_dim <= kMostListedDims) {
+    ListBuilder(book, centroids, sub_dim).write(index);
+  } else if (sub_dim <= kMostIndexedDims) {
+    BoxBuilder(book, centroids, sub_dim, index);
+  }
 }
 
 }  // namespace kv

@@ -9,14 +9,19 @@ export interface IndexCentroidsArguments {
   readonly index: TensorHandle<'u8', readonly ['kvHead', 'book', 'byte']>;
 }
 
-/** Centroids of a chunk of the index, and the bytes of a chunk. */
-const [chunkCentroids, chunkBytes] = [7, 16];
 const headerBytes = 32;
+/** Centroids of a chunk of lists, and bytes of a chunk. */
+const [chunkCentroids, chunkBytes] = [7, 16];
 const mostLevels = 12;
+/** Centroids of a leaf that has a box. */
+const leafCentroids = 8;
+
+/** Parts begin at multiples of 16 bytes. */
+const whole = (bytes: number) => Math.ceil(bytes / 16) * 16;
 
 /**
- * Bytes of the index of one book (`native/shared/coded-keys/centroid-index.h`). Only centroids of one or two dims have a
- * tree.
+ * Bytes of the index of one book (`native/shared/coded-keys/centroid-index.h`): lists for one or two dims, boxes for up to
+ * eight, and nothing for more.
  * @throws CapabilityError for no centroid, or more than 8192
  */
 export function centroidIndexBytes(centroids: number, subDim: number): number {
@@ -27,10 +32,14 @@ export function centroidIndexBytes(centroids: number, subDim: number): number {
       wanted: mostCentroids,
     });
   }
-  if (subDim > 2) return headerBytes + 16;
+  if (subDim > 8) return headerBytes + 16;
+  if (subDim > 2) {
+    const levels = Math.max(0, Math.ceil(Math.log2(centroids / leafCentroids)));
+    return headerBytes + whole(4 * subDim * (2 ** (levels + 1) - 1)) + whole(2 * centroids) + whole(2 * centroids * subDim);
+  }
   const levels = Math.min(mostLevels, Math.max(0, Math.floor(Math.log2(centroids)) - 1));
   const chunks = Math.max(2 ** (levels + 1), Math.ceil(centroids / chunkCentroids));
-  return headerBytes + 4 * 2 ** Math.max(2, levels) + chunkBytes * chunks;
+  return headerBytes + whole(4 * 2 ** levels) + chunkBytes * chunks;
 }
 
 const rules = [
