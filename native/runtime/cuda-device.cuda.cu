@@ -32,7 +32,7 @@ class CudaDevice : public Device {
 
   std::shared_ptr<Queue> create_queue() override {
     bind_thread();
-    return CudaQueue::create(pinned_, queues_scratch_bytes_);
+    return CudaQueue::create(pinned_, queues_scratch_bytes_, bells_);
   }
 
   std::shared_ptr<HostMemory> host_memory(size_t bytes) override {
@@ -145,6 +145,7 @@ class CudaDevice : public Device {
   std::shared_ptr<PinnedMemory> pinned_ = std::make_shared<PinnedMemory>();
   std::shared_ptr<std::atomic<size_t>> host_ranges_bytes_ = std::make_shared<std::atomic<size_t>>(0);
   std::unique_ptr<Releases> releases_ = std::make_unique<Releases>([this] { bind_thread(); });
+  std::shared_ptr<CudaHostBells> bells_ = std::make_shared<CudaHostBells>();
   ScratchBytes queues_scratch_bytes_ = std::make_shared<std::atomic<size_t>>(0);
 };
 

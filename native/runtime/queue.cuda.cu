@@ -1,12 +1,15 @@
 #include "runtime/queue.cuda.h"
 
 #include <algorithm>
+#include <cuda/atomic>
+#include <exception>
 #include <new>
 #include <utility>
 #include <vector>
 
 #include "runtime/check.cuda.h"
 #include "runtime/fault.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -79,37 +82,77 @@ class CudaMoment : public CudaEvent {
 class CudaGraph : public Graph {
  public:
   CudaGraph(cudaGraphExec_t executable, std::shared_ptr<CudaQueue> queue,
-            std::vector<std::shared_ptr<CudaScratch>> memory, HostTasks host_tasks)
+            std::vector<std::shared_ptr<CudaScratch>> memory, HostTasks host_tasks, std::shared_ptr<HostBells> bells)
       : executable_(executable),
         queue_(std::move(queue)),
         memory_(std::move(memory)),
-        host_tasks_(std::move(host_tasks)) {}
+        host_tasks_(std::move(host_tasks)),
+        bells_(std::move(bells)) {}
   ~CudaGraph() override {
     cudaStreamSynchronize(queue_->stream());
     cudaGraphExecDestroy(executable_);
   }
 
-  Status launch() override { return cuda_status(cudaGraphLaunch(executable_, queue_->stream())); }
+  Status launch() override {
+    const auto tasks = static_cast<int64_t>(host_tasks_.size());
+    if (tasks > 0) bells_->expect(tasks);
+    const Status status = cuda_status(cudaGraphLaunch(executable_, queue_->stream()));
+    if (tasks > 0 && !status.ok()) bells_->expect(-tasks);
+    return status;
+  }
 
  private:
   cudaGraphExec_t executable_;
   std::shared_ptr<CudaQueue> queue_;
   std::vector<std::shared_ptr<CudaScratch>> memory_;
   HostTasks host_tasks_;
+  std::shared_ptr<HostBells> bells_;
 };
 
 // Null when the host has no memory to pin.
-std::shared_ptr<HostFailure> make_host_failure() {
+std::shared_ptr<void> pinned(size_t bytes) {
   void* memory = nullptr;
-  if (cudaHostAlloc(&memory, sizeof(HostFailure::Flag), cudaHostAllocPortable) != cudaSuccess) {
+  if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable) != cudaSuccess) {
     cudaGetLastError();
     return nullptr;
   }
-  return std::make_shared<HostFailure>(
-      std::shared_ptr<HostFailure::Flag>(new (memory) HostFailure::Flag(0), [](void* flag) { cudaFreeHost(flag); }));
+  return std::shared_ptr<void>(memory, [](void* data) { cudaFreeHost(data); });
+}
+
+// Null when the host has no memory to pin.
+std::shared_ptr<HostFailure> make_host_failure() {
+  const std::shared_ptr<void> memory = pinned(sizeof(HostFailure::Flag));
+  if (memory == nullptr) return nullptr;
+  auto* flag = new (memory.get()) HostFailure::Flag(0);
+  return std::make_shared<HostFailure>(std::shared_ptr<HostFailure::Flag>(memory, flag));
+}
+
+// Rings, and waits until the host has run the task. What kernels wrote before is visible to the host then, and what the
+// host wrote to the kernels behind.
+__global__ void run_host_task(HostBell* bell, HostTask* task) {
+  ptx::follow_previous_kernel();
+  __threadfence_system();
+  const ::cuda::atomic_ref<HostTask*, ::cuda::thread_scope_system> word(*reinterpret_cast<HostTask**>(bell));
+  word.store(task, ::cuda::memory_order_release);
+  while (word.load(::cuda::memory_order_acquire) != nullptr) {
+  }
 }
 
 }  // namespace
+
+std::shared_ptr<HostBells> CudaHostBells::get() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (bells_ != nullptr) return bells_;
+  const std::shared_ptr<void> memory = pinned(HostBells::kCount * sizeof(HostBell));
+  if (memory == nullptr) return nullptr;
+  auto* bells = static_cast<HostBell*>(memory.get());
+  for (size_t i = 0; i < HostBells::kCount; ++i) new (bells + i) HostBell;
+  try {
+    bells_ = std::make_shared<HostBells>(std::shared_ptr<HostBell>(memory, bells));
+  } catch (const std::exception&) {
+  }
+  return bells_;
+}
 
 Status run_after(cudaStream_t later, cudaStream_t earlier) {
   cudaEvent_t reached = nullptr;
@@ -120,7 +163,8 @@ Status run_after(cudaStream_t later, cudaStream_t earlier) {
   return status;
 }
 
-std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes) {
+std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes,
+                                             std::shared_ptr<CudaHostBells> bells) {
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess) return nullptr;
   void* faults = nullptr;
@@ -130,19 +174,25 @@ std::shared_ptr<CudaQueue> CudaQueue::create(std::shared_ptr<PinnedMemory> pinne
     cudaStreamDestroy(stream);
     return nullptr;
   }
-  return std::make_shared<CudaQueue>(stream, static_cast<CudaFaults*>(faults), std::move(pinned), std::move(scratch_bytes));
+  return std::make_shared<CudaQueue>(stream, static_cast<CudaFaults*>(faults), std::move(pinned), std::move(scratch_bytes),
+                                     std::move(bells));
 }
 
 CudaQueue::CudaQueue(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<PinnedMemory> pinned,
-                     ScratchBytes scratch_bytes)
-    : stream_(stream), faults_(faults), pinned_(std::move(pinned)), scratch_bytes_(std::move(scratch_bytes)) {}
+                     ScratchBytes scratch_bytes, std::shared_ptr<CudaHostBells> bells)
+    : stream_(stream),
+      faults_(faults),
+      pinned_(std::move(pinned)),
+      scratch_bytes_(std::move(scratch_bytes)),
+      bells_(std::move(bells)) {}
 
 CudaQueue::CudaQueue(cudaStream_t stream, std::shared_ptr<CudaQueue> trunk)
     : stream_(stream),
       trunk_(std::move(trunk)),
       faults_(trunk_->faults_),
       pinned_(trunk_->pinned_),
-      scratch_bytes_(trunk_->scratch_bytes_) {}
+      scratch_bytes_(trunk_->scratch_bytes_),
+      bells_(trunk_->bells_) {}
 
 CudaQueue::~CudaQueue() {
   workspace_.reset();
@@ -199,13 +249,22 @@ void* CudaQueue::zeroed_workspace(size_t bytes) {
 Status CudaQueue::run_on_host(HostPart part, ExecutionContext& context) {
   CudaQueue& queue = trunk();
   if (queue.host_failure_ == nullptr) queue.host_failure_ = make_host_failure();
-  if (queue.host_failure_ == nullptr) return Status::failure(StatusCode::out_of_memory, "no memory for its host part");
+  const std::shared_ptr<HostBells> bells = bells_->get();
+  if (bell_ == nullptr && bells != nullptr) bell_ = bells->take();
+  if (queue.host_failure_ == nullptr || bell_ == nullptr) {
+    return Status::failure(StatusCode::out_of_memory, "no memory for its host part");
+  }
   const auto task = std::make_shared<HostTask>(*context.owner, queue.host_failure_, context.operation,
                                                std::move(part));
-  const auto run = [](void* launched) { static_cast<HostTask*>(launched)->run(); };
-  const auto stream = static_cast<cudaStream_t>(cuda_stream());
-  const Status status = cuda_status(cudaLaunchHostFunc(stream, run, task.get()));
-  if (!status.ok()) return status;
+  // A graph expects its tasks when it is launched.
+  const int64_t expected = capturing_ != nullptr ? 0 : 1;
+  bells->expect(expected);
+  const Status status = launch_overlapped(run_host_task, 1, 1, 0, static_cast<cudaStream_t>(cuda_stream()), bell_.get(),
+                                          task.get());
+  if (!status.ok()) {
+    bells->expect(-expected);
+    return status;
+  }
   HostTasks& kept = capturing_ != nullptr ? queue.captured_ : queue.host_tasks_;
   const auto done = [](const std::shared_ptr<HostTask>& earlier) { return earlier->done(); };
   kept.erase(std::remove_if(kept.begin(), kept.end(), done), kept.end());
@@ -279,8 +338,10 @@ Status CudaQueue::capture(const std::function<Status()>& launches, const Queues&
   if (status.ok()) {
     std::vector<std::shared_ptr<CudaScratch>> memory;
     for (CudaQueue* queue : captured_on) memory.insert(memory.end(), {queue->workspace_, queue->zeroed_});
+    HostTasks tasks = std::exchange(captured_, {});
+    std::shared_ptr<HostBells> bells = tasks.empty() ? nullptr : bells_->get();
     graph = std::make_unique<CudaGraph>(executable, std::static_pointer_cast<CudaQueue>(shared_from_this()),
-                                        std::move(memory), std::exchange(captured_, {}));
+                                        std::move(memory), std::move(tasks), std::move(bells));
   }
   return status;
 }

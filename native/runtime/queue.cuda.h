@@ -6,10 +6,12 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "runtime/device.h"
 #include "runtime/fault.h"
+#include "runtime/host-bells.h"
 #include "runtime/pinned-memory.cuda.h"
 
 namespace kv {
@@ -31,14 +33,27 @@ struct CudaFaults {
 
 using HostTasks = std::vector<std::shared_ptr<HostTask>>;
 
+// Those of a device, made when the first host part is launched. Shared, because a recording may outlive the device.
+class CudaHostBells {
+ public:
+  // Null when the host has no memory to pin, or no thread.
+  std::shared_ptr<HostBells> get();
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<HostBells> bells_;
+};
+
 // What is enqueued on `later` from now on runs after what is enqueued on `earlier` so far.
 Status run_after(cudaStream_t later, cudaStream_t earlier);
 
 class CudaQueue : public Queue {
  public:
   // Null when the device has no room for a queue.
-  static std::shared_ptr<CudaQueue> create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes);
-  CudaQueue(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes);
+  static std::shared_ptr<CudaQueue> create(std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes,
+                                           std::shared_ptr<CudaHostBells> bells);
+  CudaQueue(cudaStream_t stream, CudaFaults* faults, std::shared_ptr<PinnedMemory> pinned, ScratchBytes scratch_bytes,
+            std::shared_ptr<CudaHostBells> bells);
   // Makes a branch of `trunk`.
   CudaQueue(cudaStream_t stream, std::shared_ptr<CudaQueue> trunk);
   ~CudaQueue() override;
@@ -76,6 +91,8 @@ class CudaQueue : public Queue {
   CudaFaults* faults_;                // owned by the trunk
   std::shared_ptr<PinnedMemory> pinned_;
   ScratchBytes scratch_bytes_;
+  std::shared_ptr<CudaHostBells> bells_;
+  std::shared_ptr<HostBell> bell_;  // null until the first host part of this queue
   // Shared with the graphs that were captured with this memory, so that it stays when the queue's own memory is
   // replaced by more.
   std::shared_ptr<CudaScratch> workspace_;

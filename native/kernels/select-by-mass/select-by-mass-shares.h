@@ -39,12 +39,13 @@ struct BinFactors {
 constexpr uint32_t fixed_below(float below) { return static_cast<uint32_t>(below * 0x1p27f); }
 constexpr int bin_of(uint32_t fixed) { return static_cast<int>(fixed >> 21); }
 
-// 24 bits of a share, with the octave of its bin's factor.
+// 24 bits of a share, with the octave of its bin's factor. Within a bin e^-x is 1 - x (a - b x), to 2^-25.
 constexpr uint32_t share_bits(uint32_t fixed, uint32_t factor) {
-  const uint32_t rest = (fixed & 0x1fffffu) << 5;
-  const uint32_t square = product_high(rest, rest);
-  const uint32_t cube = product_high(square, rest);
-  return (factor - product_high(factor, rest - square / 2 + cube / 6)) >> 8;
+  constexpr uint32_t kLinear = 67107695;  // a / 64 and b / 64^2, in units of 2^-32
+  constexpr uint32_t kSquare = 520503;
+  const uint32_t rest = fixed << 11;  // of the bin, as a fraction of 2^32
+  const uint32_t number = factor & ~0xffu;
+  return (number - product_high(number, product_high(rest, kLinear - product_high(rest, kSquare)))) >> 8;
 }
 // The same times 2^kShareBits.
 constexpr int kPlainBits = kShareBits - 23;

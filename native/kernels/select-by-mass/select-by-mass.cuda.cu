@@ -2,166 +2,14 @@
 // last tokens are then found among those of one bin. Lists without room for all go through the same steps once more, by
 // the largest share of each token.
 #define KV_ISA cuda
-#include "kernels/select-by-mass/select-by-mass-threshold.cuda.h"
+#include "kernels/select-by-mass/select-by-mass-state.cuda.h"
 #include "runtime/device.h"
 #include "shared/cuda/arrivals.cuda.h"
-#include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
 
 namespace kv {
 namespace {
-
-using cuda::HeadSum;
-using cuda::HeadWeights;
-using cuda::kNoShareBelow;
-using cuda::kShareBins;
-
-constexpr int kThreads = kBinThreads;
-constexpr int kWarps = kThreads / kWarp;
-constexpr int kChunk = 8192;     // tokens that a thread block has
-constexpr int kSumChunk = 16384;  // where it counts bins
-constexpr int kChunkWords = kChunk / kWarp;
-constexpr int kListed = 8192;  // candidates of a head that are listed
-
-__device__ const cuda::BinFactors kFactors{};
-
-__device__ uint64_t share_below(float below) {
-  if (!(below < kNoShareBelow)) return 0;
-  const uint32_t fixed = cuda::fixed_below(below);
-  const uint32_t factor = __ldg(kFactors.of + cuda::bin_of(fixed));
-  return cuda::share(cuda::share_bits(fixed, factor), factor & 0xff);
-}
-
-// NaN gets an order above that of infinity.
-__device__ uint32_t score_order(float score) {
-  return isnan(score) ? UINT32_MAX : cuda::order_of(__float_as_uint(score + 0.0f));
-}
-
-// ---- What is known of heads and lists ----
-
-struct HeadState {
-  uint32_t most_order;
-  HeadSum sum;
-  float log_of_all;
-  Cut cut;
-  unsigned long long taken;  // share of the taken tokens
-  HeadWeights made;
-};
-
-struct ListState {
-  int32_t slot;  // -1 for a row that no batch entry has
-  int32_t tokens;
-  Cut cut;  // by the largest share of each token
-};
-
-struct Memory {
-  uint64_t* bins;          // [row, query_head, kShareBins]
-  uint64_t* keys;          // [row, query_head, kListed]
-  HeadState* heads;        // [row, query_head]
-  ListState* lists;        // [row, kv_head]
-  uint32_t* words;         // [row, kv_head, chunks * kChunkWords]: a bit for each token of a list
-  int32_t* chunk_counts;   // [row, kv_head, chunks]: tokens of the list in each chunk
-};
-
-struct Launch {
-  SelectByMassArguments a;
-  Memory memory;
-  FaultSink faults;
-  int chunks;      // of score_tokens
-  int sum_chunks;
-  bool aligned;    // four scores may be loaded at once
-};
-
-// A thread block's part of a row and query head.
-struct HeadChunk {
-  const SelectByMassArguments& a;
-  int64_t row_head;
-  int first;  // token
-  int end;
-  const float* scores;
-  HeadState& head;
-
-  __device__ HeadChunk(const Launch& launch, int chunks, int chunk_tokens)
-      : a(launch.a),
-        row_head(blockIdx.x / chunks),
-        first(static_cast<int>(blockIdx.x % chunks) * chunk_tokens),
-        scores(a.scores + row_head * a.score_tokens),
-        head(launch.memory.heads[row_head]) {
-    end = min(first + chunk_tokens, launch.memory.lists[row_head / a.group()].tokens);
-  }
-
-  // Calls body(score) for this thread's scores.
-  template <class Body>
-  __device__ void for_each_score(bool aligned, Body body) const {
-    constexpr int kBatch = 4;
-    constexpr int kStep = 4 * kThreads;
-    const int thread = static_cast<int>(threadIdx.x);
-    int at = first + 4 * thread;
-    if (aligned) {
-      for (; at + (kBatch - 1) * kStep + 4 <= end; at += kBatch * kStep) {
-        float4 own[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) own[i] = *reinterpret_cast<const float4*>(scores + at + i * kStep);
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          body(own[i].x);
-          body(own[i].y);
-          body(own[i].z);
-          body(own[i].w);
-        }
-      }
-    }
-    for (; at < end; at += kStep) {
-      for (int i = at; i < min(at + 4, end); ++i) body(scores[i]);
-    }
-  }
-};
-
-// A row and kv head.
-struct List {
-  const Launch& launch;
-  const SelectByMassArguments& a;
-  int64_t index;
-  ListState& state;
-  HeadState* heads;
-  const float* scores;
-
-  __device__ List(const Launch& given, int64_t row_list)
-      : launch(given),
-        a(given.a),
-        index(row_list),
-        state(given.memory.lists[row_list]),
-        heads(given.memory.heads + row_list * a.group()),
-        scores(a.scores + row_list * a.group() * a.score_tokens) {}
-
-  __device__ uint32_t* words() const { return launch.memory.words + index * launch.chunks * kChunkWords; }
-  __device__ int32_t* chunk_counts() const { return launch.memory.chunk_counts + index * launch.chunks; }
-  __device__ float score(int head, int token) const { return scores[int64_t{head} * a.score_tokens + token]; }
-  __device__ bool takes(int head, float score, int token) const {
-    return heads[head].cut.takes(candidate_key(score_order(score), token));
-  }
-  __device__ uint64_t taken_share(int head, int token) const {
-    const float own = score(head, token);
-    return takes(head, own, token) ? share_below(heads[head].sum.most - own) : 0;
-  }
-  // Of the heads that take the token, the largest share in a softmax, as the order of its logarithm.
-  __device__ uint32_t best_order(int token) const {
-    uint32_t best = 0;
-    for (int head = 0; head < a.group(); ++head) {
-      const float own = score(head, token);
-      if (takes(head, own, token)) best = max(best, score_order(own - heads[head].log_of_all));
-    }
-    return best;
-  }
-  __device__ uint64_t* keys_of_list() const { return launch.memory.keys + index * a.group() * kListed; }
-
-  // Marks a token that was not marked.
-  __device__ void mark(int token) const {
-    const uint32_t bit = 1u << token % kWarp;
-    if ((atomicOr(words() + token / kWarp, bit) & bit) == 0) atomicAdd(chunk_counts() + token / kChunk, 1);
-  }
-};
 
 // ---- Start ----
 
@@ -206,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Launch
 __global__ void __launch_bounds__(kThreads) find_largest(const __grid_constant__ Launch launch) {
   __shared__ uint32_t of_warps[kWarps];
   ptx::follow_previous_kernel();
-  const HeadChunk chunk(launch, launch.chunks, kChunk);
+  const HeadChunk chunk(launch, blockIdx.x, launch.chunks, kChunk);
   if (chunk.first >= chunk.end) return;
   float most = -INFINITY;
   bool odd = false;
@@ -243,9 +91,11 @@ struct SharedBins {
   __device__ uint64_t sum(int bin) const { return uint64_t{high[bin]} << 32 | low[bin]; }
 };
 
-// Shares of octaves up to this one are exact in 38 bits. Bins count them in units of their octave.
-__device__ int bits_dropped(uint32_t octave) { return max(0, static_cast<int>(octave) - cuda::kPlainBits); }
-__device__ int bits_added(uint32_t octave) { return max(0, cuda::kPlainBits - static_cast<int>(octave)); }
+// A thread block counts shares in units of the octave of their bin, as far as these are not below the unit of all shares.
+__device__ uint32_t bits_dropped(uint32_t factor) {
+  return static_cast<uint32_t>(max(0, static_cast<int>(factor & 0xff) - cuda::kPlainBits));
+}
+__device__ int bits_added(uint32_t factor) { return max(0, cuda::kPlainBits - static_cast<int>(factor & 0xff)); }
 
 __global__ void __launch_bounds__(kThreads) sum_shares(const __grid_constant__ Launch launch) {
   __shared__ SharedBins bins;
@@ -254,11 +104,14 @@ __global__ void __launch_bounds__(kThreads) sum_shares(const __grid_constant__ L
   __shared__ bool last;
   __shared__ uint64_t wanted;
   ptx::let_next_kernel_start();
-  for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) factors[bin] = kFactors.of[bin];
+  // Here the lower byte says how many bits are dropped.
+  for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) {
+    factors[bin] = (kFactors.of[bin] & ~0xffu) | bits_dropped(kFactors.of[bin]);
+  }
   bins.clear();
   ptx::wait_for_previous_kernel();
   __syncthreads();
-  const HeadChunk chunk(launch, launch.sum_chunks, kSumChunk);
+  const HeadChunk chunk(launch, block_from_end(), launch.sum_chunks, kSumChunk);
   const SelectByMassArguments& a = launch.a;
   HeadState& head = chunk.head;
   HeadSum sum{largest_of(a, head, chunk.row_head), 0};
@@ -271,13 +124,13 @@ __global__ void __launch_bounds__(kThreads) sum_shares(const __grid_constant__ L
       const uint32_t fixed = cuda::fixed_below(below);
       const int bin = cuda::bin_of(fixed);
       const uint32_t factor = factors[bin];
-      bins.add(bin, cuda::share_bits(fixed, factor) >> bits_dropped(factor & 0xff));
+      bins.add(bin, __funnelshift_r(cuda::share_bits(fixed, factor), 0, factor));
     });
     __syncthreads();
     for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) {
       const uint64_t own = bins.sum(bin);
       if (own == 0) continue;
-      atomicAdd(reinterpret_cast<unsigned long long*>(all_bins + bin), own << bits_added(factors[bin] & 0xff));
+      atomicAdd(reinterpret_cast<unsigned long long*>(all_bins + bin), own << bits_added(kFactors.of[bin]));
     }
     __syncthreads();
   }
@@ -585,8 +438,9 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   __shared__ uint16_t tokens[kChunk];
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
-  const List list(launch, blockIdx.x / launch.chunks);
-  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
+  const unsigned block = block_from_end();
+  const List list(launch, block / launch.chunks);
+  const int chunk = static_cast<int>(block % launch.chunks);
   const int thread = static_cast<int>(threadIdx.x);
   if (chunk > 0 && chunk * kChunk >= list.state.tokens) return;
   const ChunkSums sums(list, chunk);
@@ -626,13 +480,14 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   for (; word != 0; word &= word - 1) tokens[place++] = static_cast<uint16_t>(thread * kWarp + __ffs(static_cast<int>(word)) - 1);
   __syncthreads();
   const int32_t* table = a.block_table + cache_head * a.table_width;
+  const auto value_row = [&](int token) {
+    return table[token / kValueBlockTokens] * kValueBlockTokens + token % kValueBlockTokens;
+  };
+  for (int i = thread; i < count; i += kThreads) a.value_rows[first + i] = value_row(chunk * kChunk + tokens[i]);
   for (int at = thread; at < count * group; at += kThreads) {
-    const int i = at / group;
-    const int h = at % group;
-    const int token = chunk * kChunk + tokens[i];
-    const int value_row = table[token / kValueBlockTokens] * kValueBlockTokens + token % kValueBlockTokens;
-    a.weights[(first + i) * group + h] = list.heads[h].made.weight(list.taken_share(h, token)) * scale(value_row);
-    if (h == 0) a.value_rows[first + i] = value_row;
+    const int token = chunk * kChunk + tokens[at / group];
+    const float weight = list.heads[at % group].made.weight(list.taken_share(at % group, token));
+    a.weights[first * group + at] = a.value_scales == nullptr ? weight : weight * scale(value_row(token));
   }
 }
 

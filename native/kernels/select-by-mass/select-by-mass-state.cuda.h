@@ -1,0 +1,163 @@
+// What the kernels of select-by-mass know of heads and of lists, in working memory. Device code.
+#pragma once
+
+#include "kernels/select-by-mass/select-by-mass-threshold.cuda.h"
+#include "shared/cuda/elements.cuda.h"
+
+namespace kv {
+
+using cuda::HeadSum;
+using cuda::HeadWeights;
+using cuda::kNoShareBelow;
+using cuda::kShareBins;
+
+constexpr int kThreads = kBinThreads;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kChunk = 8192;     // tokens that a thread block has
+constexpr int kSumChunk = 16384;  // where it counts bins
+constexpr int kChunkWords = kChunk / kWarp;
+constexpr int kListed = 8192;  // candidates of a head that are listed
+
+static __device__ const cuda::BinFactors kFactors{};
+
+__device__ inline uint64_t share_below(float below) {
+  if (!(below < kNoShareBelow)) return 0;
+  const uint32_t fixed = cuda::fixed_below(below);
+  const uint32_t factor = __ldg(kFactors.of + cuda::bin_of(fixed));
+  return cuda::share(cuda::share_bits(fixed, factor), factor & 0xff);
+}
+
+// NaN gets an order above that of infinity.
+__device__ inline uint32_t score_order(float score) {
+  return isnan(score) ? UINT32_MAX : cuda::order_of(__float_as_uint(score + 0.0f));
+}
+
+// ---- What is known of heads and lists ----
+
+struct HeadState {
+  uint32_t most_order;
+  HeadSum sum;
+  float log_of_all;
+  Cut cut;
+  unsigned long long taken;  // share of the taken tokens
+  HeadWeights made;
+};
+
+struct ListState {
+  int32_t slot;  // -1 for a row that no batch entry has
+  int32_t tokens;
+  Cut cut;  // by the largest share of each token
+};
+
+struct Memory {
+  uint64_t* bins;          // [row, query_head, kShareBins]
+  uint64_t* keys;          // [row, query_head, kListed]
+  HeadState* heads;        // [row, query_head]
+  ListState* lists;        // [row, kv_head]
+  uint32_t* words;         // [row, kv_head, chunks * kChunkWords]: a bit for each token of a list
+  int32_t* chunk_counts;   // [row, kv_head, chunks]: tokens of the list in each chunk
+};
+
+struct Launch {
+  SelectByMassArguments a;
+  Memory memory;
+  FaultSink faults;
+  int chunks;      // of score_tokens
+  int sum_chunks;
+  bool aligned;    // four scores may be loaded at once
+};
+
+// Every other kernel begins at the end, where the one ahead of it has left scores in the L2.
+__device__ inline unsigned block_from_end() { return gridDim.x - 1 - blockIdx.x; }
+
+// A thread block's part of a row and query head.
+struct HeadChunk {
+  const SelectByMassArguments& a;
+  int64_t row_head;
+  int first;  // token
+  int end;
+  const float* scores;
+  HeadState& head;
+
+  __device__ HeadChunk(const Launch& launch, unsigned block, int chunks, int chunk_tokens)
+      : a(launch.a),
+        row_head(block / chunks),
+        first(static_cast<int>(block % chunks) * chunk_tokens),
+        scores(a.scores + row_head * a.score_tokens),
+        head(launch.memory.heads[row_head]) {
+    end = min(first + chunk_tokens, launch.memory.lists[row_head / a.group()].tokens);
+  }
+
+  // Calls body(score) for this thread's scores.
+  template <class Body>
+  __device__ void for_each_score(bool aligned, Body body) const {
+    constexpr int kBatch = 4;
+    constexpr int kStep = 4 * kThreads;
+    const int thread = static_cast<int>(threadIdx.x);
+    int at = first + 4 * thread;
+    if (aligned) {
+      for (; at + (kBatch - 1) * kStep + 4 <= end; at += kBatch * kStep) {
+        float4 own[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) own[i] = *reinterpret_cast<const float4*>(scores + at + i * kStep);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          body(own[i].x);
+          body(own[i].y);
+          body(own[i].z);
+          body(own[i].w);
+        }
+      }
+    }
+    for (; at < end; at += kStep) {
+      for (int i = at; i < min(at + 4, end); ++i) body(scores[i]);
+    }
+  }
+};
+
+// A row and kv head.
+struct List {
+  const Launch& launch;
+  const SelectByMassArguments& a;
+  int64_t index;
+  ListState& state;
+  HeadState* heads;
+  const float* scores;
+
+  __device__ List(const Launch& given, int64_t row_list)
+      : launch(given),
+        a(given.a),
+        index(row_list),
+        state(given.memory.lists[row_list]),
+        heads(given.memory.heads + row_list * a.group()),
+        scores(a.scores + row_list * a.group() * a.score_tokens) {}
+
+  __device__ uint32_t* words() const { return launch.memory.words + index * launch.chunks * kChunkWords; }
+  __device__ int32_t* chunk_counts() const { return launch.memory.chunk_counts + index * launch.chunks; }
+  __device__ float score(int head, int token) const { return scores[int64_t{head} * a.score_tokens + token]; }
+  __device__ bool takes(int head, float score, int token) const {
+    return heads[head].cut.takes(candidate_key(score_order(score), token));
+  }
+  __device__ uint64_t taken_share(int head, int token) const {
+    const float own = score(head, token);
+    return takes(head, own, token) ? share_below(heads[head].sum.most - own) : 0;
+  }
+  // Of the heads that take the token, the largest share in a softmax, as the order of its logarithm.
+  __device__ uint32_t best_order(int token) const {
+    uint32_t best = 0;
+    for (int head = 0; head < a.group(); ++head) {
+      const float own = score(head, token);
+      if (takes(head, own, token)) best = max(best, score_order(own - heads[head].log_of_all));
+    }
+    return best;
+  }
+  __device__ uint64_t* keys_of_list() const { return launch.memory.keys + index * a.group() * kListed; }
+
+  // Marks a token that was not marked.
+  __device__ void mark(int token) const {
+    const uint32_t bit = 1u << token % kWarp;
+    if ((atomicOr(words() + token / kWarp, bit) & bit) == 0) atomicAdd(chunk_counts() + token / kChunk, 1);
+  }
+};
+
+}  // namespace kv
