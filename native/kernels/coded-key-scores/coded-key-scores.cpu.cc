@@ -104,6 +104,9 @@ inline Vec sum_quads(const Vec (&sums)[4]) {
   return permute(a, b, low) + permute(a, b, high);
 }
 
+// Whether a vector holds whole centroids of neighbouring tokens, and not one pair of dims of each lane's centroid.
+inline bool takes_whole_centroids(const CodedKeys& coded) { return coded.sub_dim == 2 || coded.sub_dim == 4; }
+
 // The queries of one kv head of one batch entry. Column r * group + h is row r, and query head h of the group.
 class Columns {
  public:
@@ -118,7 +121,8 @@ class Columns {
   }
 
   int count() const { return count_; }
-  // Of one column in the order that it is used in: [chunk, group of the quad, pair, half, quad].
+  // Of one column in the order that it is used in: [chunk, group of the quad, pair, half, quad], or that of the dims for
+  // whole centroids.
   int64_t floats() const { return int64_t{chunks_} * kChunkGroups * pairs_ * 2; }
 
   template <class T>
@@ -131,8 +135,8 @@ class Columns {
       const int64_t rest = i / 8 / pairs_;
       const int64_t group = rest / 4 * kChunkGroups + quad * kQuadGroups + rest % 4;
       const int of_group = 2 * pair + half;
-      const int64_t dim = group * a.coded.sub_dim + of_group;
-      const bool there = group < a.coded.groups() && of_group < a.coded.sub_dim;
+      const int64_t dim = takes_whole_centroids(a.coded) ? i : group * a.coded.sub_dim + of_group;
+      const bool there = takes_whole_centroids(a.coded) ? i < a.head_dim : group < a.coded.groups() && of_group < a.coded.sub_dim;
       to[i] = there ? to_float(from[dim]) * (scales == nullptr ? 1.0f : scales[dim]) : 0.0f;
     }
   }
@@ -150,12 +154,12 @@ class Columns {
   float* first_score_ = nullptr;
 };
 
-// Scores a block for `kColumns` columns. kSubDim 0 stands for any.
-template <int kColumns, int kSubDim>
-void score_block(const CodedKeyScoresArguments& a, int head, const uint32_t* block, const float* queries, int64_t stride,
+// Scores a block of sub-vectors of any number of dims for `kColumns` columns.
+template <int kColumns>
+void score_any(const CodedKeyScoresArguments& a, int head, const uint32_t* block, const float* queries, int64_t stride,
                  float* const* scores) {
   const CodedKeys& coded = a.coded;
-  const int sub_dim = kSubDim == 0 ? coded.sub_dim : kSubDim;
+  const int sub_dim = coded.sub_dim;
   const int pairs = (sub_dim + 1) / 2;
   for (int tile = 0; tile < 2; ++tile) {
     for (int octet = 0; octet < kChunkOctets; octet += kOctets) {
@@ -194,12 +198,117 @@ void score_block(const CodedKeyScoresArguments& a, int head, const uint32_t* blo
   }
 }
 
+constexpr int kTokens = kLanes / 4;    // of which a vector holds four dims
+constexpr int kVectors = 4 / kTokens;  // for the four tokens of an octet in a tile
+
+// Four dims are a sub-vector of four or two neighbouring ones of two: their books, and the tokens' codes, which lie
+// kLanes apart.
+template <int kSubDim>
+struct FourDims {
+  const uint16_t* books[4 / kSubDim];
+  const int32_t* codes[4 / kSubDim];
+
+  const void* centroid(int part, int token) const { return books[part] + kSubDim * codes[part][kLanes * token]; }
+
+  Vec load() const {
+#if defined(__AVX512F__)
+    return _mm512_maskz_cvtph_ps(kAllLanes, _mm256_inserti128_si256(_mm256_castsi128_si256(two_tokens(0)), two_tokens(2), 1));
+#elif defined(__AVX2__)
+    return _mm256_cvtph_ps(two_tokens(0));
+#else
+    Half dims[4];
+    for (int part = 0; part < 4 / kSubDim; ++part) std::memcpy(dims + kSubDim * part, centroid(part, 0), 2 * kSubDim);
+    return KV_ISA::load(dims);
+#endif
+  }
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+ private:
+  __m128i two_tokens(int first) const {
+    if constexpr (kSubDim == 4) {
+      const __m128i low = _mm_loadl_epi64(static_cast<const __m128i*>(centroid(0, first)));
+      return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(low), static_cast<const __m64*>(centroid(0, first + 1))));
+    } else {
+      __m128i v = _mm_cvtsi32_si128(pair(0, first));
+      v = _mm_insert_epi32(v, pair(1, first), 1);
+      v = _mm_insert_epi32(v, pair(0, first + 1), 2);
+      return _mm_insert_epi32(v, pair(1, first + 1), 3);
+    }
+  }
+
+  int32_t pair(int part, int token) const {
+    int32_t dims;
+    std::memcpy(&dims, centroid(part, token), 4);
+    return dims;
+  }
+#endif
+};
+
+// Sums the dims of each token's products: lane 4 * octet + t of the result is that of token t of an octet, of which
+// vector octet * kVectors + t / kTokens has them.
+inline Vec sum_dims(const Vec (&sums)[4]) {
+  VecInt order = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int octet = lane / 4, t = lane % 4;
+    order[lane] = t % kTokens * 4 + octet * kVectors + t / kTokens;
+  }
+  const Vec all = sum_quads(sums);
+  return permute(all, all, order);
+}
+
+// Scores a block of sub-vectors of two or four dims for `kColumns` columns.
+template <int kColumns, int kSubDim>
+void score_whole_centroids(const CodedKeyScoresArguments& a, int head, const uint32_t* block, const float* queries,
+                           int64_t stride, float* const* scores) {
+  constexpr int kParts = 4 / kSubDim;
+  const CodedKeys& coded = a.coded;
+  const int last_group = coded.groups() - 1;
+  for (int tile = 0; tile < 2; ++tile) {
+    for (int octet = 0; octet < kChunkOctets; octet += kOctets) {
+      Vec sums[kColumns][4] = {};
+      for (int number = 0; number < coded_chunks(coded.groups()); ++number) {
+        const ChunkView chunk{block + chunk_offset(number, coded.code_bits), quads_of_chunk(coded.groups(), number),
+                              coded.code_bits, coded.centroid_count - 1};
+        for (int g = 0; g < kQuadGroups; g += kParts) {
+          int32_t codes[kParts][4][kLanes];
+          for (int part = 0; part < kParts; ++part) {
+            for (int t = 0; t < 4; ++t) {
+              const VecInt own = chunk.codes(octet, 16 * tile + 4 * t + g + part);
+              std::memcpy(codes[part][t], &own, sizeof own);
+            }
+          }
+          for (int quad = 0; quad < chunk.quads; ++quad) {
+            const int group = number * kChunkGroups + quad * kQuadGroups + g;
+            if (group > last_group) break;
+            Vec query[kColumns];
+            for (int c = 0; c < kColumns; ++c) query[c] = load_four(queries + c * stride + kSubDim * group);
+            FourDims<kSubDim> dims;
+            for (int part = 0; part < kParts; ++part) {
+              // What fills up a quad has queries of zeros.
+              const int own = group + part < last_group ? group + part : last_group;
+              dims.books[part] = coded.centroids + coded.book_offset(head, own);
+            }
+            for (int v = 0; v < 4; ++v) {
+              for (int part = 0; part < kParts; ++part) {
+                dims.codes[part] = &codes[part][v % kVectors * kTokens][v / kVectors * 4 + quad];
+              }
+              const Vec centroids = dims.load();
+              for (int c = 0; c < kColumns; ++c) sums[c][v] = sums[c][v] + query[c] * centroids;
+            }
+          }
+        }
+      }
+      for (int c = 0; c < kColumns; ++c) store(scores[c] + 32 * tile + 4 * octet, sum_dims(sums[c]) * a.scale);
+    }
+  }
+}
+
 template <int kColumns>
 void score_columns(const CodedKeyScoresArguments& a, int head, const uint32_t* block, const float* queries, int64_t stride,
                    float* const* scores) {
-  if (a.coded.sub_dim == 2) return score_block<kColumns, 2>(a, head, block, queries, stride, scores);
-  if (a.coded.sub_dim == 4) return score_block<kColumns, 4>(a, head, block, queries, stride, scores);
-  score_block<kColumns, 0>(a, head, block, queries, stride, scores);
+  if (a.coded.sub_dim == 2) return score_whole_centroids<kColumns, 2>(a, head, block, queries, stride, scores);
+  if (a.coded.sub_dim == 4) return score_whole_centroids<kColumns, 4>(a, head, block, queries, stride, scores);
+  score_any<kColumns>(a, head, block, queries, stride, scores);
 }
 
 void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task, Workers& workers, int worker) {
