@@ -2,7 +2,7 @@
 
 calibration.py OUT_DIR [characters]   writes OUT_DIR/calibration-1.txt to -3.txt, of 40,000 characters each
 
-The filler is the Python of this repository and English of `words.py`; nothing of it is in `models/needle-8m/eval`. The
+The filler is the Python of this folder and English of `words.py`; nothing of it is in `models/needle-8m/eval`. The
 wording of the facts is that of `facts.py`.
 """
 
@@ -70,8 +70,8 @@ def text(rng, sources, characters):
 def main():
     out = pathlib.Path(sys.argv[1])
     characters = int(sys.argv[2]) if len(sys.argv) > 2 else 40_000
-    tools = pathlib.Path(__file__).parent.parent
-    sources = [path.read_text().split("\n") for path in sorted(tools.glob("*/*.py"))]
+    folder = pathlib.Path(__file__).parent
+    sources = [path.read_text().split("\n") for path in sorted(folder.glob("*.py"))]
     out.mkdir(parents=True, exist_ok=True)
     for number in (1, 2, 3):
         (out / f"calibration-{number}.txt").write_text(text(random.Random(number), sources, characters))

@@ -8,6 +8,17 @@ import { describe, expect, it } from 'vitest';
 import { passKeyDocument } from '../testing/pass-key-document.js';
 import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
 
+it.each([
+  [32, 8192],
+  [16, 8192],
+  [8, 4096],
+])('the small model comes with codebooks of %i groups', async (groups, centroids) => {
+  using model = await Model.open(needleModel);
+  const codebooks = await loadCodebooks(join(needleModel, `codebooks-${groups}.safetensors`), { model: await model.fingerprint() });
+  expect(codebooks).toMatchObject({ headDim: 64, groups, books: 1, centroids });
+  expect(codebooks.layers.map(({ kvHeads }) => kvHeads)).toEqual(new Array(8).fill(2));
+});
+
 describe('kv calibrate', () => {
   const text = passKeyDocument();
   const small = ['--groups', '32', '--centroids', '64', '--iterations', '10'];

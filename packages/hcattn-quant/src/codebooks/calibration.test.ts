@@ -109,7 +109,7 @@ describeOnDevices('Calibration', ({ open }) => {
   it('refuses what cannot be', async () => {
     const { calibration, stores } = read(device, [500], keysOf(new Random(6), 500, 20).keys);
     const wrong: object[] = [
-      { groups: 3 }, { groups: 0 }, { centroids: 1 }, { centroids: 8193 }, { separate: 1 }, { channelScale: 'yes' }, { seed: -1 }, { seed: 0.5 },
+      { model: undefined }, { model: 'needle' }, { groups: 3 }, { groups: 0 }, { centroids: 1 }, { centroids: 8193 }, { separate: 1 }, { channelScale: 'yes' }, { seed: -1 }, { seed: 0.5 },
       { iterations: 0 }, { iterations: 30_001 }, { batchVectors: 0 }, { device: {} }, { signal: {} }, { onProgress: 1 },
     ];
     for (const changed of wrong) {

@@ -2,7 +2,7 @@ import { createDevice, type Device, type FloatDType, InvalidValueError, type KvC
 import type { Tensor } from '@kv/sparse-core';
 import { densePagedStores, type DensePagedStore, expectBoolean, expectCallback, expectObject, expectSignal, expectThat, isDevice } from '@kv/sparse-core/native';
 import { blockTokens } from '../quantized-blocks.js';
-import { type Codebooks, expectSizes, type LayerCodebooks } from './codebooks.js';
+import { type Codebooks, expectFingerprint, expectSizes, type LayerCodebooks } from './codebooks.js';
 import { expectEnoughKeys, trainLayer, type TrainingSettings } from './train-layer.js';
 
 /** How far training is: iterations of all layers. */
@@ -70,6 +70,7 @@ export class Calibration {
   async train(options: CalibrationOptions): Promise<Codebooks> {
     expectObject('calibration.train', 'options', options);
     const { model, signal, onProgress } = options;
+    expectFingerprint('calibration.train', 'model', model);
     expectSignal('calibration.train', signal);
     expectCallback('calibration.train', 'onProgress', onProgress);
     const [first] = this.#stores;

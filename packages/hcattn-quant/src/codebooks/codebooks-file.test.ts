@@ -85,6 +85,8 @@ describe('a file of codebooks', () => {
     await inFile(async (file, directory) => {
       await expect(loadCodebooks(file)).rejects.toThrow(ModelFormatError);
       await expect(loadCodebooks(directory)).rejects.toThrow(ModelFormatError);
+      await expect(loadCodebooks(undefined as never)).rejects.toThrow(ModelFormatError);
+      await expect(loadCodebooks(file, null as never)).rejects.toThrow(InvalidValueError);
       await writeFile(file, rawFile('{}').subarray(0, 9));
       await expect(loadCodebooks(file)).rejects.toThrow(ModelFormatError);
     });

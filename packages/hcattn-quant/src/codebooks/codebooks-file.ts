@@ -1,5 +1,5 @@
 import { KvError, ModelFormatError } from '@kv/sparse-core';
-import { excerpt, openFile, readBytes, readSafetensorsHeader, writeSafetensors } from '@kv/sparse-core/native';
+import { excerpt, expectObject, openFile, readBytes, readSafetensorsHeader, writeSafetensors } from '@kv/sparse-core/native';
 import type { StoredDType, StoredTensor, TensorToStore } from '@kv/sparse-core/native';
 import { type Codebooks, type CodebookTraining, expectCodebooks, type LayerCodebooks } from './codebooks.js';
 
@@ -37,7 +37,9 @@ export interface LoadCodebooksOptions {
  * Reads codebooks that `saveCodebooks` wrote, and checks all of them.
  * @throws ModelFormatError when the file is missing or malformed, holds a number that is not finite, or is of another model
  */
-export async function loadCodebooks(file: string, { model }: LoadCodebooksOptions = {}): Promise<Codebooks> {
+export async function loadCodebooks(file: string, options: LoadCodebooksOptions = {}): Promise<Codebooks> {
+  expectObject('loadCodebooks', 'options', options);
+  const { model } = options;
   const { tensors, metadata } = await readSafetensorsHeader(file);
   const textOf = (name: string) => metadata[name] ?? 'nothing';
   if (textOf('format') !== format) fail(file, 'format', textOf('format'), format, 'This is no file of codebooks');

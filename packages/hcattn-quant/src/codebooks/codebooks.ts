@@ -65,8 +65,7 @@ export function expectCodebooks(operation: string, given: Codebooks): void {
   expectObject(operation, 'codebooks', given);
   if (checked.has(given)) return;
   const { model, headDim, groups, books, centroids, layers } = given;
-  const isFingerprint = typeof model === 'string' && /^[0-9a-f]{64}$/.test(model);
-  expectThat(operation, 'codebooks.model', model, isFingerprint, 'the fingerprint of a model, 64 hexadecimal digits');
+  expectFingerprint(operation, 'codebooks.model', model);
   expectSizes(operation, given);
   expectThat(operation, 'codebooks.books', books, books === 1 || books === groups, `1 or ${groups}, the number of groups`);
   for (const [index, layer] of listOf(operation, 'codebooks.layers', layers, mostLayers).entries()) {
@@ -88,6 +87,12 @@ export function expectCodebooks(operation: string, given: Codebooks): void {
     });
   }
   checked.add(given);
+}
+
+/** @throws InvalidValueError */
+export function expectFingerprint(operation: string, name: string, given: unknown): void {
+  const isFingerprint = typeof given === 'string' && /^[0-9a-f]{64}$/.test(given);
+  expectThat(operation, name, given, isFingerprint, 'the fingerprint of a model, 64 hexadecimal digits');
 }
 
 /** What of codebooks is chosen. */
