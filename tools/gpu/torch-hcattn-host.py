@@ -8,6 +8,7 @@ LIBRARY is the path of libcuda-kernels.so (README.md). Values of 20 lists take t
 import argparse
 import ctypes
 import json
+import mmap
 import statistics
 import time
 
@@ -85,7 +86,10 @@ class Values:
         on_device = torch.randn(rows, HEAD_DIM, device='cuda', dtype=torch.float16)
         if dtype == torch.int8:
             on_device = (32 * on_device).to(torch.int8)
-        self.values = torch.empty(rows, HEAD_DIM, dtype=dtype, pin_memory=True)
+        # Large pages, as those of a host pool.
+        pages = mmap.mmap(-1, on_device.numel() * on_device.element_size())
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        self.values = torch.frombuffer(pages, dtype=dtype).view(rows, HEAD_DIM)
         self.values.copy_(on_device)
         self.lists = []
         for _ in range(LISTS):

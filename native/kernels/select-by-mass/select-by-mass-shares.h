@@ -13,7 +13,11 @@ constexpr int kShareBins = 26 * 64;  // of 1/64 each, the best one's first
 constexpr int kShareBits = 38;       // the best share is 2^38, so that 2^24 of them fit
 constexpr uint32_t kNothingTaken = UINT32_MAX;  // no order of a number
 
+#ifdef __CUDA_ARCH__
+__device__ inline uint32_t product_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
+#else
 constexpr uint32_t product_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
+#endif
 
 // e^(-bin / 64), as 2^-octave times a number from 1 to 2. The lower byte is the octave, and the upper bytes are the
 // leading bits of the number.

@@ -54,7 +54,8 @@ struct Memory {
   uint64_t* keys;          // [row, query_head, kListed]
   HeadState* heads;        // [row, query_head]
   ListState* lists;        // [row, kv_head]
-  uint32_t* words;         // [row, kv_head, chunks * kChunkWords]: a bit for each token of a list
+  uint32_t* head_words;    // [row, query_head, chunks * kChunkWords]: a bit for each token that the head takes
+  uint32_t* words;         // [row, kv_head, chunks * kChunkWords]: and for each token of the list
   int32_t* chunk_counts;   // [row, kv_head, chunks]: tokens of the list in each chunk
 };
 
@@ -88,29 +89,25 @@ struct HeadChunk {
     end = min(first + chunk_tokens, launch.memory.lists[row_head / a.group()].tokens);
   }
 
-  // Calls body(score) for this thread's scores.
+  // Calls body(four scores) for this thread's, with minus infinity behind the last.
   template <class Body>
-  __device__ void for_each_score(bool aligned, Body body) const {
+  __device__ void for_each_four(bool aligned, Body body) const {
     constexpr int kBatch = 4;
     constexpr int kStep = 4 * kThreads;
-    const int thread = static_cast<int>(threadIdx.x);
-    int at = first + 4 * thread;
+    int at = first + 4 * static_cast<int>(threadIdx.x);
     if (aligned) {
       for (; at + (kBatch - 1) * kStep + 4 <= end; at += kBatch * kStep) {
         float4 own[kBatch];
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) own[i] = *reinterpret_cast<const float4*>(scores + at + i * kStep);
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          body(own[i].x);
-          body(own[i].y);
-          body(own[i].z);
-          body(own[i].w);
-        }
+        for (int i = 0; i < kBatch; ++i) body(own[i]);
       }
     }
+#pragma unroll 1
     for (; at < end; at += kStep) {
-      for (int i = at; i < min(at + 4, end); ++i) body(scores[i]);
+      const auto score = [&](int i) { return at + i < end ? scores[at + i] : -INFINITY; };
+      body(make_float4(score(0), score(1), score(2), score(3)));
     }
   }
 };
@@ -132,32 +129,27 @@ struct List {
         heads(given.memory.heads + row_list * a.group()),
         scores(a.scores + row_list * a.group() * a.score_tokens) {}
 
+  __device__ uint32_t* head_words(int head) const {
+    return launch.memory.head_words + (index * a.group() + head) * launch.chunks * kChunkWords;
+  }
   __device__ uint32_t* words() const { return launch.memory.words + index * launch.chunks * kChunkWords; }
   __device__ int32_t* chunk_counts() const { return launch.memory.chunk_counts + index * launch.chunks; }
   __device__ float score(int head, int token) const { return scores[int64_t{head} * a.score_tokens + token]; }
-  __device__ bool takes(int head, float score, int token) const {
-    return heads[head].cut.takes(candidate_key(score_order(score), token));
+  __device__ bool takes(int head, int token) const {
+    return (__ldcg(head_words(head) + token / kWarp) >> token % kWarp & 1) != 0;
   }
   __device__ uint64_t taken_share(int head, int token) const {
-    const float own = score(head, token);
-    return takes(head, own, token) ? share_below(heads[head].sum.most - own) : 0;
+    return takes(head, token) ? share_below(heads[head].sum.most - score(head, token)) : 0;
   }
   // Of the heads that take the token, the largest share in a softmax, as the order of its logarithm.
   __device__ uint32_t best_order(int token) const {
     uint32_t best = 0;
     for (int head = 0; head < a.group(); ++head) {
-      const float own = score(head, token);
-      if (takes(head, own, token)) best = max(best, score_order(own - heads[head].log_of_all));
+      if (takes(head, token)) best = max(best, score_order(score(head, token) - heads[head].log_of_all));
     }
     return best;
   }
   __device__ uint64_t* keys_of_list() const { return launch.memory.keys + index * a.group() * kListed; }
-
-  // Marks a token that was not marked.
-  __device__ void mark(int token) const {
-    const uint32_t bit = 1u << token % kWarp;
-    if ((atomicOr(words() + token / kWarp, bit) & bit) == 0) atomicAdd(chunk_counts() + token / kChunk, 1);
-  }
 };
 
 }  // namespace kv

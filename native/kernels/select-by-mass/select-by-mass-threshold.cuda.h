@@ -22,18 +22,13 @@ __device__ inline int token_of(uint64_t key) { return static_cast<int>(kTokenMas
 __device__ inline uint32_t order_of_key(uint64_t key) { return static_cast<uint32_t>(key >> kTokenBits); }
 __device__ inline float score_of_key(uint64_t key) { return __uint_as_float(cuda::bits_of_order(order_of_key(key))); }
 
-constexpr uint64_t kTakesNone = UINT64_MAX;
-
-// What leads to the last candidate that is taken: its bin, then its key.
+// What leads to the last candidate that is taken.
 struct Cut {
   int32_t bin;         // -1 if none is taken
   unsigned found;      // candidates in that bin
   uint64_t wanted;     // sum that they must have
   uint64_t above;      // sum of the bins above
-  uint64_t threshold;  // keys from this one on are taken
   unsigned arrivals;   // of thread blocks that have counted
-
-  __device__ bool takes(uint64_t key) const { return key >= threshold; }
 };
 
 // The sums of a thread block's bins, which it clears.
@@ -77,6 +72,21 @@ class BinScan {
   uint64_t before_;
   uint64_t all_;
 };
+
+// Calls body(key) for the keys of a list, each in one thread. Several are loaded before the first is used.
+template <class Body>
+__device__ void for_each_key(const uint64_t* keys, int count, Body body) {
+  constexpr int kBatch = 8;
+  for (int first = static_cast<int>(threadIdx.x); first < count; first += kBatch * kThresholdThreads) {
+    uint64_t own[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) own[i] = __ldcg(keys + min(first + i * kThresholdThreads, count - 1));
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i * kThresholdThreads < count) body(own[i]);
+    }
+  }
+}
 
 // The least key that is taken, if the best candidates are, as few as have the wanted sum. for_each(body) must call
 // body(key, amount) for each candidate, each in one thread of the block.

@@ -6,7 +6,8 @@
 #include "runtime/device.h"
 #include "shared/cuda/arrivals.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "shared/paged/paged-attention.cuda.h"
+#include "shared/paged/block-entry.h"
+#include "shared/paged/check-tables.cuda.h"
 
 namespace kv {
 namespace {
@@ -24,24 +25,35 @@ __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Launch
   for (int bin = thread; bin < kShareBins; bin += kThreads) bins[bin] = 0;
   if (thread == 0) {
     launch.memory.heads[row_head] = HeadState{};
-    launch.memory.heads[row_head].cut.threshold = kTakesNone;
     entry = -1;
   }
   if (row_head % a.group() != 0) return;
   __syncthreads();
   const int64_t list = row_head / a.group();
   const int64_t row = list / a.kv_heads;
+  bool ascends = true;
+  bool known = true;
   for (int i = thread; i < a.batch; i += kThreads) {
+    ascends = ascends && rows_ascend(a, i);
+    known = known && slot_exists(a, i);
     if (a.query_start[i] <= row && row < a.query_start[i + 1]) entry = i;
   }
-  __syncthreads();
+  ascends = __syncthreads_and(ascends);
+  known = __syncthreads_and(known);
   if (thread != 0) return;
   ListState state{-1, 0, {}};
   state.cut.bin = kShareBins;  // no list is cut yet
-  if (entry >= 0) {
+  if (!ascends) {
+    report_fault(launch.faults, PagedFault::rows_not_ascending, 0, 0, a.query_tokens);
+  } else if (!known) {
+    report_fault(launch.faults, PagedFault::slot_out_of_range, a.slots[0], 0, a.slot_count);
+  } else if (entry >= 0) {
     state.slot = a.slots[entry];
     state.tokens = a.key_counts[int64_t{state.slot} * a.kv_heads + list % a.kv_heads];
-    if (state.tokens > a.score_tokens) {
+    if (state.tokens < 0 || state.tokens > int64_t{a.table_width} * kValueBlockTokens) {
+      report_fault(launch.faults, PagedFault::cache_overflow, state.slot);
+      state.tokens = 0;
+    } else if (state.tokens > a.score_tokens) {
       report_fault(launch.faults, SelectByMassFault::too_many_keys, state.slot, row, a.score_tokens);
       state.tokens = 0;
     }
@@ -58,9 +70,9 @@ __global__ void __launch_bounds__(kThreads) find_largest(const __grid_constant__
   if (chunk.first >= chunk.end) return;
   float most = -INFINITY;
   bool odd = false;
-  chunk.for_each_score(launch.aligned, [&](float score) {
-    most = fmaxf(most, score);
-    odd = odd || isnan(score);
+  chunk.for_each_four(launch.aligned, [&](float4 own) {
+    most = fmaxf(fmaxf(fmaxf(most, own.x), fmaxf(own.y, own.z)), own.w);
+    odd = odd || isnan(own.x) || isnan(own.y) || isnan(own.z) || isnan(own.w);
   });
   const uint32_t order = __reduce_max_sync(0xffffffffu, odd ? UINT32_MAX : score_order(most));
   if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = order;
@@ -77,20 +89,6 @@ __device__ float largest_of(const SelectByMassArguments& a, const HeadState& hea
   return head.most_order == 0 ? -INFINITY : __uint_as_float(cuda::bits_of_order(head.most_order));
 }
 
-// Sums in shared memory, of which the lower 32 bits are added to first.
-struct SharedBins {
-  uint32_t low[kShareBins];
-  uint32_t high[kShareBins];
-
-  __device__ void clear() {
-    for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) low[bin] = high[bin] = 0;
-  }
-  __device__ void add(int bin, uint32_t amount) {
-    if (atomicAdd(&low[bin], amount) > ~amount) atomicAdd(&high[bin], 1u);
-  }
-  __device__ uint64_t sum(int bin) const { return uint64_t{high[bin]} << 32 | low[bin]; }
-};
-
 // A thread block counts shares in units of the octave of their bin, as far as these are not below the unit of all shares.
 __device__ uint32_t bits_dropped(uint32_t factor) {
   return static_cast<uint32_t>(max(0, static_cast<int>(factor & 0xff) - cuda::kPlainBits));
@@ -98,17 +96,20 @@ __device__ uint32_t bits_dropped(uint32_t factor) {
 __device__ int bits_added(uint32_t factor) { return max(0, cuda::kPlainBits - static_cast<int>(factor & 0xff)); }
 
 __global__ void __launch_bounds__(kThreads) sum_shares(const __grid_constant__ Launch launch) {
-  __shared__ SharedBins bins;
-  __shared__ uint32_t factors[kShareBins];
+  // Behind the bins of shares each lane has one for what counts as nothing, so that nothing is asked for each score.
+  constexpr int kAllBins = kShareBins + kWarp;
+  __shared__ uint32_t low[kAllBins];  // of a bin's sum the lower 32 bits, and the upper ones
+  __shared__ uint32_t high[kAllBins];
+  __shared__ uint32_t factors[kAllBins];
   __shared__ typename BinScan::Scan::TempStorage storage;
   __shared__ bool last;
   __shared__ uint64_t wanted;
   ptx::let_next_kernel_start();
   // Here the lower byte says how many bits are dropped.
-  for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) {
-    factors[bin] = (kFactors.of[bin] & ~0xffu) | bits_dropped(kFactors.of[bin]);
+  for (int bin = static_cast<int>(threadIdx.x); bin < kAllBins; bin += kThreads) {
+    factors[bin] = bin < kShareBins ? (kFactors.of[bin] & ~0xffu) | bits_dropped(kFactors.of[bin]) : 0;
+    low[bin] = high[bin] = 0;
   }
-  bins.clear();
   ptx::wait_for_previous_kernel();
   __syncthreads();
   const HeadChunk chunk(launch, block_from_end(), launch.sum_chunks, kSumChunk);
@@ -118,17 +119,35 @@ __global__ void __launch_bounds__(kThreads) sum_shares(const __grid_constant__ L
   const bool counts = sum.is_sound() && sum.most > -INFINITY;
   uint64_t* all_bins = launch.memory.bins + chunk.row_head * kShareBins;
   if (counts && chunk.first < chunk.end) {
-    chunk.for_each_score(launch.aligned, [&](float score) {
-      const float below = sum.most - score;
-      if (!(below < kNoShareBelow)) return;
-      const uint32_t fixed = cuda::fixed_below(below);
-      const int bin = cuda::bin_of(fixed);
-      const uint32_t factor = factors[bin];
-      bins.add(bin, __funnelshift_r(cuda::share_bits(fixed, factor), 0, factor));
+    const int bin_of_nothing = kShareBins + static_cast<int>(threadIdx.x) % kWarp;
+    chunk.for_each_four(launch.aligned, [&](float4 four) {
+      const float own[] = {four.x, four.y, four.z, four.w};
+      int bin[4];
+      uint32_t bits[4];
+      bool carries = false;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float below = sum.most - own[i];
+        const uint32_t fixed = cuda::fixed_below(below);
+        bin[i] = below < kNoShareBelow ? cuda::bin_of(fixed) : bin_of_nothing;
+        const uint32_t factor = factors[bin[i]];
+        bits[i] = __funnelshift_r(cuda::share_bits(fixed, factor), 0, factor);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t before = atomicAdd(&low[bin[i]], bits[i]);
+        bits[i] = before > ~bits[i] ? 1 : 0;
+        carries = carries || bits[i] != 0;
+      }
+      if (!carries) return;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (bits[i] != 0) atomicAdd(&high[bin[i]], 1u);
+      }
     });
     __syncthreads();
     for (int bin = static_cast<int>(threadIdx.x); bin < kShareBins; bin += kThreads) {
-      const uint64_t own = bins.sum(bin);
+      const uint64_t own = uint64_t{high[bin]} << 32 | low[bin];
       if (own == 0) continue;
       atomicAdd(reinterpret_cast<unsigned long long*>(all_bins + bin), own << bits_added(kFactors.of[bin]));
     }
@@ -155,17 +174,6 @@ __global__ void __launch_bounds__(kThreads) sum_shares(const __grid_constant__ L
 
 // ---- Marks ----
 
-// Counts the marked tokens of a chunk, of which each warp has found some.
-__device__ void count_marks(const List& list, int chunk, int of_warp) {
-  __shared__ int counts[kWarps];
-  if (threadIdx.x % kWarp == 0) counts[threadIdx.x / kWarp] = of_warp;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  int all = 0;
-  for (int warp = 0; warp < kWarps; ++warp) all += counts[warp];
-  list.chunk_counts()[chunk] = all;
-}
-
 // Lists the candidates of a warp, one bit of `lanes` each. Returns where this lane's is; the warp's lanes all call it.
 __device__ unsigned places_for(unsigned& found, int count) {
   unsigned before = 0;
@@ -173,8 +181,8 @@ __device__ unsigned places_for(unsigned& found, int count) {
   return __shfl_sync(0xffffffffu, before, 0);
 }
 
-// A thread block has a chunk of a list, and each warp some words of it. It marks what is above its head's bin, and lists
-// what is in the bin.
+// A thread block has a chunk of a list, and each warp some words of it. It marks what each head takes because it is above
+// the head's bin, and lists what is in the bin.
 __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ Launch launch) {
   constexpr int kBatch = 8;
   ptx::follow_previous_kernel();
@@ -185,10 +193,8 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
   if (chunk * kChunk >= tokens) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int first_word = chunk * kChunkWords + static_cast<int>(threadIdx.x) / kWarp * (kChunkWords / kWarps);
-  int count = 0;
 #pragma unroll 1
   for (int word = first_word; word < first_word + kChunkWords / kWarps; word += kBatch) {
-    uint32_t marks[kBatch] = {};
     for (int h = 0; h < a.group(); ++h) {
       HeadState& head = list.heads[h];
       const float most = head.sum.most;
@@ -201,15 +207,18 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
         own[i] = token < tokens ? scores[token] : -INFINITY;
       }
       uint32_t in_bin[kBatch];
+      uint32_t own_marks = 0;
       int found = 0;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const float below = most - own[i];
         const bool is_above = below < above;
-        marks[i] |= __ballot_sync(0xffffffffu, is_above);
+        const uint32_t marks = __ballot_sync(0xffffffffu, is_above);
+        if (lane == i) own_marks = marks;
         in_bin[i] = __ballot_sync(0xffffffffu, !is_above && below < above + 1.0f / 64);
         found += __popc(in_bin[i]);
       }
+      if (lane < kBatch) list.head_words(h)[word + lane] = own_marks;
       if (found == 0) continue;
       unsigned place = places_for(head.cut.found, found);
       uint64_t* keys = launch.memory.keys + (list.index * a.group() + h) * kListed;
@@ -222,13 +231,7 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
         place += __popc(in_bin[i]);
       }
     }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (lane == i) list.words()[word + i] = marks[i];
-      count += __popc(marks[i]);
-    }
   }
-  count_marks(list, chunk, count);
 }
 
 // Calls body(key, share) for the candidates of a head: for those listed, or, where the list is too short, for all of
@@ -239,9 +242,8 @@ __device__ void for_each_candidate(const Launch& launch, const List& list, int h
   const int thread = static_cast<int>(threadIdx.x);
   if (head.cut.found <= kListed) {
     const uint64_t* keys = launch.memory.keys + (list.index * launch.a.group() + h) * kListed;
-    for (int i = thread; i < static_cast<int>(head.cut.found); i += kThresholdThreads) {
-      body(keys[i], share_below(head.sum.most - score_of_key(keys[i])));
-    }
+    for_each_key(keys, static_cast<int>(head.cut.found),
+                 [&](uint64_t key) { body(key, share_below(head.sum.most - score_of_key(key))); });
     return;
   }
   const float above = static_cast<float>(head.cut.bin) / 64;
@@ -269,16 +271,37 @@ __global__ void __launch_bounds__(kThresholdThreads) find_last_tokens(const __gr
     for_each([&](uint64_t key, uint64_t share) {
       if (key < threshold) return;
       own += share;
-      list.mark(token_of(key));
+      atomicOr(list.head_words(h) + token_of(key) / kWarp, 1u << token_of(key) % kWarp);
     });
     atomicAdd(&taken, static_cast<unsigned long long>(own));
     __syncthreads();
-    if (threadIdx.x == 0) {
-      head.cut.threshold = threshold;
-      head.taken = head.cut.above + taken;
-    }
+    if (threadIdx.x == 0) head.taken = head.cut.above + taken;
   }
   if (threadIdx.x == 0) head.made = cuda::weights_of(head.sum, head.taken, a.missing);
+}
+
+// Counts the tokens of a list in a chunk, of which each warp has found some.
+__device__ void count_marks(const List& list, int chunk, int of_warp) {
+  __shared__ int counts[kWarps];
+  if (threadIdx.x % kWarp == 0) counts[threadIdx.x / kWarp] = of_warp;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  int all = 0;
+  for (int warp = 0; warp < kWarps; ++warp) all += counts[warp];
+  list.chunk_counts()[chunk] = all;
+}
+
+// A thread block makes the words of a chunk of a list, with what any of its heads takes.
+__global__ void __launch_bounds__(kThreads) unite_heads(const __grid_constant__ Launch launch) {
+  ptx::follow_previous_kernel();
+  const List list(launch, blockIdx.x / launch.chunks);
+  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
+  if (chunk * kChunk >= list.state.tokens) return;
+  const int word = chunk * kChunkWords + static_cast<int>(threadIdx.x);
+  uint32_t own = 0;
+  for (int h = 0; h < launch.a.group(); ++h) own |= __ldcg(list.head_words(h) + word);
+  list.words()[word] = own;
+  count_marks(list, chunk, static_cast<int>(__reduce_add_sync(0xffffffffu, static_cast<unsigned>(__popc(own)))));
 }
 
 // ---- Lists that have no room for all ----
@@ -401,7 +424,7 @@ __global__ void __launch_bounds__(kThresholdThreads) find_last_best(const __grid
   if (cut.bin >= 0) {
     const auto for_each = [&](auto body) {
       if (cut.found <= kListed) {
-        for (int i = thread; i < static_cast<int>(cut.found); i += kThresholdThreads) body(list.keys_of_list()[i], uint64_t{1});
+        for_each_key(list.keys_of_list(), static_cast<int>(cut.found), [&](uint64_t key) { body(key, uint64_t{1}); });
         return;
       }
       for (int token = thread; token < list.state.tokens; token += kThresholdThreads) {
@@ -411,7 +434,10 @@ __global__ void __launch_bounds__(kThresholdThreads) find_last_best(const __grid
     };
     const uint64_t threshold = KeyThreshold::find(cut.wanted, shared, for_each);
     for_each([&](uint64_t key, uint64_t) {
-      if (key >= threshold) list.mark(token_of(key));
+      const int token = token_of(key);
+      if (key < threshold) return;
+      atomicOr(list.words() + token / kWarp, 1u << token % kWarp);
+      atomicAdd(list.chunk_counts() + token / kChunk, 1);
     });
     for (int h = 0; h < launch.a.group(); ++h) {
       uint64_t own = 0;
@@ -448,7 +474,7 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   const int64_t cache_head = int64_t{list.state.slot} * a.kv_heads + list.index % a.kv_heads;
   const int64_t first = list.index * a.capacity + sums.before;
   const auto scale = [&](int value_row) {
-    return a.value_scales == nullptr ? 1.0f : __uint_as_float(uint32_t{a.value_scales[value_row]} << 16);
+    return a.value_scales == nullptr || value_row < 0 ? 1.0f : __uint_as_float(uint32_t{a.value_scales[value_row]} << 16);
   };
   if (chunk == 0) {
     int mean = -1;
@@ -481,7 +507,10 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   __syncthreads();
   const int32_t* table = a.block_table + cache_head * a.table_width;
   const auto value_row = [&](int token) {
-    return table[token / kValueBlockTokens] * kValueBlockTokens + token % kValueBlockTokens;
+    const int32_t block = table[token / kValueBlockTokens];
+    if (names_dense(block, a.block_count)) return block * kValueBlockTokens + token % kValueBlockTokens;
+    report_fault(launch.faults, PagedFault::block_out_of_range, block);
+    return -1;
   };
   for (int i = thread; i < count; i += kThreads) a.value_rows[first + i] = value_row(chunk * kChunk + tokens[i]);
   for (int at = thread; at < count * group; at += kThreads) {
@@ -507,9 +536,13 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
   const size_t heads = rows * static_cast<size_t>(given.query_heads);
   const size_t lists = rows * static_cast<size_t>(given.kv_heads);
   const size_t chunks = lists * static_cast<size_t>(launch.chunks);
-  const size_t sizes[] = {checked_tables_bytes(given),          heads * kShareBins * sizeof(uint64_t),
-                          heads * kListed * sizeof(uint64_t),   heads * sizeof(HeadState),
-                          lists * sizeof(ListState),            chunks * kChunkWords * sizeof(uint32_t),
+  const size_t word_bytes = chunks * kChunkWords * sizeof(uint32_t);
+  const size_t sizes[] = {heads * kShareBins * sizeof(uint64_t),
+                          heads * kListed * sizeof(uint64_t),
+                          heads * sizeof(HeadState),
+                          lists * sizeof(ListState),
+                          word_bytes * static_cast<size_t>(given.group()),
+                          word_bytes,
                           chunks * sizeof(int32_t)};
   size_t all = 0;
   for (const size_t size : sizes) all += rounded_up(size);
@@ -521,17 +554,15 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
     at += rounded_up(sizes[next++]);
     return own;
   };
-  const CheckedTables tables(given, take());
   launch.memory.bins = reinterpret_cast<uint64_t*>(take());
   launch.memory.keys = reinterpret_cast<uint64_t*>(take());
   launch.memory.heads = reinterpret_cast<HeadState*>(take());
   launch.memory.lists = reinterpret_cast<ListState*>(take());
+  launch.memory.head_words = reinterpret_cast<uint32_t*>(take());
   launch.memory.words = reinterpret_cast<uint32_t*>(take());
   launch.memory.chunk_counts = reinterpret_cast<int32_t*>(take());
-  Status status;
-  if (given.batch > 0) status = check_tables_cuda(given, tables, context);
-  launch.a = with_tables(given, tables);
 
+  Status status;
   const auto run = [&](void (*kernel)(Launch), size_t blocks, int threads) {
     if (!status.ok()) return;
     status = launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), 0,
@@ -542,6 +573,7 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
   run(sum_shares, heads * static_cast<size_t>(launch.sum_chunks), kThreads);
   run(mark_tokens, chunks, kThreads);
   run(find_last_tokens, heads, kThresholdThreads);
+  run(unite_heads, chunks, kThreads);
   if (given.score_tokens > given.most_tokens()) {
     run(count_best, chunks, kThreads);
     run(mark_best, chunks, kThreads);
