@@ -19,8 +19,8 @@ export interface TrainingHooks {
 
 /** Fewer vectors a centroid than this make poor codebooks: the rule of FAISS. */
 const leastVectors = 39;
-/** Of one call, after which a signal is asked. */
-const iterationsOfCall = 5;
+/** Iterations of one call, after which a signal is asked, times books: some hundredths of a second on each of two threads. */
+const booksOfCall = 10;
 
 /**
  * Refuses to train on too few keys.
@@ -61,6 +61,7 @@ export async function trainLayer(
     stream: own(device.createStream()),
   }));
   const { stream } = tensors;
+  const iterationsOfCall = Math.max(1, Math.floor(booksOfCall / (kvHeads * books)));
   try {
     for (let firstIteration = 0; firstIteration < iterations; firstIteration += iterationsOfCall) {
       signal?.throwIfAborted();
