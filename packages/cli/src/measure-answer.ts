@@ -1,5 +1,6 @@
 import { generate } from '@kv/model';
 import type { GenerateOptions, Runner, Tokenizer } from '@kv/model';
+import type { KvBytes } from '@kv/sparse-core';
 
 /** An answer and what it took. */
 export interface MeasuredAnswer {
@@ -11,8 +12,8 @@ export interface MeasuredAnswer {
   readonly prefillTokensPerSecond: number;
   /** Undefined for an answer of one token, which is all prefill. */
   readonly decodeTokensPerSecond: number | undefined;
-  /** What the cache held at the end of the answer, on device and host. */
-  readonly kvBytes: number;
+  /** What the cache held at the end of the answer. */
+  readonly kvBytes: KvBytes;
 }
 
 export interface MeasureOptions extends GenerateOptions {
@@ -34,7 +35,7 @@ export async function measureAnswer(
   let answerTokens = 0;
   let prefillSeconds = 0;
   let decodeSeconds = 0;
-  let kvBytes = 0;
+  let kvBytes: KvBytes = { device: 0, host: 0 };
   for await (const token of generate(runner, tokenizer, prompt, options)) {
     if (answerTokens === 0) prefillSeconds = token.milliseconds / 1000;
     else decodeSeconds += token.milliseconds / 1000;
@@ -43,8 +44,7 @@ export async function measureAnswer(
     onText?.(token.text);
     // The cache is returned when the answer ends. Its blocks are counted once, not behind every token.
     if (token.finishReason === null) continue;
-    const { device, host } = options.sequence ? runner.kvBytesOf(options.sequence) : runner.kvBytes;
-    kvBytes = device + host;
+    kvBytes = options.sequence ? runner.kvBytesOf(options.sequence) : runner.kvBytes;
   }
   return {
     text,

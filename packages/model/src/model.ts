@@ -23,7 +23,7 @@ export class Model implements Disposable {
   readonly device: Device;
   readonly config: ModelConfig;
   readonly weights: ModelWeights;
-  readonly #directory: string;
+  readonly directory: string;
   readonly #tokenizer: Tokenizer | null;
 
   private constructor(
@@ -36,7 +36,7 @@ export class Model implements Disposable {
     this.device = device;
     this.config = config;
     this.weights = weights;
-    this.#directory = directory;
+    this.directory = directory;
     this.#tokenizer = tokenizer;
   }
 
@@ -44,7 +44,7 @@ export class Model implements Disposable {
   get tokenizer(): Tokenizer {
     if (this.#tokenizer !== null) return this.#tokenizer;
     throw new ModelFormatError(
-      `${this.#directory} has no tokenizer.json. Put it there, or use generateTokens() with token ids.`,
+      `${this.directory} has no tokenizer.json. Put it there, or use generateTokens() with token ids.`,
       { subject: 'tokenizer.json', given: 'no such file', wanted: 'tokenizer.json' },
     );
   }
@@ -89,7 +89,7 @@ export class Model implements Disposable {
    * @throws ModelFormatError when the files are gone or changed their form
    */
   fingerprint(): Promise<string> {
-    return fingerprint(this.#directory, this.config);
+    return fingerprint(this.directory, this.config);
   }
 
   /** Unmaps the weights. Dispose the runners first. */

@@ -9,7 +9,10 @@ const functions: readonly MisusedFunction[] = [
 ];
 
 it('covers every export', () => {
-  expectAllTried(exported, functions, {});
+  expectAllTried(exported, functions, {
+    openPolicy: 'needs a model: open-policy.test.ts',
+    openReading: 'needs a model: open-policy.test.ts',
+  });
 });
 
 it.each(functions)('misuse of $name ends in a typed error, and changes nothing', async (subject) => {

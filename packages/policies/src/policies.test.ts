@@ -1,16 +1,23 @@
-import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
-import { createPolicy, policies } from './policies.js';
+import { createPolicy, type NamedPolicy, policies, policyOf } from './policies.js';
+
+const isPlain = ({ reading }: NamedPolicy) => 'parts' in reading;
 
 describe('createPolicy', () => {
   const dense = kvPolicy({});
 
-  it.each(policies.map((policy) => policy.name))('makes %s of its reading and its selection', (name) => {
-    const { reading, select } = policies.find((each) => each.name === name) ?? {};
-    const { prefill = dense.prefill, store = dense.store } = reading?.parts() ?? {};
+  it.each(policies.filter(isPlain).map((policy) => policy.name))('makes %s of its reading and its selection', (name) => {
+    const { reading, select } = policyOf(name);
+    const { prefill = dense.prefill, store = dense.store } = 'parts' in reading ? reading.parts() : {};
     const made = createPolicy(name);
     expect([made.prefill.name, made.store.name, made.select?.name]).toEqual([prefill.name, store.name, select?.().name]);
+  });
+
+  it.each(policies.filter((policy) => !isPlain(policy)).map((policy) => policy.name))('says how %s is made', (name) => {
+    expect(() => createPolicy(name)).toThrow(CapabilityError);
+    expect(() => createPolicy(name)).toThrow(`openPolicy('${name}', model, cache)`);
   });
 
   it('refuses a name that there is not, and says which there are', () => {

@@ -2,15 +2,26 @@ import { halo, hbw, snapKv } from '@kv/hbw-select';
 import { type Codec, hcAttentionPrefill, hcAttentionStore } from '@kv/hcattn-quant';
 import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
 import type { BlockSparsity } from '@kv/hierasparse';
-import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
-import type { KvPolicy, KvPolicyParts, KvSelector } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
+import type { KvPolicy, KvPolicyParts, KvSelector, KvStoreFactory } from '@kv/sparse-core';
 import { show } from '@kv/sparse-core/native';
 import { clusteredPrefill, skeletonPrefill } from '@kv/skeleton-prefill';
 
 /** How a text is read and held: a policy without its selection. Policies of one reading share a text. */
-export interface Reading {
+export type Reading = PlainReading | CodedReading;
+
+/** One that needs nothing but its settings. */
+export interface PlainReading {
   readonly name: string;
   readonly parts: () => KvPolicyParts;
+}
+
+/** One whose store holds keys in codes of codebooks, which `openPolicy` loads. */
+export interface CodedReading {
+  readonly name: string;
+  /** Dims of a key that a code stands for. */
+  readonly dimsOfCode: number;
+  readonly codedParts: (store: KvStoreFactory) => KvPolicyParts;
 }
 
 /** A policy under the name that `--policy` and the rows of `kv compare` use. */
@@ -23,10 +34,10 @@ export interface NamedPolicy {
   readonly select?: (() => KvSelector) | undefined;
 }
 
-const dense: Reading = { name: 'dense', parts: () => ({}) };
+const dense: PlainReading = { name: 'dense', parts: () => ({}) };
 
 /** As sparse while the prompt is read as behind it, so that the device gives up what is held and little more. */
-const hierasparse = (name: string, sparsity: BlockSparsity): Reading => ({
+const hierasparse = (name: string, sparsity: BlockSparsity): PlainReading => ({
   name: `hierasparse-${name}`,
   parts: () => ({ prefill: hieraSparsePrefill(sparsity), store: hieraSparseStore(sparsity) }),
 });
@@ -54,6 +65,16 @@ const quantized = (['int8', 'int4'] as const).map((name): Reading => ({
 /** Quantized when the prompt is complete and the selection made. */
 const quantizedAfterSelection: Reading = { name: 'halo-1/4+int4', parts: () => ({ store: codes('int4') }) };
 
+/** Keys in codes of codebooks, values on the host: a code for 2 dims, a quarter of the bytes in the paper, or for 4. */
+const coded = ([[4, 2], [8, 4]] as const).map(([share, dimsOfCode]): Reading => ({
+  name: `hcattn-1/${share}`,
+  dimsOfCode,
+  codedParts: (store) => ({ prefill: hcAttentionPrefill(), store }),
+}));
+
+/** Coded when the prompt is complete and the selection made. */
+const codedAfterSelection: Reading = { name: 'hbw-1/4+hcattn', dimsOfCode: 2, codedParts: (store) => ({ store }) };
+
 /** Prompts over the key blocks that count, and a dense cache: with the paper's threshold, and with a budget. */
 const skeleton: Reading = { name: 'skeleton', parts: () => ({ prefill: skeletonPrefill({ epsilon: 0.8 }) }) };
 const skeletonEighth: Reading = { name: 'skeleton-1/8', parts: () => ({ prefill: skeletonPrefill({ budget: 1 / 8 }) }) };
@@ -79,12 +100,19 @@ export const policies: readonly NamedPolicy[] = [
     reading: sparseAfterSelection,
     select: () => hbw({ keepRatio: 1 / 4 }),
   },
-  ...quantized.map((reading) => ({ name: reading.name, method: 'hcattn', reading })),
+  ...quantized.map((reading) => ({ name: reading.name, method: 'int', reading })),
   {
     name: quantizedAfterSelection.name,
-    method: 'halo+hcattn',
+    method: 'halo+int',
     reading: quantizedAfterSelection,
     select: () => halo({ keepRatio: 1 / 4 }),
+  },
+  ...coded.map((reading) => ({ name: reading.name, method: 'hcattn', reading })),
+  {
+    name: codedAfterSelection.name,
+    method: 'hbw+hcattn',
+    reading: codedAfterSelection,
+    select: () => hbw({ keepRatio: 1 / 4 }),
   },
   ...[skeleton, skeletonEighth].map((reading) => ({ name: reading.name, method: 'skeleton', reading })),
   {
@@ -105,12 +133,23 @@ function selections(reading: Reading, method: string, select: (keepRatio: number
   }));
 }
 
-/** @throws InvalidValueError when there is no such policy */
+/**
+ * A policy that needs nothing but its name. `openPolicy` makes those too that load codebooks.
+ * @throws InvalidValueError when there is no such policy; CapabilityError when it needs codebooks
+ */
 export function createPolicy(name: string): KvPolicy {
+  const { reading, select } = policyOf(name);
+  if ('parts' in reading) return kvPolicy({ ...reading.parts(), select: select?.() });
+  throw new CapabilityError(`The policy '${name}' needs codebooks of a model; make it with openPolicy('${name}', model, cache).`, {
+    subject: 'policy',
+    given: name,
+  });
+}
+
+/** @throws InvalidValueError when there is no such policy */
+export function policyOf(name: string): NamedPolicy {
   const policy = policies.find((each) => each.name === name);
-  if (policy !== undefined) {
-    return kvPolicy({ ...policy.reading.parts(), ...(policy.select && { select: policy.select() }) });
-  }
+  if (policy !== undefined) return policy;
   const names = policies.map((each) => each.name);
   throw new InvalidValueError(`There is no policy ${show(name)}; use one of ${names.join(', ')}.`, {
     subject: 'policy',

@@ -35,21 +35,23 @@ const ownShare = (items) => items.filter((_, index) => index % shards === shard)
 const known = existsSync(values.out) ? readFileSync(values.out, 'utf8').split('\n').filter(Boolean) : [];
 const done = new Set(known.map((line) => JSON.parse(line)).map(({ setting, item }) => `${setting} ${item}`));
 
-/** Whether greedy decoding gives the whole answer, what the cache held when the prompt was read, and the share of the prompt's attention that was computed. */
+/** Whether greedy decoding gives the whole answer, what the cache held on device and host when the prompt was read, and the share of the prompt's attention that was computed. */
 async function ask(runner, { prompt, answer }) {
-  let [kvBytes, density, count] = [undefined, undefined, 0];
+  let [kvBytes, hostBytes, density, count] = [undefined, undefined, undefined, 0];
   const onReport = (report) => (density = report.density);
   for await (const { id } of generateTokens(runner, prompt, { maxTokens: answer.length, endIds: [], onReport })) {
     kvBytes ??= runner.kvBytes.device;
+    hostBytes ??= runner.kvBytes.host;
     if (id !== answer[count]) break;
     count++;
   }
-  return { right: count === answer.length, kvBytes, density };
+  return { right: count === answer.length, kvBytes, hostBytes, density };
 }
 
 /** Measures every item under every setting, an item at a time: a run that is cut short is still balanced. */
 async function measureAll(items, contextTokens, encode, measure) {
-  const runners = settings.map(({ policy }) => model.createRunner({ policy: policy(), contextTokens }));
+  const runners = [];
+  for (const { policy } of settings) runners.push(model.createRunner({ policy: await policy(model, { contextTokens }), contextTokens }));
   for (const { item, input } of items) {
     const encoded = await encode(input);
     for (const [index, { name }] of settings.entries()) {

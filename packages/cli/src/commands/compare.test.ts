@@ -35,15 +35,16 @@ describe('kv compare of a list of questions', () => {
 
   it('says which answers are right', () => {
     expect({ exitCode }).toEqual({ exitCode: 0 });
-    expect(stderr).toMatch(/^To read it 11 times takes about \d+ (s|min) here\.$/m);
+    expect(stderr).toMatch(/^To read it 14 times takes about \d+ (s|min) here\.$/m);
     expect(stderr).toMatch(/^dense: .*\(100%\), /m);
-    const [policy, question, answers, heldOut, density, bytes, ratio, reserved] = rowOf('dense', stdout);
-    expect({ policy, question, answers, heldOut, density, ratio, reserved }).toEqual({
+    const [policy, question, answers, heldOut, density, bytes, onHost, ratio, reserved] = rowOf('dense', stdout);
+    expect({ policy, question, answers, heldOut, density, onHost, ratio, reserved }).toEqual({
       policy: 'dense',
       question: '–',
       answers: '✓✗',
       heldOut: '99.7 %',
       density: '100 %',
+      onHost: '–',
       ratio: '1.00×',
       reserved: '1.00×',
     });
@@ -76,6 +77,11 @@ describe('kv compare of a list of questions', () => {
     expect(reserved('hierasparse-k1-v1')).toBeLessThan(1);
     expect(reserved('int4')).toBeLessThan(reserved('int8'));
     expect(reserved('int8')).toBeLessThan(1);
+    expect(reserved('hcattn-1/8')).toBeLessThan(reserved('hcattn-1/4'));
+    expect(reserved('hcattn-1/4')).toBeLessThan(1);
+    const onHost = (name: string) => rowOf(name, stdout).at(-3);
+    for (const { name } of policies) expect({ name, onHost: onHost(name) !== '–' }).toEqual({ name, onHost: name.includes('hcattn') });
+    expect(onHost('hcattn-1/8')).toBe(onHost('hcattn-1/4'));
   });
 });
 
@@ -89,7 +95,7 @@ describe('kv compare', () => {
     expect(stdout).toMatch(new RegExp(`\\n  dense +${passKey}\\.\\n`));
     expect(stdout.trimEnd().split('\n').at(-1)).toMatch(/^Take \S+: /);
     const shown = policies.filter(({ name }) => rowsOf(name, stdout).length > 0);
-    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'int8', 'halo-1/4+int4', 'skeleton', 'skeleton-1/8+hbw-1/4', 'clustered']);
+    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'int8', 'halo-1/4+int4', 'hcattn-1/4', 'hbw-1/4+hcattn', 'skeleton', 'skeleton-1/8+hbw-1/4', 'clustered']);
   });
 
   it('leaves out the policies that cannot take the model, and says why', async () => {
@@ -104,9 +110,10 @@ describe('kv compare', () => {
     const { exitCode, stdout, stderr } = await runKv('compare', directory, ...args, '--all');
     expect(exitCode).toBe(0);
     for (const { name } of policies) {
-      expect({ name, rows: rowsOf(name, stdout).length > 0 }).toEqual({ name, rows: !name.includes('hierasparse') });
+      expect({ name, rows: rowsOf(name, stdout).length > 0 }).toEqual({ name, rows: !/hierasparse|hcattn/.test(name) });
     }
     expect(stderr).toMatch(/^hbw-1\/4\+hierasparse: left out\. .*32.*64/m);
+    expect(stderr).toMatch(/^hcattn-1\/8: left out\. .*codebooks-8\.safetensors is not there\. Make it: kv calibrate .* --groups 8 /m);
   });
 
   it('says by how much a document is too long', async () => {

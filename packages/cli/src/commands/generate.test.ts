@@ -1,5 +1,5 @@
-import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { readFile, symlink } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
 
 import { devices } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
@@ -50,7 +50,7 @@ describe('kv generate', () => {
     const dense = await kibibytes('dense');
     for (const { name, select } of policies) {
       const share = select === undefined ? 1 : Number(/-1\/(\d+)$/.exec(name)?.[1]);
-      if (Number.isNaN(share) || name.startsWith('hierasparse') || name.startsWith('int')) continue;
+      if (Number.isNaN(share) || /^(hierasparse|int|hcattn)/.test(name)) continue;
       const multiple = (await kibibytes(name)) / dense;
       // The last block of 64 tokens of each kv head is partly filled.
       expect(multiple).toBeGreaterThanOrEqual(1 / share - 0.005);
@@ -71,6 +71,27 @@ describe('kv generate', () => {
       expect(codes).toBeLessThan(bytes / 128 + 0.15);
     }
     expect(await kibibytes('halo-1/4+int4')).toBeLessThan(await kibibytes('halo-1/4'));
+    // Codes of 13 bits for 2 or 4 of the 64 dims of a key; the first 64 tokens, the last 128 and the block that fills stay dense.
+    for (const [name, bytes] of [['hcattn-1/4', 52], ['hcattn-1/8', 26]] as const) {
+      const codes = (await kibibytes(name)) / dense;
+      expect(codes).toBeGreaterThan(bytes / 256);
+      expect(codes).toBeLessThan(bytes / 256 + 0.25);
+    }
+    expect(await kibibytes('hbw-1/4+hcattn')).toBeLessThan(await kibibytes('hbw-1/4'));
+  });
+
+  it('says what is on the device and what on the host, and what a model without codebooks lacks', async () => {
+    const file = await temporaryFile('prompt.txt', passKeyDocument() + passKeyQuestion);
+    const { stdout, stderr } = await runKv('generate', needleModel, '--prompt-file', file, '--stop', '\n', '--policy', 'hcattn-1/4');
+    expect(stdout).toContain(passKey);
+    expect(stderr).toMatch(/KV cache [\d.]+ MiB on the device, [\d.]+ MiB on the host$/m);
+    const directory = dirname(await temporaryFile('config.json', await readFile(join(needleModel, 'config.json'), 'utf8')));
+    for (const name of ['model.safetensors', 'tokenizer.json', 'tokenizer_config.json']) {
+      await symlink(join(needleModel, name), join(directory, name));
+    }
+    const lacking = await runKv('generate', directory, '--prompt', 'a', '--policy', 'hcattn-1/8');
+    expect(lacking.exitCode).toBe(1);
+    expect(lacking.stderr).toMatch(/codebooks-16\.safetensors is not there\. Make it: kv calibrate \S+ --groups 16 --text FILE --out \S+codebooks-16\.safetensors/);
   });
 
   it.each(['dense', 'hierasparse-v1'])('finds three facts that stand far apart in the document of the main job: %s', async (policy) => {

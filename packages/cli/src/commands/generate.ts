@@ -1,6 +1,6 @@
 import type { Tokenizer } from '@kv/model';
 import { InvalidValueError } from '@kv/sparse-core';
-import type { PrefillReport, SampleSettings } from '@kv/sparse-core';
+import type { KvBytes, PrefillReport, SampleSettings } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { encodePrompt } from '../encode-prompt.js';
@@ -10,7 +10,7 @@ import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer } from '../measure-answer.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
-import { createPolicy } from '@kv/policies';
+import { openPolicy } from '@kv/policies';
 import { PrefillBar } from '../prefill-bar.js';
 import { readTextFile } from '../read-text-file.js';
 
@@ -43,10 +43,9 @@ export async function generateText(
   const { maxNewTokens } = options;
   const given = await asPrompt(text, model.tokenizer, options, signal);
   const prompt = await encodePrompt(model, given, maxNewTokens, signal);
-  using runner = model.createRunner({
-    policy: createPolicy(options.policy),
-    contextTokens: prompt.ids.length + maxNewTokens,
-  });
+  const contextTokens = prompt.ids.length + maxNewTokens;
+  using opened = await openPolicy(options.policy, model, { contextTokens });
+  using runner = model.createRunner({ policy: opened.policy, contextTokens });
   using bar = new PrefillBar(stderr, options.policy);
   let report: PrefillReport | undefined;
   const answer = await measureAnswer(runner, model.tokenizer, prompt.ids, {
@@ -106,8 +105,13 @@ function describe(answer: MeasuredAnswer, encodingSeconds: number, report: Prefi
     `${formatRate(answer.prefillTokensPerSecond)}/s, ` +
     `first token after ${formatSeconds(encodingSeconds + answer.firstTokenSeconds)}\n` +
     describeAttention(report) +
-    `answer: ${formatCount(answer.answerTokens)} tokens${decode}; KV cache ${formatBytes(answer.kvBytes)}\n`
+    `answer: ${formatCount(answer.answerTokens)} tokens${decode}; KV cache ${describeBytes(answer.kvBytes)}\n`
   );
+}
+
+function describeBytes({ device, host }: KvBytes): string {
+  if (host === 0) return formatBytes(device);
+  return `${formatBytes(device)} on the device, ${formatBytes(host)} on the host`;
 }
 
 /** Nothing for a policy that reads all prompts densely. */

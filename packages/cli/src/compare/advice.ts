@@ -13,7 +13,7 @@ export interface Advice {
 }
 
 /**
- * Of the policies that lose no answer of the first one, the one whose cache is smallest. Where the right answer of a
+ * Of the policies that lose no answer of the first one, the one whose cache is smallest, on device and host. Where the right answer of a
  * question is not known, the first policy's is taken for it.
  */
 export function advise(questions: readonly Question[], runs: readonly PolicyRun[]): Advice {
@@ -26,7 +26,7 @@ export function advise(questions: readonly Question[], runs: readonly PolicyRun[
   if (wanted.length === 0) {
     return { run: undefined, text: `Not even ${reference.policy} answers right: this text and model tell nothing.` };
   }
-  const bytesOf = ({ answers }: PolicyRun): number => median(answers.map(({ kvBytes }) => kvBytes));
+  const bytesOf = ({ answers }: PolicyRun): number => median(answers.map(({ kvBytes: { device, host } }) => device + host));
   const losesNone = runs.filter(({ answers }) =>
     wanted.every(({ index, answer }) => bare(answers[index]?.text ?? '') === answer),
   );

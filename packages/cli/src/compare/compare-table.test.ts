@@ -9,9 +9,9 @@ import type { PolicyRun } from './run-reading.js';
 
 const mebibyte = 2 ** 20;
 
-function run(policy: string, texts: readonly string[], mebibytes: number, reservedBytes = 1, density = 1): PolicyRun {
-  const answers = texts.map((text) => ({ text, kvBytes: mebibytes * mebibyte }));
-  return { policy, moment: undefined, answers, reservedBytes, density, fallback: undefined };
+function run(policy: string, texts: readonly string[], mebibytes: number, reserved = 1, density = 1, onHost = 0): PolicyRun {
+  const answers = texts.map((text) => ({ text, kvBytes: { device: mebibytes * mebibyte, host: onHost * mebibyte } }));
+  return { policy, moment: undefined, answers, reservedBytes: { device: reserved, host: onHost }, density, fallback: undefined };
 }
 
 /** The lines of a table without its styles, cell by cell; the first is its head. */
@@ -55,9 +55,18 @@ describe('renderCompareTable', () => {
   });
 
   it('takes the mean of the two in the middle of an even number', () => {
-    const answers = [1, 2, 4, 8].map((size) => ({ text: '', kvBytes: size * mebibyte }));
+    const answers = [1, 2, 4, 8].map((size) => ({ text: '', kvBytes: { device: size * mebibyte, host: 0 } }));
     const table = renderCompareTable([], [{ ...dense, answers }], undefined, undefined);
     expect(cells(table)[1]).toEqual(['dense', '3.0 MiB', '1.00×', '1.00×']);
+  });
+
+  it('shows what is on the host apart, where something is', () => {
+    const split = run('split', texts, 1, 5, 1, 3);
+    expect(cells(renderCompareTable(questions, [dense, split], undefined, undefined))).toEqual([
+      ['policy', 'answers', 'KV cache', 'on host', 'of dense', 'room'],
+      ['dense', '✓✗·', '4.0 MiB', '–', '1.00×', '1.00×'],
+      ['split', '✓✗·', '1.0 MiB', '3.0 MiB', '0.25×', '0.50×'],
+    ]);
   });
 
   it('counts the right answers of more questions than have room', () => {
@@ -113,6 +122,11 @@ describe('advise', () => {
     const advice = advise(known, runs);
     expect(advice.text).toMatch(text);
     expect(advice.text).toContain(`Take ${advice.run?.policy ?? ''}:`);
+  });
+
+  it('counts what is on the host too', () => {
+    expect(advise(known, [dense, run('split', ['1', '2'], 10, 1, 1, 31)]).run?.policy).toBe('dense');
+    expect(advise(known, [dense, run('split', ['1', '2'], 10, 1, 1, 29)]).run?.policy).toBe('split');
   });
 
   it('asks nothing of others that the first does not answer right', () => {

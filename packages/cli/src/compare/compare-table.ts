@@ -1,5 +1,7 @@
 import Table from 'cli-table3';
 
+import type { KvBytes } from '@kv/sparse-core';
+
 import { formatBytes, formatShare, styled } from '../format.js';
 import type { HeldOut } from './held-out.js';
 import { median } from './median.js';
@@ -50,7 +52,8 @@ export function renderCompareTable(
 }
 
 function columnsOf(questions: readonly Question[], runs: readonly PolicyRun[], heldOut: HeldOut | undefined): Column[] {
-  const bytesOf = ({ answers }: PolicyRun): number => median(answers.map(({ kvBytes }) => kvBytes));
+  const bytesOn = (place: keyof KvBytes) => ({ answers }: PolicyRun) => median(answers.map(({ kvBytes }) => kvBytes[place]));
+  const [onDevice, onHost] = [bytesOn('device'), bytesOn('host')];
   const shareOf = (run: PolicyRun): string => {
     const share = heldOut?.shares.find(({ policy, moment }) => policy === run.policy && moment === run.moment);
     return share === undefined ? '–' : `${share.right.toFixed(1)} %`;
@@ -65,9 +68,10 @@ function columnsOf(questions: readonly Question[], runs: readonly PolicyRun[], h
     left('answers', ({ answers }) => marks(questions, answers)),
     ...(heldOut === undefined ? [] : [right('held-out', shareOf)]),
     ...(runs.every(({ density }) => density === 1) ? [] : [right('density', ({ density }) => (density === undefined ? '–' : formatShare(density)))]),
-    right('KV cache', (run) => formatBytes(bytesOf(run))),
-    right(`of ${runs[0]?.policy ?? ''}`, timesFirst(bytesOf)),
-    right('room', timesFirst(({ reservedBytes }) => reservedBytes)),
+    right('KV cache', (run) => formatBytes(onDevice(run))),
+    ...(runs.some((run) => onHost(run) > 0) ? [right('on host', (run) => (onHost(run) > 0 ? formatBytes(onHost(run)) : '–'))] : []),
+    right(`of ${runs[0]?.policy ?? ''}`, timesFirst(onDevice)),
+    right('room', timesFirst(({ reservedBytes }) => reservedBytes.device)),
   ];
 }
 

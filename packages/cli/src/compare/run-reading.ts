@@ -3,11 +3,12 @@ import type { Moment } from '@kv/eval';
 import { prefill } from '@kv/model';
 import type { Model, PrefillProgress, Runner, Sequence } from '@kv/model';
 import { kvPolicy } from '@kv/sparse-core';
-import type { KvSelector, PrefillReport } from '@kv/sparse-core';
+import type { KvBytes, KvSelector, PrefillReport } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { measureAnswer } from '../measure-answer.js';
 import type { MeasuredAnswer, MeasureOptions } from '../measure-answer.js';
+import { openReading } from '@kv/policies';
 import type { NamedPolicy, Reading } from '@kv/policies';
 import { PrefillBar } from '../prefill-bar.js';
 
@@ -19,7 +20,7 @@ export interface EncodedQuestions {
   readonly questions: readonly Int32Array[];
 }
 
-/** An answer, and what the cache held at its end, on device and host. */
+/** An answer, and what the cache held at its end. */
 export type HeldAnswer = Pick<MeasuredAnswer, 'text' | 'kvBytes'>;
 
 /** What one policy made of all the questions, in their order. */
@@ -28,8 +29,8 @@ export interface PolicyRun {
   /** When it selected; undefined when it keeps everything. */
   readonly moment: Moment | undefined;
   readonly answers: readonly HeldAnswer[];
-  /** What the cache took from device and host for the document and a fork of it. */
-  readonly reservedBytes: number;
+  /** What the cache took for the document and a fork of it. */
+  readonly reservedBytes: KvBytes;
   /** The share of the document's attention that was computed; undefined where the method could not tell. */
   readonly density: number | undefined;
   /** Why the method computed more than it chooses, where it did. */
@@ -52,12 +53,13 @@ export async function runReading(
   { stderr, signal }: CommandContext,
 ): Promise<PolicyRun[]> {
   const { document, questions } = text;
-  using runner = model.createRunner({
-    policy: kvPolicy(reading.parts()),
+  const room = {
     // The document and a question's fork.
     sequences: 2,
     contextTokens: document.length + Math.max(...questions.map(({ length }) => length)) + maxNewTokens,
-  });
+  };
+  using opened = await openReading(reading, model, room);
+  using runner = model.createRunner({ policy: kvPolicy(opened.parts), ...room });
   const selections = policies.map(({ name, select }) => ({ name, select: select?.() }));
   const window = Math.max(...selections.map(({ select }) => select?.observationWindow ?? 0));
   using whole = runner.openSequence({ select: observing(window) });
@@ -82,8 +84,7 @@ export async function runReading(
     return { text: answer, kvBytes };
   };
 
-  const { device, host } = runner.kvReserved;
-  const reservedBytes = device + host;
+  const reservedBytes = runner.kvReserved;
   const runs: PolicyRun[] = [];
   for (const { name, select } of selections) {
     for (const moment of select === undefined ? [undefined] : moments) {

@@ -1,0 +1,86 @@
+import { access } from 'node:fs/promises';
+import { join } from 'node:path';
+
+import { hcAttentionHostBytes, hcAttentionStore, loadCodebooks, placeCodebooks } from '@kv/hcattn-quant';
+import type { CodedOptions } from '@kv/hcattn-quant';
+import { CapabilityError, hostPool, kvPolicy } from '@kv/sparse-core';
+import type { Device, KvPolicy, KvPolicyParts } from '@kv/sparse-core';
+
+import { policyOf } from './policies.js';
+import type { CodedReading, Reading } from './policies.js';
+
+/** What a policy needs to know of a model: a `Model` of `@kv/model` is one. */
+export interface PolicyModel {
+  /** In which its codebooks lie: `codebooks-GROUPS.safetensors`. */
+  readonly directory: string;
+  readonly device: Device;
+  readonly config: Readonly<Record<'layers' | 'queryHeads' | 'kvHeads' | 'headDim', number>>;
+  fingerprint(): Promise<string>;
+}
+
+/** The cache that a policy is opened for. Its counts are those of `createRunner`. */
+export interface PolicyCache {
+  readonly contextTokens: number;
+  /** Default: 1. */
+  readonly sequences?: number | undefined;
+}
+
+/** A policy, with what it has loaded. It serves one runner, which must be disposed of first. */
+export interface OpenPolicy extends Disposable {
+  readonly policy: KvPolicy;
+}
+
+export interface OpenReading extends Disposable {
+  readonly parts: KvPolicyParts;
+}
+
+/**
+ * Makes the policy of a name for a runner of a model, with the codebooks and the host memory that it needs.
+ * @throws InvalidValueError when there is no such policy
+ * @throws CapabilityError when it needs codebooks that the model lacks, ModelFormatError when they are another model's
+ * @throws OutOfMemoryError
+ */
+export async function openPolicy(name: string, model: PolicyModel, cache: PolicyCache): Promise<OpenPolicy> {
+  const { reading, select } = policyOf(name);
+  const { parts, ...opened } = await openReading(reading, model, cache);
+  return { ...opened, policy: kvPolicy({ ...parts, select: select?.() }) };
+}
+
+/** The same of a policy without its selection. */
+export async function openReading(reading: Reading, model: PolicyModel, cache: PolicyCache): Promise<OpenReading> {
+  if ('parts' in reading) return { parts: reading.parts(), [Symbol.dispose]: () => undefined };
+  const { device, config } = model;
+  const keys = await placeCodebooks(device, await codebooksOf(reading, model));
+  try {
+    const options: CodedOptions = { keys, valuesOn: 'host' };
+    const { contextTokens, sequences = 1 } = cache;
+    const layers = Array.from({ length: config.layers }, (_, index) => ({ ...config, index }));
+    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: sequences * contextTokens };
+    const pool = await hostPool(device, { bytes: hcAttentionHostBytes(options, layers, capacity) });
+    const store = hcAttentionStore({ ...options, hostPool: pool });
+    const dispose = () => {
+      pool.dispose();
+      keys[Symbol.dispose]();
+    };
+    return { parts: reading.codedParts(store), [Symbol.dispose]: dispose };
+  } catch (error) {
+    keys[Symbol.dispose]();
+    throw error;
+  }
+}
+
+async function codebooksOf({ name, dimsOfCode }: CodedReading, model: PolicyModel) {
+  const { directory } = model;
+  const groups = model.config.headDim / dimsOfCode;
+  const file = join(directory, `codebooks-${groups}.safetensors`);
+  const isThere = await access(file).then(
+    () => true,
+    () => false,
+  );
+  if (isThere) return await loadCodebooks(file, { model: await model.fingerprint() });
+  throw new CapabilityError(
+    `The policy '${name}' needs codebooks of the model's keys, and ${file} is not there. ` +
+      `Make it: kv calibrate ${directory} --groups ${groups} --text FILE --out ${file}`,
+    { subject: 'codebooks', given: file },
+  );
+}
