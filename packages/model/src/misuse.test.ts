@@ -124,6 +124,7 @@ const drives = 'what the runner drives a sequence by';
 const untried = {
   Model: 'Model.open() makes it',
   'Model.dispose': 'takes nothing',
+  'Model.fingerprint': 'takes nothing',
   'Runner.is': 'says of anything what it is',
   'Runner.dispose': 'takes nothing',
   Runner: 'Model.createRunner() makes it',
