@@ -86,6 +86,9 @@ class Book {
 
   float distance_of_box(const float* x, int node) const {
     const uint16_t* box = reinterpret_cast<const uint16_t*>(index_ + kIndexHeaderBytes) + 2 * node * dims_;
+#if defined(__AVX2__)
+    if (dims_ == 4) return distance_of_box_4(x, box);
+#endif
     float distance = 0;
     for (int d = 0; d < dims_; ++d) {
       const float below = half_to_float(box[d]) - x[d];
@@ -101,12 +104,59 @@ class Book {
     const auto* numbers = reinterpret_cast<const uint16_t*>(index_ + shape_.second());
     const auto* ordered = reinterpret_cast<const uint16_t*>(index_ + shape_.third());
     const auto place = [&](int of_leaf) { return static_cast<int>(int64_t{count_} * of_leaf >> header_.levels); };
-    for (int i = place(leaf); i < place(leaf + 1); ++i) {
-      const float distance = distance_of(x, ordered + int64_t{i} * dims_);
-      if (distance < best.distance || (distance == best.distance && numbers[i] < best.centroid)) best = {distance, numbers[i]};
+    const auto consider = [&](float distance, int i) {
+      const int number = numbers[i] < count_ ? numbers[i] : count_ - 1;
+      if (distance < best.distance || (distance == best.distance && number < best.centroid)) best = {distance, number};
+    };
+#if defined(__AVX2__)
+    if (dims_ == 4 && place(leaf) + kLeafCentroids <= count_) {
+      return consider_eight(x, ordered + int64_t{place(leaf)} * dims_, place(leaf), best.distance, consider);
     }
-    if (best.centroid >= count_) best.centroid = count_ - 1;
+#endif
+    for (int i = place(leaf); i < place(leaf + 1); ++i) consider(distance_of(x, ordered + int64_t{i} * dims_), i);
   }
+
+#if defined(__AVX2__)
+  static float distance_of_box_4(const float* x, const uint16_t* box) {
+    // What the lowest dims have above x, and the highest below.
+    const __m128 own = _mm_loadu_ps(x);
+    const __m256 both = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(box)));
+    const __m128 below = _mm_sub_ps(_mm256_castps256_ps128(both), own);
+    const __m128 above = _mm_sub_ps(own, _mm256_extractf128_ps(both, 1));
+    // Of a NaN, as of all that is compared here, the second operand is the result.
+    const __m128 away = _mm_max_ps(_mm_setzero_ps(), _mm_max_ps(below, above));
+    const __m128 squares = _mm_mul_ps(away, away);
+    const __m128 pairs = _mm_add_ps(squares, _mm_movehl_ps(squares, squares));
+    return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
+  }
+
+  // Calls consider(distance, number) for those of eight centroids that are as near as `nearest`. What follows a leaf of
+  // fewer is considered with it, which does no harm.
+  template <class Consider>
+  static void consider_eight(const float* x, const uint16_t* centroids, int first, float nearest, Consider&& consider) {
+    const __m256 own = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x));
+    __m256 rows[4];  // the squares of two centroids each
+    for (int i = 0; i < 4; ++i) {
+      const __m256 two = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(centroids + 8 * i)));
+      const __m256 away = _mm256_sub_ps(own, two);
+      rows[i] = _mm256_mul_ps(away, away);
+    }
+    const __m256 a = _mm256_unpacklo_ps(rows[0], rows[1]), b = _mm256_unpackhi_ps(rows[0], rows[1]);
+    const __m256 c = _mm256_unpacklo_ps(rows[2], rows[3]), d = _mm256_unpackhi_ps(rows[2], rows[3]);
+    // The first two of each four, and the last two.
+    const __m256 half = _mm256_add_ps(_mm256_shuffle_ps(a, c, 0x44), _mm256_shuffle_ps(a, c, 0xee));
+    const __m256 more = _mm256_add_ps(half, _mm256_shuffle_ps(b, d, 0x44));
+    const __m256 distances = _mm256_add_ps(more, _mm256_shuffle_ps(b, d, 0xee));
+    const int near = _mm256_movemask_ps(_mm256_cmp_ps(distances, _mm256_set1_ps(nearest), _CMP_LE_OQ));
+    if (near == 0) return;
+    float each[8];
+    _mm256_storeu_ps(each, distances);
+    // Lane i has centroid 2 * i, and lane i + 4 the one behind it.
+    for (int i = 0; i < 8; ++i) {
+      if (near >> i & 1) consider(each[i], first + i % 4 * 2 + i / 4);
+    }
+  }
+#endif
 
   int nearest_of_all(const float* x) const {
     Nearest best;
