@@ -50,6 +50,13 @@ __device__ inline uint32_t pack(float low, float high) {
   return result;
 }
 
+// x & mask ^ flips, in one instruction. Compilers make two of it when both are constants.
+__device__ inline uint32_t mask_and_flip(uint32_t x, uint32_t mask, uint32_t flips) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(x), "r"(mask), "r"(flips));
+  return result;
+}
+
 // 0xffff for each half of x whose highest bit is set, 0 for each other half.
 __device__ inline uint32_t halves_with_sign(uint32_t x) {
   uint32_t result;

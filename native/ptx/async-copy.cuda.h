@@ -14,12 +14,9 @@ __device__ inline void async_copy_16(void* shared, const void* global, bool vali
                : "memory");
 }
 
-// An L2 policy for lines that are read once: L2 evicts them first.
-__device__ inline uint64_t evict_first_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
+// An L2 policy for lines that are read once: L2 evicts them first. It is what createpolicy.fractional.L2::evict_first
+// gives on sm_80 and on sm_90. A constant needs no moves between registers ahead of each copy.
+__device__ constexpr uint64_t evict_first_policy() { return 0x12f0000000000000u; }
 
 // The same copy, with a policy of L2.
 __device__ inline void async_copy_16(void* shared, const void* global, bool valid, uint64_t policy) {

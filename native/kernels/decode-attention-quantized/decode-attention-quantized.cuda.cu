@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kWarps = kQuantizedBlockTokens / kQuantizedStepTokens;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kBlocksPerMultiprocessor = 4;
+constexpr int kBlocksPerMultiprocessor = 3;
 constexpr int kUnitsAhead = 2;  // units of a span that are prefetched while the kernel ahead still runs
 
 using Parameters = DecodeParameters<QuantizedAttentionArguments>;
@@ -24,13 +24,13 @@ using Partial = DecodePartial<kQuantizedRows, kHeadDim>;
 
 template <int kHeadDim, int kKeyBits, int kValueBits>
 struct Stage {
-  CodeTile<true, kHeadDim, kKeyBits> keys;
-  CodeTile<false, kHeadDim, kValueBits> values;
+  CodeTile<kHeadDim, kKeyBits> keys;
+  CodeTile<kHeadDim, kValueBits> values;
 };
 
-// Stages of a warp's ring. Four blocks of this fit into a multiprocessor of Hopper.
+// Stages of a warp's ring. Three blocks of this fit into a multiprocessor of Hopper.
 template <int kHeadDim, int kKeyBits, int kValueBits>
-constexpr int kStages = kHeadDim * (kKeyBits + kValueBits) == 128 * 16 ? 3 : 4;
+constexpr int kStages = kHeadDim * (kKeyBits + kValueBits) == 128 * 16 ? 4 : 5;
 
 template <int kHeadDim, int kKeyBits, int kValueBits>
 struct SharedStorage {
@@ -39,6 +39,7 @@ struct SharedStorage {
     Partial<kHeadDim> partials[kWarps];
   };
   QueryDigits<kHeadDim> query;
+  StepScales<quantized_groups(kHeadDim)> scales[kWarps];
   SpanShared<kWarps> span;
 };
 
@@ -55,69 +56,86 @@ class WarpStream {
       : arguments_(parameters.arguments),
         faults_(parameters.faults),
         ring_(ring),
-        table_(arguments_.block_table + table_row * arguments_.table_width),
-        next_unit_(first_unit),
-        end_unit_(end_unit) {
+        keys_(codes_of<kKeyBits>(arguments_.keys)),
+        values_(codes_of<kValueBits>(arguments_.values)),
+        next_table_entry_(arguments_.block_table + table_row * arguments_.table_width + first_unit),
+        units_left_(end_unit - first_unit) {
+    const int lane = threadIdx.x % 32;
+    const bool of_keys = lane < kGroups;
+    scales_ = of_keys ? scales_of<kKeyBits>(arguments_.keys, lane) : scales_of<kValueBits>(arguments_.values, lane - kGroups);
+    scales_stride_ = quantized_block_bytes(kHeadDim, of_keys ? kKeyBits : kValueBits);
+    scales_place_ = of_keys ? offsetof(Stage, keys.scales) + lane * 16 : offsetof(Stage, values.scales) + (lane - kGroups) * 16;
     look_up();
-    for (int stage = 0; stage < kRing - 1; ++stage) request();
+    for (int stage = 0; stage < kRing - 1; ++stage) request(ring_[stage]);
   }
 
   // Waits for the oldest requested step and requests one more.
   __device__ Stage& next() {
     ptx::async_copy_wait<kRing - 2>();
     __syncwarp();  // also: no lane reads the stage any more that the request overwrites
-    request();
-    Stage& stage = ring_[read_stage_];
-    read_stage_ = read_stage_ + 1 == kRing ? 0 : read_stage_ + 1;
-    return stage;
+    request(ring_[last_stage_]);
+    last_stage_ = last_stage_ + 1 == kRing ? 0 : last_stage_ + 1;
+    return ring_[last_stage_];
   }
 
  private:
+  static constexpr int kGroups = quantized_groups(kHeadDim);
+
+  // Where this lane's first chunk of a block begins, if it is block 0.
+  template <int kBits>
+  static __device__ const uint8_t* codes_of(const void* pool) {
+    return static_cast<const uint8_t*>(pool) +
+           (threadIdx.x / 32 * CodeTile<kHeadDim, kBits>::kChunks + threadIdx.x % 32) * 16;
+  }
+  template <int kBits>
+  static __device__ const uint8_t* scales_of(const void* pool, int chunk) {
+    return static_cast<const uint8_t*>(pool) + scale_offset(kHeadDim, kBits) + (threadIdx.x / 32 * kGroups + chunk) * 16;
+  }
+
   __device__ void look_up() {
-    if (next_unit_ < end_unit_) next_block_ = table_[next_unit_];
+    if (units_left_ > 0) next_block_ = *next_table_entry_;
   }
 
   // A block that is not in the pool is not read.
-  __device__ void request() {
-    if (next_unit_ < end_unit_) {
+  __device__ void request(Stage& stage) {
+    if (units_left_ > 0) {
       const bool exists = next_block_ >= 0 && next_block_ < arguments_.block_count;
       if (!exists) report_fault(faults_, PagedFault::block_out_of_range, next_block_);
       const int64_t block = exists ? next_block_ : 0;
-      Stage& stage = ring_[write_stage_];
-      copy<kKeyBits>(stage.keys, static_cast<const uint8_t*>(arguments_.keys), block, exists);
-      copy<kValueBits>(stage.values, static_cast<const uint8_t*>(arguments_.values), block, exists);
-      ++next_unit_;
+      copy(stage.keys, keys_ + block * quantized_block_bytes(kHeadDim, kKeyBits), exists);
+      copy(stage.values, values_ + block * quantized_block_bytes(kHeadDim, kValueBits), exists);
+      if (threadIdx.x % 32 < 2 * kGroups) {
+        ptx::async_copy_16(reinterpret_cast<uint8_t*>(&stage) + scales_place_, scales_ + block * scales_stride_, exists,
+                           policy_);
+      }
+      ++next_table_entry_;
+      --units_left_;
       look_up();
     }
     ptx::async_copy_commit();
-    write_stage_ = write_stage_ + 1 == kRing ? 0 : write_stage_ + 1;
   }
 
-  template <int kBits, typename Tile>
-  __device__ void copy(Tile& tile, const uint8_t* pool, int64_t number, bool exists) const {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    const uint8_t* block = pool + number * quantized_block_bytes(kHeadDim, kBits);
-    const uint8_t* codes = block + warp * sizeof(tile.codes);
+  template <typename Tile>
+  __device__ void copy(Tile& tile, const uint8_t* codes, bool exists) const {
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; chunk += 32) {
-      ptx::async_copy_16(&tile.codes[Tile::place(chunk + lane)], codes + (chunk + lane) * 16, exists, policy_);
+      ptx::async_copy_16(&tile.codes[Tile::place(chunk + threadIdx.x % 32)], codes + chunk * 16, exists, policy_);
     }
-    if (lane >= Tile::kGroups) return;
-    const uint8_t* scales = block + scale_offset(kHeadDim, kBits) + warp * sizeof(tile.scales);
-    ptx::async_copy_16(&tile.scales[lane * 16], scales + lane * 16, exists, policy_);
   }
 
   const QuantizedAttentionArguments& arguments_;
   const FaultSink& faults_;
   Stage (&ring_)[kRing];
-  const int32_t* table_;
+  const uint8_t* const keys_;  // of this lane
+  const uint8_t* const values_;
+  const uint8_t* scales_;  // keys' for some lanes, values' for others
+  int scales_stride_;
+  int scales_place_;
   const uint64_t policy_ = ptx::evict_first_policy();
-  int next_unit_;
-  const int end_unit_;
+  const int32_t* next_table_entry_;
+  int units_left_;
   int next_block_ = 0;
-  int write_stage_ = 0;
-  int read_stage_ = 0;
+  int last_stage_ = kRing - 1;
 };
 
 // ---- Results are rotated back. ----
@@ -147,7 +165,7 @@ struct RotatedWriter {
   }
 
  private:
-  static constexpr float kFactor = rotation_factor(kHeadDim) * kValueUnit;
+  static constexpr float kFactor = rotation_factor(kHeadDim);
 };
 
 // ---- A thread block streams a split. ----
@@ -159,6 +177,7 @@ class QuantizedCache {
   static constexpr int kPackRows = kQuantizedRows;
   static constexpr int kUnitTokens = kQuantizedBlockTokens;
   static constexpr int kHeadDim = kDim;
+  static constexpr bool kSpansOfEntries = true;
   using Parameters = cuda::Parameters;
   using Entries = DecodeEntries<kUnitTokens, kPackRows, false, true>;
   using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true, true>;
@@ -185,19 +204,25 @@ class QuantizedCache {
                                                   first_unit, end_unit);
     rotate_queries(entry);
     __syncthreads();
-    QuantizedWarp<kDim, kKeyBits, kValueBits> attention(shared_.query, arguments_.scale);
+    QuantizedWarp<kDim, kKeyBits, kValueBits> attention(shared_.query, shared_.scales[warp]);
     for (int unit = first_unit; unit < end_unit; ++unit) {
       auto& stage = stream.next();
       attention.step(stage.keys, stage.values);
     }
     ptx::async_copy_wait<0>();
     __syncthreads();
-    write_partial(attention, shared_.partials[warp]);
+    Partial<kDim>& partial = shared_.partials[warp];
+    attention.finish(
+        [&](int row, float reference, float sum) {
+          partial.reference[row] = reference;
+          partial.sum[row] = sum;
+        },
+        [&](int row, int dim, float2 outputs) { *reinterpret_cast<float2*>(&partial.output[row][dim]) = outputs; });
     __syncthreads();
   }
 
  private:
-  // Rows beyond the pack are zeros, and their results are not written.
+  // Scaled too. Rows beyond the pack are zeros, and their results are not written.
   __device__ void rotate_queries(const DecodeEntry& entry) {
     const int lane = threadIdx.x % 32;
     for (int row = threadIdx.x / 32; row < kPackRows; row += kWarps) {
@@ -207,24 +232,10 @@ class QuantizedCache {
                                entries_.token(entry, row) * arguments_.query_token_stride +
                                entries_.query_head(entry, row) * arguments_.query_head_stride;
 #pragma unroll
-        for (int g = 0; g < kDim / 32; ++g) dims[g] = to_float(query[32 * g + lane]);
+        for (int g = 0; g < kDim / 32; ++g) dims[g] = to_float(query[32 * g + lane]) * arguments_.scale;
       }
       rotate(dims, kDim);
       write_digits<kDim>(dims, row, shared_.query);
-    }
-  }
-
-  __device__ static void write_partial(QuantizedWarp<kDim, kKeyBits, kValueBits>& attention, Partial<kDim>& partial) {
-    attention.finish();
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int column = 0; column < 2; ++column) {
-      const int row = 2 * (lane % 4) + column;
-      if (lane < 4) {
-        partial.reference[row] = attention.softmax().reference(column);
-        partial.sum[row] = attention.softmax().sum(column);
-      }
-      attention.for_each_output(column, [&](int dim, float output) { partial.output[row][dim] = output; });
     }
   }
 

@@ -65,8 +65,12 @@ class WarpStream {
         key_table_(arguments_.block_table + table_row * arguments_.table_width),
         value_table_(parameters.value_table + table_row * arguments_.table_width),
         key_count_(key_count),
-        lane_(threadIdx.x % 32),
+        own_row_(threadIdx.x % 32 / kChunks),
+        own_chunk_(threadIdx.x % kChunks),
+        own_offset_(own_row_ * arguments_.token_stride + own_chunk_ * 8),
         next_token_(first_unit * kUnitTokens + threadIdx.x / 32 * kStepTokens),
+        next_entry_(next_token_ / arguments_.block_tokens),
+        next_in_block_(next_token_ % arguments_.block_tokens),
         end_token_(end_unit * kUnitTokens) {
     look_up();
     for (int stage = 0; stage < kStages<kHeadDim> - 1; ++stage) request();
@@ -88,9 +92,15 @@ class WarpStream {
 
   __device__ void look_up() {
     if (next_token_ >= min(key_count_, end_token_)) return;
-    const int entry = next_token_ / arguments_.block_tokens;
-    next_key_block_ = key_table_[entry];
-    next_value_block_ = value_table_[entry];
+    next_key_block_ = key_table_[next_entry_];
+    next_value_block_ = value_table_[next_entry_];
+  }
+
+  // Without a division, which the copies behind it would wait for.
+  __device__ void advance() {
+    next_token_ += kUnitTokens;
+    next_in_block_ += kUnitTokens;
+    for (; next_in_block_ >= arguments_.block_tokens; next_in_block_ -= arguments_.block_tokens) ++next_entry_;
   }
 
   // A block that is not in the pool is not read.
@@ -102,24 +112,24 @@ class WarpStream {
 
   __device__ void request() {
     if (next_token_ < end_token_) {
-      const int chunk = lane_ % kChunks;
-      const int64_t in_block =
-          int64_t{next_token_ % arguments_.block_tokens} * arguments_.token_stride + chunk * 8;
-      const int key_rows = next_token_ < key_count_ && exists(next_key_block_) ? key_count_ - next_token_ : 0;
-      const int value_rows = next_token_ < key_count_ && exists(next_value_block_) ? key_count_ - next_token_ : 0;
-      const Element* keys = static_cast<const Element*>(arguments_.keys) +
-                            (key_rows > 0 ? next_key_block_ : 0) * arguments_.block_stride + in_block;
-      const Element* values = static_cast<const Element*>(arguments_.values) +
-                              (value_rows > 0 ? next_value_block_ : 0) * arguments_.block_stride + in_block;
+      const int rows = key_count_ - next_token_;
+      const int key_rows = rows > 0 && exists(next_key_block_) ? rows : 0;
+      const int value_rows = rows > 0 && exists(next_value_block_) ? rows : 0;
+      const int64_t offset = own_offset_ + next_in_block_ * arguments_.token_stride;
+      const Element* keys = static_cast<const Element*>(arguments_.keys) + offset +
+                            (key_rows > 0 ? next_key_block_ : 0) * arguments_.block_stride;
+      const Element* values = static_cast<const Element*>(arguments_.values) + offset +
+                              (value_rows > 0 ? next_value_block_ : 0) * arguments_.block_stride;
       Stage<Element, kHeadDim>& stage = ring_[write_stage_];
 #pragma unroll
       for (int i = 0; i < kStepTokens; i += kRowsAtOnce) {
-        const int row = i + lane_ / kChunks;
-        const int64_t offset = row * arguments_.token_stride;
-        ptx::async_copy_16(swizzled_chunk(stage.keys, row, chunk), keys + offset, row < key_rows, policy_);
-        ptx::async_copy_16(swizzled_chunk(stage.values, row, chunk), values + offset, row < value_rows, policy_);
+        const int row = i + own_row_;
+        ptx::async_copy_16(swizzled_chunk(stage.keys, row, own_chunk_), keys, row < key_rows, policy_);
+        ptx::async_copy_16(swizzled_chunk(stage.values, row, own_chunk_), values, row < value_rows, policy_);
+        keys += kRowsAtOnce * arguments_.token_stride;
+        values += kRowsAtOnce * arguments_.token_stride;
       }
-      next_token_ += kUnitTokens;
+      advance();
       look_up();
     }
     ptx::async_copy_commit();
@@ -132,9 +142,13 @@ class WarpStream {
   const int32_t* key_table_;
   const int32_t* value_table_;
   const int key_count_;
-  const int lane_;
+  const int own_row_;  // of each kRowsAtOnce rows, and the chunk of it, that this lane copies
+  const int own_chunk_;
+  const int64_t own_offset_;
   const uint64_t policy_ = ptx::evict_first_policy();
   int next_token_;
+  int next_entry_;  // of the tables
+  int next_in_block_;
   const int end_token_;
   int next_key_block_ = 0;
   int next_value_block_ = 0;
@@ -151,6 +165,7 @@ class DenseCache {
   static constexpr int kPackRows = kv::cuda::kPackRows;
   static constexpr int kUnitTokens = kv::cuda::kUnitTokens;
   static constexpr int kHeadDim = kDim;
+  static constexpr bool kSpansOfEntries = kDim == 64;  // of 128 dims, idle thread blocks cost more than second splits
   using Parameters = cuda::Parameters;
   using Entries = cuda::Entries;
   using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true>;

@@ -22,17 +22,17 @@ struct DecodeParameters {
 // How a thread block shares its work out, in shared memory.
 template <int kWarps>
 struct SpanShared {
-  longlong2 warp_totals[kWarps];  // units and entries
-  int64_t units;
+  DecodeTotals warp_totals[kWarps];
+  DecodeTotals totals;
   DecodeEntry entry;
   DecodeHead head;  // of the entry
   int64_t first_unit_of_entry;
   bool finishes_entry;
 };
 
-// `Cache` has the constants kWarps, kPackRows, kUnitTokens and kHeadDim, the types Parameters, Entries and EntriesAhead,
-// Shared, which holds a `span` and the `partials` of the warps, Writer, whose objects are made of the arguments and are
-// called like write_row, and
+// `Cache` has the constants kWarps, kPackRows, kUnitTokens, kHeadDim and kSpansOfEntries (DecodeSpans), the types
+// Parameters, Entries and EntriesAhead, Shared, which holds a `span` and the `partials` of the warps, Writer, whose objects
+// are made of the arguments and are called like write_row, and
 //   Cache(parameters, shared);
 //   stream_split(entry, first_unit, end_unit): computes the partial of each warp over these units. All threads call it,
 //     and all partials are written when it returns;
@@ -61,7 +61,7 @@ class SpanBlock {
       if (!share_out(entries_, blockIdx.x == 0 ? &parameters_.faults : nullptr)) return;
     }
     if (begin_ == end_) return;
-    const DecodeSpans spans(shared_.span.units, gridDim.x);
+    const DecodeSpans spans = spans_of(shared_.span.totals);
     const int span = blockIdx.x;
     int64_t unit = begin_;
     const int64_t end = end_;
@@ -96,6 +96,10 @@ class SpanBlock {
   static constexpr int kThreads = 32 * Cache::kWarps;
   static constexpr int kFewUnits = 8;  // a span of so few units gains nothing by prefetching
 
+  static __device__ DecodeSpans spans_of(const DecodeTotals& totals) {
+    return {totals, static_cast<int>(gridDim.x), Cache::kSpansOfEntries};
+  }
+
   __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
 
   // Shares the work out early, while the kernels ahead may still change the tables. Also prefetches into L2 the keys
@@ -121,37 +125,37 @@ class SpanBlock {
   // block's span. False if rows or slots are out of range.
   template <typename AnyEntries>
   __device__ bool share_out(const AnyEntries& entries, const FaultSink* faults) {
-    longlong2 own = {0, 0};  // of this thread's cache heads: units and entries
+    DecodeTotals own = {0, 0};  // of this thread's cache heads
     bool inside = true;
     for (int cache_head = begin_cache_head_; cache_head < end_cache_head_; ++cache_head) {
       DecodeHead head;
       inside = entries.read_head(cache_head, faults, head);
       if (!inside) break;
       if (cache_head == begin_cache_head_) head_ = head;
-      own.x += int64_t{entries.packs(head)} * entries.units(head);
-      own.y += entries.packs(head);
+      own.units += int64_t{entries.packs(head)} * entries.units(head);
+      own.entries += entries.packs(head);
     }
     if (!__syncthreads_and(inside)) return false;
-    longlong2 sum = own;
+    DecodeTotals sum = own;
     for (int distance = 1; distance < 32; distance *= 2) {
-      const longlong2 before = {__shfl_up_sync(0xffffffffu, sum.x, distance),
-                                __shfl_up_sync(0xffffffffu, sum.y, distance)};
-      if (threadIdx.x % 32 >= distance) sum = {sum.x + before.x, sum.y + before.y};
+      const DecodeTotals before = {__shfl_up_sync(0xffffffffu, sum.units, distance),
+                                   __shfl_up_sync(0xffffffffu, sum.entries, distance)};
+      if (threadIdx.x % 32 >= distance) sum = {sum.units + before.units, sum.entries + before.entries};
     }
     if (threadIdx.x % 32 == 31) shared_.span.warp_totals[threadIdx.x / 32] = sum;
     __syncthreads();
-    int64_t total = 0;
+    DecodeTotals totals = {0, 0};
     for (int warp = 0; warp < Cache::kWarps; ++warp) {
-      const longlong2 other = shared_.span.warp_totals[warp];
-      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.x + other.x, sum.y + other.y};
-      total += other.x;
+      const DecodeTotals other = shared_.span.warp_totals[warp];
+      if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.units + other.units, sum.entries + other.entries};
+      totals = {totals.units + other.units, totals.entries + other.entries};
     }
-    if (threadIdx.x == 0) shared_.span.units = total;
-    const DecodeSpans spans(total, gridDim.x);
+    if (threadIdx.x == 0) shared_.span.totals = totals;
+    const DecodeSpans spans = spans_of(totals);
     const int span = blockIdx.x;
     begin_ = span < spans.count() ? spans.first_unit(span) : 0;
     end_ = span < spans.count() ? spans.first_unit(span + 1) : 0;
-    if (begin_ < end_) find_entry(entries, begin_, sum.x - own.x, sum.x, static_cast<int>(sum.y - own.y));
+    if (begin_ < end_) find_entry(entries, begin_, sum.units - own.units, sum.units, static_cast<int>(sum.entries - own.entries));
     __syncthreads();
     return true;
   }

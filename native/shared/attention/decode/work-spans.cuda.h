@@ -156,11 +156,22 @@ class DecodeEntries {
   const int group_;
 };
 
+// All units of all entries.
+struct DecodeTotals {
+  int64_t units;
+  int64_t entries;
+};
+
 class DecodeSpans {
  public:
-  // There are at most as many spans as units, so that no span is empty.
-  __device__ DecodeSpans(int64_t units, int blocks)
-      : units_(units), count_(static_cast<int>(min(units, int64_t{blocks}))) {}
+  // There are at most as many spans as units, so that no span is empty. With `of_entries`, up to 1/16 of the blocks have
+  // none, if spans of entries of one length then end where entries do: a span of two entries pays for two splits.
+  __device__ DecodeSpans(const DecodeTotals& totals, int blocks, bool of_entries)
+      : units_(totals.units), count_(static_cast<int>(min(totals.units, int64_t{blocks}))) {
+    if (!of_entries || totals.entries == 0 || totals.entries > count_) return;
+    const int beyond = count_ % static_cast<int>(totals.entries);
+    if (beyond * 16 <= count_) count_ -= beyond;
+  }
 
   __device__ int count() const { return count_; }
   __device__ int64_t first_unit(int span) const { return units_ * span / count_; }
