@@ -6,7 +6,7 @@ namespace kv {
 
 // decodeAttentionQuantized(stream, query, output [token, queryHead, dim], logSumExp [token, queryHead] or undefined,
 // quantizedKeys, quantizedValues [quantizedBlock, byte], blockTable [slot, kvHead, block], keyCounts [slot, kvHead],
-// slots [batch], queryStart [boundary], scale, keyBits, valueBits)
+// slots [batch], queryStart [boundary], scale, keyBits, valueBits, merge)
 Napi::Value decode_attention_quantized(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument query = call.tensor(1);
@@ -42,6 +42,7 @@ Napi::Value decode_attention_quantized(const Napi::CallbackInfo& info) {
   arguments.scale = static_cast<float>(call.number(10));
   arguments.key_bits = static_cast<int32_t>(call.integer(11));
   arguments.value_bits = static_cast<int32_t>(call.integer(12));
+  arguments.merge = call.flag(13);
   return call.enqueue("decodeAttentionQuantized",
                       [arguments](ExecutionContext& context) { return decode_attention_quantized(arguments, context); });
 }

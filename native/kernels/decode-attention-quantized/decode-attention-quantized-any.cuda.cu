@@ -1,6 +1,7 @@
 // Decode attention over quantized blocks of any dtype of rows and any head of up to 512 dims, with one warp for each
 // query row. It serves whatever the tensor-core kernel does not take.
 #include "kernels/decode-attention-quantized/decode-attention-quantized.cuda.h"
+#include "shared/attention/part-weights.cuda.h"
 #include "shared/quantized-blocks/quantized-blocks.cuda.h"
 
 namespace kv::cuda {
@@ -106,14 +107,19 @@ __global__ void __launch_bounds__(kWarps* kWarp) attend_rows(const __grid_consta
   for (float& dim : result) dim = sum == 0.0f ? 0.0f : dim / sum;
   rotate_back(result, a.head_dim);
   O* output = static_cast<O*>(a.output) + token * a.output_token_stride + head * a.output_head_stride;
+  float* log_sum_exp = a.log_sum_exp == nullptr ? nullptr : a.log_sum_exp + int64_t{token} * a.query_heads + head;
+  const float own = sum == 0.0f ? -INFINITY : maximum + logf(sum);
+  if (a.merge && own == -INFINITY) return;
+  const PartWeights weights = a.merge ? part_weights(*log_sum_exp, own) : PartWeights{0.0f, 1.0f, own};
+  __syncwarp();  // all lanes have read it before one writes it
 #pragma unroll
   for (int g = 0; g < kMostGroups; ++g) {
     const int dim = g * kWarp + lane;
-    if (dim < a.head_dim) output[dim] = from_float<O>(result[g]);
+    if (dim >= a.head_dim) break;
+    const float all = a.merge ? to_float(output[dim]) * weights.own + result[g] * weights.other : result[g];
+    output[dim] = from_float<O>(all);
   }
-  if (lane == 0 && a.log_sum_exp != nullptr) {
-    a.log_sum_exp[int64_t{token} * a.query_heads + head] = sum == 0.0f ? -INFINITY : maximum + logf(sum);
-  }
+  if (lane == 0 && log_sum_exp != nullptr) *log_sum_exp = weights.log_sum_exp;
 }
 
 }  // namespace

@@ -101,7 +101,10 @@ class QuantizedCache {
   static void rotate(float* row, int head_dim) { KV_ISA::rotate(row, head_dim); }
   static void rotate_back(float* row, int head_dim) { KV_ISA::rotate_back(row, head_dim); }
 
-  explicit QuantizedCache(const QuantizedAttentionArguments& a) : keys_(a.keys, a.head_dim), values_(a.values, a.head_dim) {}
+  explicit QuantizedCache(const QuantizedAttentionArguments& a)
+      : merges(a.merge), keys_(a.keys, a.head_dim), values_(a.values, a.head_dim) {}
+
+  const bool merges;
 
   int64_t work_floats(int64_t, int dim) const { return kQuantizedBlockTokens * dim / kQuantizedGroupDims; }
 

@@ -7,6 +7,7 @@
 #include "kernels/decode-attention-quantized/decode-attention-quantized.cuda.h"
 #include "ptx/async-copy.cuda.h"
 #include "shared/attention/decode/span-block.cuda.h"
+#include "shared/attention/part-weights.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
 
 namespace kv::cuda {
@@ -138,11 +139,11 @@ class WarpStream {
   int last_stage_ = kRing - 1;
 };
 
-// ---- Results are rotated back. ----
+// ---- Results are rotated back, and merged with those over other keys. ----
 
 template <typename Element, int kHeadDim>
 struct RotatedWriter {
-  const PagedAttentionArguments& arguments;
+  const QuantizedAttentionArguments& arguments;
 
   // kHeadDim / 4 neighbouring lanes have all dims of a row.
   __device__ void operator()(int64_t token, int head, const MergedPartial& merged, int dim) const {
@@ -160,8 +161,19 @@ struct RotatedWriter {
       }
       dims[i] *= rotation_negates(dim + i) ? -kFactor : kFactor;
     }
-    write_row<Element>(arguments, token, head, make_float4(dims[0], dims[1], dims[2], dims[3]), merged.log_sum_exp(),
-                       dim);
+    float log_sum_exp = merged.log_sum_exp();
+    if (arguments.merge) {
+      const float before = arguments.log_sum_exp[token * arguments.query_heads + head];
+      __syncwarp(lanes);  // all have read it before one writes it
+      if (log_sum_exp == -INFINITY) return;
+      const PartWeights weights = part_weights(before, log_sum_exp);
+      const Element* output = static_cast<const Element*>(arguments.output) + token * arguments.output_token_stride +
+                              head * arguments.output_head_stride + dim;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dims[i] = to_float(output[i]) * weights.own + dims[i] * weights.other;
+      log_sum_exp = weights.log_sum_exp;
+    }
+    write_row<Element>(arguments, token, head, make_float4(dims[0], dims[1], dims[2], dims[3]), log_sum_exp, dim);
   }
 
  private:

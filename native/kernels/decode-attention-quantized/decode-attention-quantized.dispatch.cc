@@ -17,6 +17,9 @@ Status decode_attention_quantized(const QuantizedAttentionArguments& given, Exec
   Status status = validate_sizes(arguments);
   if (status.ok()) status = validate_quantized_format(arguments.head_dim, arguments.key_bits);
   if (status.ok()) status = validate_quantized_format(arguments.head_dim, arguments.value_bits);
+  if (status.ok() && arguments.merge && arguments.log_sum_exp == nullptr) {
+    status = Status::failure(StatusCode::invalid_value, "attention over other keys can only be merged with its log-sum-exp");
+  }
   if (!status.ok()) return status;
   if (context.device == DeviceKind::cuda) return decode_attention_quantized_cuda(arguments, context);
   status = validate_tables(arguments, false);

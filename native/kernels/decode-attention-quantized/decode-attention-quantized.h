@@ -17,6 +17,8 @@ namespace kv {
 struct QuantizedAttentionArguments : PagedAttentionArguments {
   int32_t key_bits = 8;  // of a code: 8 or 4
   int32_t value_bits = 8;
+  // Output and log_sum_exp hold attention of the rows over other keys, which becomes that over all.
+  bool merge = false;
 };
 
 // Refuses sizes, dtypes and tables that contradict each other (invalid_value, capability).

@@ -1,29 +1,14 @@
 #include "kernels/merge-attention/merge-attention.h"
 
+#include "shared/attention/part-weights.cpu.h"
 #include "shared/cpu/simd.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
 namespace {
 
-// What each part of a row counts.
-struct Weights {
-  float own;
-  float other;
-  float log_sum_exp;
-};
-
-Weights weights_of(float own, float other) {
-  // Comparisons with NaN are false. A maximum of plus infinity makes NaN of the weights, as softmax does.
-  const float most = own == own && !(own > other) ? other : own;
-  const float own_part = __builtin_expf(own - most);
-  const float other_part = __builtin_expf(other - most);
-  const float sum = own_part + other_part;
-  return {own_part / sum, other_part / sum, most + __builtin_logf(sum)};
-}
-
 template <class T, class Other>
-void merge_row(T* output, const Other* other, int64_t dims, Weights weights) {
+void merge_row(T* output, const Other* other, int64_t dims, PartWeights weights) {
   int64_t dim = 0;
   for (; dim + kLanes <= dims; dim += kLanes) {
     store(output + dim, load(output + dim) * weights.own + load(other + dim) * weights.other);
@@ -39,7 +24,7 @@ void merge_rows(const MergeAttentionArguments& a, Workers& workers) {
       float& own = a.log_sum_exp[token * a.query_heads + head];
       const float other = a.other_log_sum_exp[token * a.query_heads + head];
       if (other == -__builtin_inff()) continue;
-      const Weights weights = weights_of(own, other);
+      const PartWeights weights = part_weights(own, other);
       merge_row(static_cast<T*>(a.output) + token * a.output_token_stride + head * a.output_head_stride,
                 static_cast<const Other*>(a.other) + token * a.other_token_stride + head * a.other_head_stride, a.head_dim,
                 weights);

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/merge-attention/merge-attention.h"
+#include "shared/attention/part-weights.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
@@ -18,19 +19,15 @@ __global__ void merge_rows(MergeAttentionArguments a) {
     // All threads have read them before one writes.
     __syncthreads();
     if (other == -INFINITY) continue;
-    // Comparisons with NaN are false. A maximum of plus infinity makes NaN of the weights, as softmax does.
-    const float most = own == own && !(own > other) ? other : own;
-    const float own_part = expf(own - most);
-    const float other_part = expf(other - most);
-    const float sum = own_part + other_part;
+    const PartWeights weights = part_weights(own, other);
     const int64_t token = row / a.query_heads;
     const int64_t head = row % a.query_heads;
     T* output = static_cast<T*>(a.output) + token * a.output_token_stride + head * a.output_head_stride;
     const Other* from = static_cast<const Other*>(a.other) + token * a.other_token_stride + head * a.other_head_stride;
     for (int64_t dim = threadIdx.x; dim < a.head_dim; dim += blockDim.x) {
-      output[dim] = from_float<T>(to_float(output[dim]) * (own_part / sum) + to_float(from[dim]) * (other_part / sum));
+      output[dim] = from_float<T>(to_float(output[dim]) * weights.own + to_float(from[dim]) * weights.other);
     }
-    if (threadIdx.x == 0) a.log_sum_exp[row] = most + logf(sum);
+    if (threadIdx.x == 0) a.log_sum_exp[row] = weights.log_sum_exp;
   }
 }
 

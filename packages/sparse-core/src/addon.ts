@@ -326,6 +326,7 @@ export interface Addon {
     scale: number,
     keyBits: number,
     valueBits: number,
+    merge: boolean,
   ): void;
   verticalSlashBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   pooledBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;

@@ -7,6 +7,7 @@
 #include "runtime/workers.h"
 #include "shared/attention/attention-rows.cpu.h"
 #include "shared/attention/decode/key-run.cpu.h"
+#include "shared/attention/part-weights.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -81,6 +82,7 @@ inline void softmax(float* scores, int32_t count, Partial partial) {
 // For a cache whose rows are read, and whose results are written, as they are.
 struct PlainRows {
   static constexpr bool rotated = false;
+  static constexpr bool merges = false;
   static int dim_of(int head_dim) { return static_cast<int>(divide_up(head_dim, kLanes)) * kLanes; }
 };
 
@@ -135,7 +137,7 @@ inline void attend_split(const PagedAttentionArguments& a, const Cache& cache, c
 
 // Merges all splits of a row into its first split and writes the result.
 template <class T, class Cache>
-inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, int64_t row, const Partials& partials,
+inline void merge_row(const PagedAttentionArguments& a, const Cache& cache, const RowRange& range, int64_t row, const Partials& partials,
                       int64_t first_split, int64_t last_split) {
   T* output = static_cast<T*>(a.output) + range.token(row) * a.output_token_stride +
               range.head(row) * a.output_head_stride;
@@ -159,13 +161,20 @@ inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, i
   if constexpr (Cache::rotated) {
     if (sum != 0) Cache::rotate_back(partials.at(first_split, row).output, a.head_dim);
   }
-  for (int d = 0; d < a.head_dim; ++d) {
-    from_float(output + d, sum == 0 ? 0.0f : partials.at(first_split, row).output[d] * inverse);
+  const float* total = partials.at(first_split, row).output;
+  float* log_sum_exp =
+      a.log_sum_exp == nullptr ? nullptr : a.log_sum_exp + range.token(row) * a.query_heads + range.head(row);
+  if (cache.merges) {
+    if (sum == 0) return;
+    const PartWeights weights = part_weights(*log_sum_exp, peak + logf(sum));
+    for (int d = 0; d < a.head_dim; ++d) {
+      from_float(output + d, to_float(output[d]) * weights.own + total[d] * inverse * weights.other);
+    }
+    *log_sum_exp = weights.log_sum_exp;
+    return;
   }
-  if (a.log_sum_exp != nullptr) {
-    a.log_sum_exp[range.token(row) * a.query_heads + range.head(row)] =
-        sum == 0 ? -HUGE_VALF : peak + logf(sum);
-  }
+  for (int d = 0; d < a.head_dim; ++d) from_float(output + d, sum == 0 ? 0.0f : total[d] * inverse);
+  if (log_sum_exp != nullptr) *log_sum_exp = sum == 0 ? -HUGE_VALF : peak + logf(sum);
 }
 
 // `Cache` reads the blocks of the keys and values:
@@ -175,7 +184,8 @@ inline void merge_row(const PagedAttentionArguments& a, const RowRange& range, i
 //   work_floats(rows, dim): the size of `work`;
 //   dim_of(head_dim): `dim`, the head dimension rounded up to a multiple of kLanes;
 //   rotated: whether it holds keys and values rotated. rotate(row, head_dim) then rotates a query, which happens once
-//     for all splits, and rotate_back(row, head_dim) a result.
+//     for all splits, and rotate_back(row, head_dim) a result;
+//   merges: whether the outputs hold attention over other keys, which becomes that over all.
 template <class Cache>
 inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
   // An item is one kv head of one batch entry. Item i has the splits split_start[i] .. split_start[i + 1] - 1.
@@ -246,7 +256,7 @@ inline void decode_splits(const PagedAttentionArguments& a, const Cache& cache, 
     const RowRange range = range_of(item);
     with_float_type(a.output_dtype, [&](auto element) {
       for (int64_t row = 0; row < range.rows(); ++row) {
-        merge_row<decltype(element), Cache>(a, range, row, partials, split_start[item], split_start[item + 1]);
+        merge_row<decltype(element)>(a, cache, range, row, partials, split_start[item], split_start[item + 1]);
       }
     });
   });

@@ -192,11 +192,12 @@ Outcome attend(const Case& test, Random& random) {
   succeeds(cuda::decode_attention_quantized_memory(arguments, &memory));
   const DeviceBuffer<unsigned char> counters(memory.counter_bytes), workspace(memory.workspace_bytes, 0x5a);
   const DeviceBuffer<Fault> fault(1);
-  const bool same = operands.repeats([&] {
+  const auto launch = [&] {
     return test.any_shape ? cuda::decode_attention_quantized_any(arguments, nullptr)
                           : cuda::decode_attention_quantized(arguments, counters.get(), workspace.get(), {fault.get()},
                                                              nullptr);
-  });
+  };
+  const bool same = operands.repeats(launch);
 
   Outcome outcome;
   const int32_t found = fault.host()[0].code;
@@ -221,6 +222,23 @@ Outcome attend(const Case& test, Random& random) {
   }
   for (size_t i = size_t(layout.rows) * test.query_heads * test.head_dim; i < output.size(); ++i) {
     excess.bad += output[i] != kPoison;
+  }
+  // Merged with itself, a part counts twice.
+  arguments.merge = true;
+  succeeds(launch());
+  const auto merged = operands.output.host();
+  const auto merged_log_sum_exp = operands.log_sum_exp.host();
+  const auto number_of = [](uint16_t bits) { return static_cast<float>(reinterpret_cast<const Element&>(bits)); };
+  for (size_t row = 0; row < size_t(layout.rows) * test.query_heads; ++row) {
+    const float own = log_sum_exp[row];
+    const double wanted = own + std::log(2.0);
+    excess.bad += !(own == -INFINITY ? merged_log_sum_exp[row] == own
+                                     : std::abs(merged_log_sum_exp[row] - wanted) <= 1e-6 * (1 + std::abs(wanted)));
+    for (size_t i = row * test.head_dim; i < (row + 1) * test.head_dim; ++i) {
+      const float before = number_of(output[i]);
+      const double allowed = 2 * unit_roundoff(test.dtype) * std::abs(before) + 0x1p-20;
+      excess.bad += !(std::abs(number_of(merged[i]) - before) <= allowed);
+    }
   }
   char line[100];
   std::snprintf(line, sizeof line, "error %.2f, log-sum-exp %.2f of what is allowed, %d bad", 1 + excess.output,

@@ -1,5 +1,5 @@
 import { CapabilityError, type Device, DTypeError, type FloatDType, InvalidValueError, ShapeError } from '@kv/sparse-core';
-import { attentionRow, decode, describeOnDevices, Random, unitRoundoff } from '@kv/sparse-core/testing';
+import { attentionRow, decode, describeOnDevices, encode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { blockTokens } from '../quantized-blocks.js';
 import { rotated, rotationRun } from '../testing/quantized-oracle.js';
@@ -27,7 +27,15 @@ function randomSizes(random: Random, headDims: readonly number[]): QuantizedSize
 }
 
 /** Outputs `[token, queryHead, dim]` and log-sum-exps, with NaN where nothing was written. */
-async function attend(device: Device, random: Random, sizes: QuantizedSizes, cache: Cache, dtype: FloatDType, outputDType = dtype) {
+async function attend(
+  device: Device,
+  random: Random,
+  sizes: QuantizedSizes,
+  cache: Cache,
+  dtype: FloatDType,
+  outputDType = dtype,
+  before?: { readonly output: Float32Array; readonly logSumExp: Float32Array },
+) {
   const { kvHeads, group, headDim } = sizes;
   const tokens = cache.starts.at(-1) ?? NaN;
   const shape = [tokens, kvHeads * group, headDim] as const;
@@ -35,11 +43,12 @@ async function attend(device: Device, random: Random, sizes: QuantizedSizes, cac
   const whole = [tokens + 1, kvHeads * group + 8, headDim] as const;
   const elements = random.elements(dtype, whole[0] * whole[1] * headDim);
   using wholeQuery = device.tensor(dtype, axes, whole, elements);
-  using output = device.tensor(outputDType, axes, shape);
-  using logSumExp = device.tensor('f32', ['token', 'queryHead'], [tokens, shape[1]], new Float32Array(tokens * shape[1]).fill(NaN));
+  using output = device.tensor(outputDType, axes, shape, before && encode(outputDType, before.output));
+  const kept = before?.logSumExp ?? new Float32Array(tokens * shape[1]).fill(NaN);
+  using logSumExp = device.tensor('f32', ['token', 'queryHead'], [tokens, shape[1]], kept);
   const query = wholeQuery.slice('token', 0, tokens).slice('queryHead', 0, shape[1]);
   const scale = headDim ** -0.5;
-  decodeAttentionQuantized(device.createStream(), { ...cache.arguments, query, output, logSumExp, scale });
+  decodeAttentionQuantized(device.createStream(), { ...cache.arguments, query, output, logSumExp, scale, merge: before !== undefined });
   const queries = decode(dtype, elements);
   return {
     output: decode(outputDType, await output.read()),
@@ -171,6 +180,41 @@ describeOnDevices('decodeAttentionQuantized', ({ name, open }) => {
       expect(output.every((x) => x === 0)).toBe(true);
       expect(logSumExp.every((x) => x === -Infinity)).toBe(true);
     }
+  });
+
+  it.each(dtypes)('merges what the output holds (%s)', async (dtype) => {
+    const device = open();
+    for (const headDim of [64, 80]) {
+      const sizes = { ...small, headDim };
+      const cache = randomQuantizedCache(device, new Random(13), sizes);
+      const codes = await attend(device, new Random(14), sizes, cache, dtype);
+      const random = new Random(15);
+      const output = Float32Array.from(codes.output, () => random.pick([-1, -0.25, 0, 0.5, 2]));
+      // One row has seen no other key.
+      const logSumExp = codes.logSumExp.map((own, row) => (row === 0 ? -Infinity : Number.isFinite(own) ? own + 2 - (row % 5) : 1));
+      const merged = await attend(device, new Random(14), sizes, cache, dtype, dtype, { output, logSumExp });
+      logSumExp.forEach((own, row) => {
+        const other = codes.logSumExp[row] ?? NaN;
+        const most = Math.max(own, other);
+        const all = most + Math.log(Math.exp(own - most) + Math.exp(other - most));
+        expect(Math.abs((merged.logSumExp[row] ?? NaN) - all)).toBeLessThanOrEqual(1e-6 * (1 + Math.abs(all)));
+        for (let at = row * headDim; at < (row + 1) * headDim; at++) {
+          const parts = [Math.exp(own - all) * (output[at] ?? NaN), Math.exp(other - all) * (codes.output[at] ?? NaN)] as const;
+          const magnitude = Math.abs(parts[0]) + Math.abs(parts[1]);
+          const allowed = 2 * unitRoundoff[dtype] * magnitude + 2 ** -24 + 1e-5 * magnitude;
+          expect(Math.abs((merged.output[at] ?? NaN) - (parts[0] + parts[1]))).toBeLessThanOrEqual(allowed);
+        }
+      });
+    }
+  });
+
+  it('refuses to merge without log-sum-exps', () => {
+    const device = open();
+    const cache = randomQuantizedCache(device, new Random(16), small);
+    using output = device.tensor('f32', axes, [cache.starts.at(-1) ?? NaN, small.kvHeads * small.group, small.headDim]);
+    using query = device.tensor('f32', axes, output.shape);
+    const call = { ...cache.arguments, query, output, scale: 1, merge: true };
+    expect(() => decodeAttentionQuantized(device.createStream(), call)).toThrow(InvalidValueError);
   });
 
   it('keeps finite what large scores give', async () => {

@@ -34,11 +34,11 @@ export interface BlockCodec {
   /** Rows that `attend` takes at once. */
   readonly mostRows: number;
   /**
-   * Enqueues attention of rows over the codes of their slots, and says where it is.
-   * @param room for it
-   * @param dense the log-sum-exps of the same rows over what is dense
+   * Enqueues attention of rows over the codes of their slots.
+   * @param part attention of the same rows over what is dense, which becomes that over all
+   * @param room for a part of its own
    */
-  attend(stream: Stream, rows: RowsOverBlocks, room: AttentionPart, dense: AttentionPart['logSumExp']): AttentionPart;
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart, room: AttentionPart): void;
 }
 
 /** What holds the blocks of all layers of a cache. */

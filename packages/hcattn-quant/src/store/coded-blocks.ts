@@ -1,4 +1,4 @@
-import type { AttentionPart, FloatDType, KvBytes, KvLayer, Stream, Tensor } from '@kv/sparse-core';
+import { type AttentionPart, type FloatDType, type KvBytes, type KvLayer, mergeAttention, type Stream, type Tensor } from '@kv/sparse-core';
 import type { BlockIds } from '@kv/sparse-core/native';
 import type { PlacedLayer } from '../codebooks/place-codebooks.js';
 import { codedKeyScores } from '../operations/coded-key-scores.js';
@@ -61,14 +61,14 @@ export class CodedBlocks implements BlockCodec {
     loadValues(stream, { values, hostValues, valueScales, ...copies });
   }
 
-  attend(stream: Stream, rows: RowsOverBlocks, { logSumExp }: AttentionPart, dense: AttentionPart['logSumExp']): AttentionPart {
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart, { logSumExp }: AttentionPart): void {
     const { codedKeys, hostValues: values, valueScales, ids } = this.#pools;
     const { blockTable, keyCounts, slots, queryStart } = rows;
     const { scores, output, ...chosen } = this.#room.of(this.#layer, rows.query.shape[0]);
     codedKeyScores(stream, { ...this.#codebooks, ...rows, codedKeys, scores });
-    const batch = { blockTable, keyCounts, slots, queryStart, denseLogSumExp: dense, scores };
+    const batch = { blockTable, keyCounts, slots, queryStart, denseLogSumExp: part.logSumExp, scores };
     selectByMass(stream, { ...batch, ...this.#choice, ...chosen, valueBlocks: ids.count, valueScales, logSumExp });
     weightedValues(stream, { ...chosen, values, output });
-    return { output, logSumExp };
+    mergeAttention(stream, { ...part, other: { output, logSumExp } });
   }
 }

@@ -53,9 +53,8 @@ export class QuantizedPools implements BlockCodec, CodeCache {
     dequantizeKv(stream, { ...dense, ...this.#codes, ...listsOf(moves) });
   }
 
-  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): AttentionPart {
-    decodeAttentionQuantized(stream, { ...rows, ...part, ...this.#codes });
-    return part;
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
+    decodeAttentionQuantized(stream, { ...rows, ...part, ...this.#codes, merge: true });
   }
 
   codecOf(): BlockCodec {

@@ -127,8 +127,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     expectThat('startDecode', 'rows', batch.rows, batch.rows <= codec.mostRows, `at most ${codec.mostRows}, one for each sequence`);
     decodeAttention(stream, { ...rows, output, logSumExp, blocks: this.#dense.denseBlocks() });
     const { keyCounts, tables } = this.#slots;
-    const other = codec.attend(stream, { ...rows, blockTable: tables.blocks, keyCounts }, second, logSumExp);
-    mergeAttention(stream, { output, logSumExp, other });
+    codec.attend(stream, { ...rows, blockTable: tables.blocks, keyCounts }, { output, logSumExp }, second);
     return () => undefined;
   }
 
