@@ -232,9 +232,8 @@ const own = 'what the operations of this package call, behind their checks';
 /** What cannot be misused, and why, or where else it is tried. */
 export const harmlessExports: Readonly<Record<string, string>> = {
   ...Object.fromEntries(['Device', 'HostPool', 'MappedFile', 'Recording', 'Stream', 'Tensor'].map((name) => [name, foreign])),
-  ...Object.fromEntries(['Recording', 'Tensor'].map((name) => [`${name}.is`, askedOfAnything])),
+  ...Object.fromEntries(['HostPool', 'Recording', 'Tensor'].map((name) => [`${name}.is`, askedOfAnything])),
   ...Object.fromEntries(['HostPool', 'MappedFile', 'Recording', 'Stream', 'Tensor'].map((name) => [`${name}.dispose`, nothing])),
-  'HostPool.is': 'says of anything what it is',
   'Device.memory': nothing,
   'MappedFile.assertUnchanged': nothing,
   'Stream.assertUsable': nothing,
