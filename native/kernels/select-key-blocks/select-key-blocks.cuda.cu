@@ -23,6 +23,8 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kTieThreads = 1024;
 constexpr int kOwnRuns = 4;   // of 64 values, whose maxima a warp finds
 constexpr int kTieLists = 4;  // of a thread at a time
+constexpr int kOwnBlocks = 4;  // of a thread at a time
+constexpr int kManyLists = 8192;
 constexpr int kScoresOfBlock = 64 * kThreads;  // scores that a thread block counts; few enough to keep the device busy
 
 // What is found of the threshold of a budget.
@@ -193,9 +195,9 @@ void with_scores(const SelectKeyBlocksArguments& a, Body&& body) {
   else body(std::false_type{});
 }
 
-// Counts scores by `bits` bits from `shift` on. Only scores whose higher bits are the threshold's count. A thread
-// block has some tiles. The last one finds the next bits of the threshold.
-template <bool kPair>
+// Counts scores by `bits` bits from `shift` on. Only scores whose higher bits are the threshold's count. kSharing threads
+// have some tiles together. The last thread block finds the next bits of the threshold.
+template <bool kPair, int kSharing>
 __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__ Launch launch, int shift, int bits) {
   __shared__ uint32_t bins[kOrderBins];
   __shared__ bool last;
@@ -210,15 +212,18 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
   const auto count = [&](uint32_t order, uint32_t times) {
     if (above == 32 || (order ^ known) >> above == 0) atomicAdd(&bins[order >> shift & mask], times);
   };
-  for (int tile = static_cast<int>(blockIdx.x); tile < launch.a.tiles(); tile += static_cast<int>(gridDim.x)) {
+  constexpr int kTilesAtOnce = kThreads / kSharing;
+  const int own = static_cast<int>(threadIdx.x) % kSharing;
+  const int first_tile = static_cast<int>(blockIdx.x) * kTilesAtOnce + static_cast<int>(threadIdx.x) / kSharing;
+  for (int tile = first_tile; tile < launch.a.tiles(); tile += static_cast<int>(gridDim.x) * kTilesAtOnce) {
     const TileScores<kPair> scores(tiles.scored(estimate, tile));
     const int first = kPair ? scores.tile.sinks : 0;
     const int end = kPair ? max(scores.tile.diagonal, first) : scores.tile.seen;
-    if (kPair && threadIdx.x == 0) {
+    if (kPair && own == 0) {
       count(cuda::order_of(__float_as_uint(INFINITY)), static_cast<uint32_t>(scores.tile.seen - (end - first)));
     }
 #pragma unroll 4
-    for (int block = first + static_cast<int>(threadIdx.x); block < end; block += kThreads) {
+    for (int block = first + own; block < end; block += kSharing) {
       count(cuda::order_of(__float_as_uint(scores.estimated(block))), 1);
     }
   }
@@ -351,17 +356,22 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
   const unsigned earlier = (1u << lane) - 1;
   int taken = 0;
   int ties = 0;
-#pragma unroll 4
-  for (int first = 0; first < seen; first += kWarp) {
-    const int block = first + lane;
-    const bool real = block < seen;
-    const float score = scores.at(min(block, seen - 1));
-    const unsigned equal = __ballot_sync(0xffffffffu, real && score == cut.score);
-    const bool takes = real && (score > cut.score || ((equal >> lane & 1) != 0 && ties + __popc(equal & earlier) < cut.ties));
-    const unsigned all = __ballot_sync(0xffffffffu, takes);
-    if (takes) to[taken + __popc(all & earlier)] = block;
-    taken += __popc(all);
-    ties += __popc(equal);
+  for (int first = 0; first < seen; first += kOwnBlocks * kWarp) {
+    float own[kOwnBlocks];
+#pragma unroll
+    for (int i = 0; i < kOwnBlocks; ++i) own[i] = scores.at(min(first + i * kWarp + lane, seen - 1));
+#pragma unroll
+    for (int i = 0; i < kOwnBlocks; ++i) {
+      const int block = first + i * kWarp + lane;
+      const bool reaches = block < seen && own[i] >= cut.score;
+      if (!__any_sync(0xffffffffu, reaches)) continue;  // as of most blocks
+      const unsigned equal = __ballot_sync(0xffffffffu, reaches && own[i] == cut.score);
+      const bool takes = reaches && ((equal >> lane & 1) == 0 || ties + __popc(equal & earlier) < cut.ties);
+      const unsigned all = __ballot_sync(0xffffffffu, takes);
+      if (takes) to[taken + __popc(all & earlier)] = block;
+      taken += __popc(all);
+      ties += __popc(equal);
+    }
   }
   if (lane != 0) return;
   a.counts[list] = taken;
@@ -395,10 +405,13 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
     if (a.rule == BlockRule::budget) {
       start_rank<<<1, kThreads, 0, stream>>>(launch, a.tile_blocks == nullptr ? tiles.budgeted() : 0);
       const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
+      // A few long tiles keep the device busy only if many threads share each.
+      const bool few_long = a.lists() < kManyLists && tiles.blocks() > kOwnBlocks * kThreads;
+      const auto count = few_long ? count_scores<kPair, kThreads> : count_scores<kPair, kWarp>;
       for (int shift = 32; shift > 0;) {
         const int bits = shift < kOrderBits ? shift : kOrderBits;
         shift -= bits;
-        count_scores<kPair><<<counting, kThreads, 0, stream>>>(launch, shift, bits);
+        count<<<counting, kThreads, 0, stream>>>(launch, shift, bits);
       }
     }
     write_lists<kPair, false><<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
