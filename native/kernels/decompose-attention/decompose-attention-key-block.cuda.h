@@ -27,12 +27,14 @@ __device__ void copy_block(const Launch& launch, const StoredKeys<T>& keys, int3
   constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
   if (launch.tensor_cores) {
     const int pieces = dims / kPiece;  // a power of two
-    const int shift = __ffs(pieces) - 1;
+    const int piece = thread % pieces * kPiece;
+    const int step = threads / pieces;
+    // Where a block of the cache holds whole blocks of keys, its place is found once.
+    const T* const whole = keys.block_tokens % kTurnTokens == 0 ? keys.at(start) + piece : nullptr;
 #pragma unroll 4
-    for (int i = first * pieces + thread; i < end * pieces; i += threads) {
-      const int key = i >> shift;
-      const int piece = (i & (pieces - 1)) * kPiece;
-      ptx::async_copy_16(to + key * stride + piece, keys.at(start + key) + piece, true);
+    for (int key = first + thread / pieces; key < end; key += step) {
+      const T* from = whole != nullptr ? whole + key * keys.token_stride : keys.at(start + key) + piece;
+      ptx::async_copy_16(to + key * stride + piece, from, true);
     }
   } else {
 #pragma unroll 4

@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads) add_blocks(const __grid_constant__ L
     if (column.second < 0) continue;
     const double2 all = turned_back(plain, launch.memory.bases[int64_t{block} * a.pairs + index]);
     to[column.second] = cached.y;
-    to[a.head_dim + column.first] = all.x / static_cast<double>(a.attention_scale);
-    to[a.head_dim + column.second] = all.y / static_cast<double>(a.attention_scale);
+    to[a.head_dim + column.first] = all.x;
+    to[a.head_dim + column.second] = all.y;
   }
 }
 

@@ -23,8 +23,8 @@ constexpr int kVerticalHeads = 8;  // query heads at once, as many as mma multip
 constexpr int kVerticalWarps = kTurnTokens / 16;
 
 // Line 14: some runs of 64 lags and some query heads. A warp has 16 lags of 16 of them, and multiplies cosines and sines by
-// alpha; the four lanes with neighbouring columns have a pair each.
-__global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ Launch launch) {
+// alpha; the four lanes with neighbouring columns have a pair each. `at_once` pairs fit into shared memory.
+__global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ Launch launch, int at_once) {
   if (*launch.memory.fits == 0) return;
   extern __shared__ double2 tables[];
   __shared__ double sums[kTurnTokens / 16][kSlashHeads];
@@ -33,37 +33,44 @@ __global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ 
   const int lane = thread % kWarp;
   const int first_head = static_cast<int>(blockIdx.y) * kSlashHeads;
   const int padded = (a.pairs + 3) / 4 * 4;
-  double2* turned = tables;                            // [pair, kSlashHeads + 1]: alpha rotated by the run's first lag
-  double2* turns = turned + padded * (kSlashHeads + 1);  // [pair, kTurnStride]
-  for (int i = thread; i < padded * kTurnTokens; i += kThreads) {
-    turns[i / kTurnTokens * kTurnStride + i % kTurnTokens] = launch.memory.turns[min(i, a.pairs * kTurnTokens - 1)];
-  }
+  double2* turned = tables;                             // [pair, kSlashHeads + 1]: alpha rotated by the run's first lag
+  double2* turns = turned + at_once * (kSlashHeads + 1);  // [pair, kTurnStride]
+  const auto load_turns = [&](int from, int pairs) {
+    for (int i = thread; i < pairs * kTurnTokens; i += kThreads) {
+      turns[i / kTurnTokens * kTurnStride + i % kTurnTokens] = launch.memory.turns[min(from * kTurnTokens + i, a.pairs * kTurnTokens - 1)];
+    }
+  };
+  if (at_once == padded) load_turns(0, padded);
   const int tile = thread / kWarp % (kTurnTokens / 16);
   const int left = thread / kWarp / (kTurnTokens / 16) * (kSlashHeads / 2);
   for (int block = static_cast<int>(blockIdx.x); block < launch.blocks(); block += static_cast<int>(gridDim.x)) {
-    __syncthreads();
-#pragma unroll 4
-    for (int i = thread; i < padded * kSlashHeads; i += kThreads) {
-      const int pair = i % padded;
-      const int query_head = first_head + i / padded;
-      double2 own = {0, 0};
-      if (pair < a.pairs && query_head < a.query_heads && launch.samples > 0) {
-        const double* alpha = launch.solution_of(query_head);
-        own = turned_back({alpha[pair], -alpha[a.pairs + pair]}, launch.memory.bases[int64_t{block} * a.pairs + pair]);
-      }
-      turned[pair * (kSlashHeads + 1) + i / padded] = own;
-    }
-    __syncthreads();
     double values[2][4] = {};
+    for (int from = 0; from < padded; from += at_once) {
+      const int pairs = min(at_once, padded - from);
+      __syncthreads();
+      if (at_once < padded) load_turns(from, pairs);
 #pragma unroll 4
-    for (int k = 0; k < padded; k += 4) {
-      const double2* of_lane = turns + (k + lane % 4) * kTurnStride + 16 * tile + lane / 4;
-      const double2 upper = of_lane[0];
-      const double2 lower = of_lane[8];
+      for (int i = thread; i < pairs * kSlashHeads; i += kThreads) {
+        const int pair = from + i % pairs;
+        const int query_head = first_head + i / pairs;
+        double2 own = {0, 0};
+        if (pair < a.pairs && query_head < a.query_heads && launch.samples > 0) {
+          const double* alpha = launch.solution_of(query_head);
+          own = turned_back({alpha[pair], -alpha[a.pairs + pair]}, launch.memory.bases[int64_t{block} * a.pairs + pair]);
+        }
+        turned[i % pairs * (kSlashHeads + 1) + i / pairs] = own;
+      }
+      __syncthreads();
+#pragma unroll 4
+      for (int k = 0; k < pairs; k += 4) {
+        const double2* of_lane = turns + (k + lane % 4) * kTurnStride + 16 * tile + lane / 4;
+        const double2 upper = of_lane[0];
+        const double2 lower = of_lane[8];
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const double2 column = turned[(k + lane % 4) * (kSlashHeads + 1) + left + 8 * j + lane / 4];
-        ptx::mma_m16n8k8(values[j], {upper.x, lower.x, upper.y, lower.y}, {column.x, column.y});
+        for (int j = 0; j < 2; ++j) {
+          const double2 column = turned[(k + lane % 4) * (kSlashHeads + 1) + left + 8 * j + lane / 4];
+          ptx::mma_m16n8k8(values[j], {upper.x, lower.x, upper.y, lower.y}, {column.x, column.y});
+        }
       }
     }
 #pragma unroll
@@ -361,12 +368,16 @@ __global__ void __launch_bounds__(kThreads) find_horizontal(const __grid_constan
 Status write_slash_and_vertical(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   const unsigned blocks = static_cast<unsigned>(launch.blocks());
-  const size_t pairs = static_cast<size_t>(a.pairs + 3) / 4 * 4;
-  const size_t slash_bytes = pairs * (kSlashHeads + 1 + kTurnStride) * sizeof(double2);
+  constexpr size_t kPairBytes = (kSlashHeads + 1 + kTurnStride) * sizeof(double2);
+  constexpr size_t kSumsBytes = kTurnTokens / 16 * kSlashHeads * sizeof(double);
+  // Where not all pairs fit, such as on Ada, halves or quarters of them do.
+  size_t at_once = static_cast<size_t>(a.pairs + 3) / 4 * 4;
+  while (at_once > 4 && at_once * kPairBytes + kSumsBytes > shared_memory_of_block()) at_once = (at_once / 2 + 3) / 4 * 4;
+  const size_t slash_bytes = at_once * kPairBytes;
   cudaError_t error = cudaFuncSetAttribute(write_slash, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(slash_bytes));
   if (error != cudaSuccess) return cuda_status(error);
   const dim3 slash(std::min(blocks, unsigned{kSlashBlocks}), static_cast<unsigned>((a.query_heads + kSlashHeads - 1) / kSlashHeads));
-  write_slash<<<slash, kThreads, slash_bytes, launch.stream>>>(launch);
+  write_slash<<<slash, kThreads, slash_bytes, launch.stream>>>(launch, static_cast<int>(at_once));
   if (launch.tensor_cores && 2 * a.pairs == a.head_dim) return write_vertical_mma(launch);
   const size_t columns = static_cast<size_t>(columns_of(a) + 3) / 4 * 4;
   with_cuda_float_type(a.cache_dtype, [&](auto element) {

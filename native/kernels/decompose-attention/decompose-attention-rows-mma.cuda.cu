@@ -506,12 +506,9 @@ bool fits_tensor_cores(const DecomposeAttentionArguments& a) {
   const bool fits = a.cache_dtype != DType::f32 && a.cache_dtype == a.query_dtype && (a.head_dim == 64 || a.head_dim == 128) &&
                     a.formulas == DecompositionFormulas::corrected && aligned(a.keys, a.block_stride, a.token_stride) &&
                     aligned(a.query, a.query_token_stride, a.query_head_stride);
-  int device = 0;
-  int room = 0;
-  if (!fits || cudaGetDevice(&device) != cudaSuccess) return false;
-  if (cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return false;
+  if (!fits) return false;
   const size_t bytes = with_sizes(a, [&](auto element, auto dims) { return shared_bytes<decltype(element), dims.value>(a); });
-  return bytes <= static_cast<size_t>(room);
+  return bytes <= shared_memory_of_block();
 }
 
 size_t covariance_bytes(const DecomposeAttentionArguments& a) {

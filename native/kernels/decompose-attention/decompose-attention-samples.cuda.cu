@@ -11,7 +11,8 @@ constexpr int kPart = 32;   // of a warp's
 constexpr int kTileParts = kTile / kPart;
 constexpr int kTileThreads = kTileParts * kTileParts * kWarp;
 constexpr int kDepth = 16;          // samples at once
-constexpr int kStages = 4;          // of which so many are under way
+constexpr int kStages = 4;          // of which so many are under way,
+constexpr int kFewStages = 3;       // or so many, where there is no room for more, as on Ada
 constexpr int kStride = kTile + 4;  // so that a warp reads from all banks
 
 // The block in which the interior of a sample's row ends, from the first such block of this call on.
@@ -68,11 +69,19 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __
   const int32_t block = interior.end(interior.first_row) / kTurnTokens + static_cast<int32_t>(blockIdx.x);
   const int head = static_cast<int>(blockIdx.y);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const StoredKeys<T> keys(a, head);
   const KeyBlock<T> here(a, shared);
+  // What the samples need comes from memory while the block's keys are added up.
+  for (int32_t sample = first_sample + warp; launch.tensor_cores && sample < end_sample; sample += kWarps) {
+    const InteriorSample drawn = launch.memory.samples[sample];
+    const void* from = keys.at(drawn.key);
+    if (lane < a.group()) from = query_at<Q>(a, drawn.row - interior.first_row, head * a.group() + lane);
+    if (lane <= a.group()) ptx::prefetch(from, static_cast<uint32_t>(a.head_dim * sizeof(T)));
+  }
   const int32_t start = block * kTurnTokens;
   const int first = max(launch.first_key(interior) - start, 0);
-  const int last = interior.end(launch.memory.samples[end_sample - 1].row) - start;
+  const int last = min(a.tokens - start, kTurnTokens);
   copy_block(launch, keys, start, first, last, here.keys);
   ptx::async_copy_wait<0>();
   __syncthreads();
@@ -101,7 +110,6 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __
   const bool wide = a.formulas == DecompositionFormulas::paper;
   const double shrink = 1 / static_cast<double>(a.attention_scale);
   const double* sums = launch.key_sums_before(head, block);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
   for (int32_t sample = first_sample + warp; sample < end_sample; sample += kWarps) {
     const InteriorSample drawn = launch.memory.samples[sample];
     const int end = interior.end(drawn.row) - start;
@@ -132,7 +140,8 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __
     }
 
     // The key of the sample, without the mean over the row's keys; before the rotation, and as it is cached.
-    const double of_count = 1.0 / interior.count(drawn.row);
+    const double count = interior.count(drawn.row);
+    const double of_count = 1.0 / count;
     const double of_counted = wide ? 1.0 / (drawn.row + 1) : of_count;
     double2 regressors[kColumns];
     each([&](int i, int index, const Column& column, bool turned) {
@@ -148,11 +157,13 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __
         const float2 within = turned_back(own, launch.memory.turns_of_key[drawn.key % kTurnTokens * a.pairs + index]);
         before = turned_back({within.x, within.y}, launch.memory.bases[int64_t{drawn.key / kTurnTokens} * a.pairs + index]);
         sum = turned_back(sum, launch.memory.bases[int64_t{block} * a.pairs + index]);
-        before = {before.x * shrink, before.y * shrink};
-        sum = {sum.x * shrink, sum.y * shrink};
       }
-      regressors[i].x = before.x - (sums[a.head_dim + column.first] + sum.x) * of_count;
-      if (turned) regressors[i].y = before.y - (sums[a.head_dim + column.second] + sum.y) * of_count;
+      // The sum of keys that are all the same is taken from just as many times the key, so that nothing is left of them.
+      const auto without_plain_mean = [&](double value, int dim, double last_keys) {
+        return fma(value, count, -(sums[a.head_dim + dim] + last_keys)) * (turned ? of_count * shrink : of_count);
+      };
+      regressors[i].x = without_plain_mean(before.x, column.first, sum.x);
+      if (turned) regressors[i].y = without_plain_mean(before.y, column.second, sum.y);
     });
 
     double* line = launch.memory.lines + (int64_t{head} * launch.samples + sample) * launch.line_values();
@@ -214,6 +225,7 @@ struct NormalTile {
 
 // Multiplies lines by lines: one thread block for each tile, kv head and split. What all kv heads share is found once,
 // as if one more head had it.
+template <int kStages>
 __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   extern __shared__ __align__(16) double staged[];  // [stage, row tile and column tile, kDepth, kStride]
@@ -351,8 +363,33 @@ __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_cons
   }
 }
 
+// The means over the last row's interior (lines 9 and 10).
+__device__ void find_middles(const Launch& launch, int head) {
+  const DecomposeAttentionArguments& a = launch.a;
+  const Interior interior(a);
+  const int n = a.coefficients();
+  const int32_t end = interior.end(a.tokens - 1);
+  const double count = interior.count(a.tokens - 1);
+  const double* sums = launch.key_sums_before(head, (end + kTurnTokens - 1) / kTurnTokens) + a.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
+    double middle = 0;
+    if (i >= 2 * a.pairs) {
+      const int dim = i - 2 * a.pairs;
+      middle = sums[dim] / count;
+      if (dim < 2 * a.pairs) middle /= static_cast<double>(a.attention_scale);
+    } else {
+      const double half = static_cast<double>(a.inverse_frequencies[i % a.pairs]) / 2;
+      const double divisor = sin(half);
+      const double size = divisor == 0 ? 1 : sin(count * half) / (count * divisor);
+      const double angle = -(static_cast<double>(interior.diagonal) + (a.tokens - 1 - interior.sinks)) * half;
+      middle = size * (i < a.pairs ? cos(angle) : sin(angle));
+    }
+    launch.memory.middles[int64_t{head} * n + i] = middle;
+  }
+}
+
 // Adds this call's part to the sums of earlier calls, and writes the system to solve. An element is in a row of the
-// matrix, or in a right side.
+// matrix, or in a right side. The last thread block of a head finds the means that the solution needs.
 __global__ void __launch_bounds__(kThreads) add_up_systems(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   const DecomposeAttentionArguments& a = launch.a;
@@ -360,6 +397,7 @@ __global__ void __launch_bounds__(kThreads) add_up_systems(const __grid_constant
   const int64_t rows = n + a.group();
   const int64_t row = blockIdx.x;
   const int64_t head = blockIdx.y;
+  if (row == rows) return find_middles(launch, static_cast<int>(head));
   const bool matrix = row < n;
   const DecompositionState layout = launch.layout();
   double* kept = matrix ? layout.gram(a.state, head) + row * n : layout.right_side(a.state, head * a.group() + row - n);
@@ -408,13 +446,17 @@ Status add_samples(const Launch& launch) {
       with_cuda_float_type(a.query_dtype, [&](auto query) { error = launch_lines<decltype(element), decltype(query)>(launch); });
     });
     if (error != cudaSuccess) return cuda_status(error);
-    constexpr size_t kBytes = size_t{kStages} * 2 * kDepth * kStride * sizeof(double);
-    error = cudaFuncSetAttribute(multiply_lines, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+    const auto multiply = [&](auto kernel, size_t stages) {
+      const size_t bytes = stages * 2 * kDepth * kStride * sizeof(double);
+      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+      const dim3 tiles(launch.kv_heads() + 1, static_cast<unsigned>(launch.splits()), static_cast<unsigned>(NormalTile::count(a)));
+      if (error == cudaSuccess) kernel<<<tiles, kTileThreads, bytes, launch.stream>>>(launch);
+    };
+    if (shared_memory_of_block() >= kStages * 2 * kDepth * kStride * sizeof(double)) multiply(multiply_lines<kStages>, kStages);
+    else multiply(multiply_lines<kFewStages>, kFewStages);
     if (error != cudaSuccess) return cuda_status(error);
-    const dim3 tiles(launch.kv_heads() + 1, static_cast<unsigned>(launch.splits()), static_cast<unsigned>(NormalTile::count(a)));
-    multiply_lines<<<tiles, kTileThreads, kBytes, launch.stream>>>(launch);
   }
-  const unsigned rows = static_cast<unsigned>(a.coefficients() + a.group());
+  const unsigned rows = static_cast<unsigned>(a.coefficients() + a.group() + (launch.samples > 0 ? 1 : 0));
   add_up_systems<<<dim3(rows, launch.kv_heads()), kThreads, 0, launch.stream>>>(launch);
   return launch_status();
 }

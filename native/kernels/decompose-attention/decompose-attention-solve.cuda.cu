@@ -28,29 +28,6 @@ __device__ double block_trace(const double* system, int n) {
   return sums[0];
 }
 
-// The means over the last row's interior (lines 9 and 10).
-__device__ void find_middles(const Launch& launch, int head) {
-  const DecomposeAttentionArguments& a = launch.a;
-  const Interior interior(a);
-  const int n = a.coefficients();
-  const int32_t end = interior.end(a.tokens - 1);
-  const double count = interior.count(a.tokens - 1);
-  const double* sums = launch.key_sums_before(head, (end + kTurnTokens - 1) / kTurnTokens) + a.head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += kSolveThreads) {
-    double middle = 0;
-    if (i >= 2 * a.pairs) {
-      middle = sums[i - 2 * a.pairs] / count;
-    } else {
-      const double half = static_cast<double>(a.inverse_frequencies[i % a.pairs]) / 2;
-      const double divisor = sin(half);
-      const double size = divisor == 0 ? 1 : sin(count * half) / (count * divisor);
-      const double angle = -(static_cast<double>(interior.diagonal) + (a.tokens - 1 - interior.sinks)) * half;
-      middle = size * (i < a.pairs ? cos(angle) : sin(angle));
-    }
-    launch.memory.middles[int64_t{head} * n + i] = middle;
-  }
-}
-
 // What the other rows of a panel are solved with.
 struct Square {
   double columns[kPanel][kPanel];  // [column, row]: the factor's
@@ -277,7 +254,6 @@ __global__ void __launch_bounds__(kSolveThreads) solve_systems(const __grid_cons
   const int lane = thread % kWarp;
   double* system = launch.memory.systems + int64_t{head} * rows * n;
   const Factor factor(launch, head);
-  find_middles(launch, head);
   const double ridge = a.ridge * a.ridge / 4 * block_trace(system, n);
   double* panel = panels;
   double* next = panels + rows * kStride;
@@ -323,12 +299,19 @@ __global__ void __launch_bounds__(kSolveThreads) solve_systems(const __grid_cons
   }
 }
 
+size_t panels_bytes(const DecomposeAttentionArguments& a) {
+  return 2 * static_cast<size_t>(a.coefficients() + a.group()) * kStride * sizeof(double);
+}
+
 }  // namespace
+
+size_t solver_bytes(const DecomposeAttentionArguments& a) {
+  return panels_bytes(a) + sizeof(Square) + kSolveThreads * sizeof(double);
+}
 
 Status solve_least_squares(const Launch& launch) {
   if (launch.samples == 0) return Status::success();
-  const DecomposeAttentionArguments& a = launch.a;
-  const size_t bytes = 2 * static_cast<size_t>(a.coefficients() + a.group()) * kStride * sizeof(double);
+  const size_t bytes = panels_bytes(launch.a);
   const cudaError_t error = cudaFuncSetAttribute(solve_systems, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return cuda_status(error);
   solve_systems<<<launch.kv_heads(), kSolveThreads, bytes, launch.stream>>>(launch);

@@ -1,5 +1,8 @@
 // The decomposition on a CUDA device: working memory, the checks that only the device can make, and the order of steps.
-#include "kernels/decompose-attention/decompose-attention.cuda.h"
+#include <algorithm>
+#include <string>
+
+#include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
 #include "runtime/queue.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
 
@@ -103,12 +106,28 @@ void carve(Carver& carver, Launch& launch) {
 }
 
 }  // namespace
+
+size_t shared_memory_of_block() {
+  int device = 0;
+  int bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess ? static_cast<size_t>(bytes) : 0;
+}
+
 }  // namespace decomposition
 
 Status decompose_attention_cuda(const DecomposeAttentionArguments& given, ExecutionContext& context) {
   using namespace decomposition;
   if (given.head_dim > kMostDims) {
     return Status::failure(StatusCode::capability, "on CUDA attention is decomposed for heads of up to 256 dims");
+  }
+  size_t needed = solver_bytes(given);
+  with_cuda_float_type(given.cache_dtype, [&](auto element) { needed = std::max(needed, KeyBlock<decltype(element)>::bytes(given)); });
+  if (needed > shared_memory_of_block()) {
+    return Status::failure(StatusCode::capability, "heads of " + std::to_string(given.head_dim) + " dims, " +
+                                                       std::to_string(2 * given.pairs) + " of them rotated, need " +
+                                                       std::to_string(needed) + " bytes of shared memory; this GPU has " +
+                                                       std::to_string(shared_memory_of_block()));
   }
   const Interior interior(given);
   Launch launch{given, {}, (given.rows + kRunTokens - 1) / kRunTokens, interior.own_samples(given.samples), 0,

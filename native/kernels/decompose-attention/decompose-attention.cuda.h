@@ -202,5 +202,10 @@ Status add_up_runs(const Launch& launch);
 bool fits_tensor_cores(const DecomposeAttentionArguments& arguments);
 size_t covariance_bytes(const DecomposeAttentionArguments& arguments);  // of one tile
 
+// Shared memory that a thread block may have on this device: 227 KB on Hopper, 99 KB on Ada; none if the device does not
+// say. And how much of it the least squares take.
+size_t shared_memory_of_block();
+size_t solver_bytes(const DecomposeAttentionArguments& arguments);
+
 }  // namespace decomposition
 }  // namespace kv
