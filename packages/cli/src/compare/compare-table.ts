@@ -23,10 +23,13 @@ interface Column {
   readonly name: string;
   readonly alignment: 'left' | 'right';
   readonly cell: (run: PolicyRun) => string;
+  /** Of the line below, where a cache holds something on the host. Default: nothing. */
+  readonly hostCell?: ((run: PolicyRun) => string) | undefined;
 }
 
 /**
- * One row a policy and moment of selection: which answers are right, and medians over the questions. Styled.
+ * One row a policy and moment of selection: which answers are right, and medians over the questions; a second one where
+ * the cache holds something on the host. Styled.
  * @param runs the first is the reference of the last two columns
  * @param advised its row is marked
  */
@@ -47,13 +50,15 @@ export function renderCompareTable(
     const isAdvised = run === advised;
     const cells = columns.map(({ cell }, index) => (isAdvised && index === 0 ? styled('bold', cell(run)) : cell(run)));
     table.push([isAdvised ? styled('green', '→') : '', ...cells]);
+    if (bytesOn('host')(run) > 0) table.push(['', ...columns.map(({ hostCell = () => '' }) => hostCell(run))]);
   }
   return table.toString();
 }
 
+/** The median over the questions. */
+const bytesOn = (place: keyof KvBytes) => ({ answers }: PolicyRun) => median(answers.map(({ kvBytes }) => kvBytes[place]));
+
 function columnsOf(questions: readonly Question[], runs: readonly PolicyRun[], heldOut: HeldOut | undefined): Column[] {
-  const bytesOn = (place: keyof KvBytes) => ({ answers }: PolicyRun) => median(answers.map(({ kvBytes }) => kvBytes[place]));
-  const [onDevice, onHost] = [bytesOn('device'), bytesOn('host')];
   const shareOf = (run: PolicyRun): string => {
     const share = heldOut?.shares.find(({ policy, moment }) => policy === run.policy && moment === run.moment);
     return share === undefined ? '–' : `${share.right.toFixed(1)} %`;
@@ -63,14 +68,13 @@ function columnsOf(questions: readonly Question[], runs: readonly PolicyRun[], h
   const left = (name: string, cell: Column['cell']): Column => ({ name, alignment: 'left', cell });
   const right = (name: string, cell: Column['cell']): Column => ({ name, alignment: 'right', cell });
   return [
-    left('policy', ({ policy }) => policy),
+    { ...left('policy', ({ policy }) => policy), hostCell: () => '  and on the host' },
     ...(runs.some(wasUnseen) ? [left('question', questionWas)] : []),
     left('answers', ({ answers }) => marks(questions, answers)),
     ...(heldOut === undefined ? [] : [right('held-out', shareOf)]),
     ...(runs.every(({ density }) => density === 1) ? [] : [right('density', ({ density }) => (density === undefined ? '–' : formatShare(density)))]),
-    right('KV cache', (run) => formatBytes(onDevice(run))),
-    ...(runs.some((run) => onHost(run) > 0) ? [right('on host', (run) => (onHost(run) > 0 ? formatBytes(onHost(run)) : '–'))] : []),
-    right(`of ${runs[0]?.policy ?? ''}`, timesFirst(onDevice)),
+    { ...right('KV cache', (run) => formatBytes(bytesOn('device')(run))), hostCell: (run) => formatBytes(bytesOn('host')(run)) },
+    right(`of ${runs[0]?.policy ?? ''}`, timesFirst(bytesOn('device'))),
     right('room', timesFirst(({ reservedBytes }) => reservedBytes.device)),
   ];
 }
