@@ -1,6 +1,7 @@
 import {
   CapabilityError,
   createDevice,
+  createRowBatch,
   densePagedStore,
   densePrefill,
   DeviceError,
@@ -11,7 +12,7 @@ import {
   type PrefillAttention,
   ShapeError,
 } from '@kv/sparse-core';
-import { describeOnDevices, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { decode, describeOnDevices, encode, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { placeCodebooks } from './codebooks/place-codebooks.js';
 import { hcAttentionPrefill } from './hc-attention-prefill.js';
@@ -107,17 +108,69 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     for (const result of results) expect(result).toEqual(results[0]);
   });
 
-  it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.02 }] as const)(
-    'answers from the fewest tokens that reach the share: $tau',
+  it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.5, missingMass: 'paper' }, { tau: 0.02 }] as const)(
+    'answers from the fewest tokens that reach the share: $tau, $missingMass',
     async (options) => {
       const steps = await run({ ...options, localWindow: 64 });
       await read(steps, chunk(0, 0, 500));
       await read(steps, [...chunk(0, 500, 100), ...chunk(1, 0, 400)]);
       for (const slot of [0, 1]) steps.finishPrefill(slot, quantize);
-      for (const head of steps.heads.flat()) head.tau = options.tau;
+      for (const head of steps.heads.flat()) {
+        head.tau = options.tau;
+        head.paper = 'missingMass' in options;
+      }
       for (const step of range(5)) await steps.check([...chunk(0, 600 + step, 1), ...chunk(1, 400 + step, 1)], 'decode', quantize);
     },
   );
+
+  it('reads no more values than maxTokens, and those of other layers by codebooks of their own', async () => {
+    const device = open();
+    const results = [];
+    for (const maxTokens of [undefined, 1024, 10]) {
+      const layers = [codedLayer, { ...codedLayer, index: 1 }];
+      const { stores } = await codedStores(device, layers, { prefill: hcAttentionPrefill(), localWindow: 32, tau: 1, maxTokens });
+      for (const store of stores) {
+        const reading = { chunks: [400], batched: true };
+        results.push(await answersOf(device.createStream(), store, hcAttentionPrefill(), reading));
+      }
+    }
+    const [first, second, firstOfAll, secondOfAll, firstOfTen] = results;
+    expect([firstOfAll, secondOfAll]).toEqual([first, second]);
+    expect(firstOfTen).not.toEqual(first);
+    expect(second).not.toEqual(first);
+  });
+
+  it('shows a number that is none in its own sequence alone', async () => {
+    const device = open();
+    const { stores } = await codedStores(device, [codedLayer], { prefill: hcAttentionPrefill(), values: 'int8', tau: 1 });
+    const [store] = stores as [KvStore];
+    const stream = device.createStream();
+    const dtype = device.kind === 'cuda' ? 'f16' : 'f32';
+    const step = async (rows: number, position: number, phase: 'prefill' | 'decode') => {
+      const numbers = Float64Array.from({ length: 2 * rows * 4 * 64 }, (_, index) => Math.sin(index));
+      using batch = createRowBatch(device, stream, [0, 1].map((slot) => ({ slot, position, rows })));
+      const rowsOf = (axis: 'kvHead' | 'queryHead', heads: number, given: Float64Array) =>
+        device.tensor(dtype, ['token', axis, 'dim'], [2 * rows, heads, 64], encode(dtype, given.subarray(0, 2 * rows * heads * 64)));
+      // The value of one token of the first sequence, which becomes a code.
+      const values = numbers.slice();
+      if (phase === 'prefill') values[100 * 2 * 64] = NaN;
+      const call = { batch, keys: rowsOf('kvHead', 2, numbers), values: rowsOf('kvHead', 2, values) };
+      const query = rowsOf('queryHead', 4, numbers);
+      const output = device.tensor(dtype, ['token', 'queryHead', 'dim'], [2 * rows, 4, 64]);
+      store.prepare(stream, batch);
+      store.append(stream, call);
+      store.advance(batch);
+      if (phase === 'prefill') store.attend?.(stream, { batch, query, output, scale: 0.125 });
+      else store.startDecode(stream, { batch, query, output, scale: 0.125 })();
+      return decode(dtype, await output.read(stream));
+    };
+    await step(400, 0, 'prefill');
+    for (const slot of [0, 1]) store.finishPrefill?.(stream, slot);
+    const rows = await step(1, 400, 'decode');
+    const hasNone = (row: number, kvHead: number) => rows.subarray((row * 4 + kvHead * 2) * 64, (row * 4 + kvHead * 2 + 2) * 64).some(Number.isNaN);
+    expect([hasNone(0, 0), hasNone(0, 1), hasNone(1, 0), hasNone(1, 1)]).toEqual([true, false, false, false]);
+    store.dispose();
+  });
 
   async function answers(prefill: PrefillAttention, chunks: readonly number[], batched: boolean, { recorded = false, threads = 2 } = {}) {
     const device = open(threads);

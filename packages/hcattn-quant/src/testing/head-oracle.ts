@@ -15,10 +15,16 @@ export interface HeadOptions {
 /** How near a sum of weights may come to `tau`: no f32 sum says otherwise then. */
 const margin = 1e-5;
 
+function mass(scores: readonly number[], tokens: readonly number[]): number {
+  return tokens.reduce((sum, token) => sum + Math.exp(scores[token] ?? NaN), 0);
+}
+
 /** What a store should hold of one kv head of one sequence, in plain steps. */
 export class HeadOracle extends HeldRows {
   /** The share of a row's attention that it reads the fewest codes for; 1 reads all. */
   tau = 1;
+  /** Whether the weight of what it does not read is lost. */
+  paper = false;
   readonly #options: HeadOptions;
   /** Blocks behind the sinks that are quantized. */
   #quantized = 0;
@@ -34,6 +40,7 @@ export class HeadOracle extends HeldRows {
     const copy = new HeadOracle(this.#options);
     copy.take(this);
     copy.tau = this.tau;
+    copy.paper = this.paper;
     copy.#quantized = this.#quantized;
     for (const operand of ['keys', 'values'] as const) {
       for (const [block, rows] of this.#decoded[operand]) copy.#decoded[operand].set(block, rows);
@@ -87,7 +94,10 @@ export class HeadOracle extends HeldRows {
       );
       const read = this.#read(scores);
       const row = (numbers: Float64Array) => (index: number) => rowOf(numbers, read[index] ?? NaN);
-      return attentionRow(query, read.length, headDim ** -0.5, row(keys), row(values), weightRoundoff);
+      const found = attentionRow(query, read.length, headDim ** -0.5, row(keys), row(values), weightRoundoff);
+      if (!this.paper) return found;
+      const left = mass(scores, read) / mass(scores, Array.from(scores.keys()));
+      return { ...found, output: found.output.map((x) => x * left) };
     };
   }
 
@@ -96,11 +106,10 @@ export class HeadOracle extends HeldRows {
     const { sinkBlocks } = this.#options;
     const isCoded = (token: number) => token >= sinkBlocks * blockTokens && token < (sinkBlocks + this.#quantized) * blockTokens;
     const tokens = Array.from(scores.keys());
-    const mass = (chosen: readonly number[]) => chosen.reduce((sum, token) => sum + Math.exp(scores[token] ?? NaN), 0);
     const read = tokens.filter((token) => !isCoded(token));
     const others = tokens.filter(isCoded).sort((one, other) => (scores[other] ?? NaN) - (scores[one] ?? NaN) || one - other);
-    const [all, dense] = [mass(tokens), mass(read)];
-    for (let share = dense / all; share < this.tau; share += mass(others.splice(0, 1)) / all) {
+    const [all, dense] = [mass(scores, tokens), mass(scores, read)];
+    for (let share = dense / all; share < this.tau; share += mass(scores, others.splice(0, 1)) / all) {
       if (this.tau - share < margin) throw new Error(`a share of ${share} is too near to be told from ${this.tau} in f32`);
       read.push(others[0] ?? NaN);
     }
