@@ -149,7 +149,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const step = async (rows: number, position: number, phase: 'prefill' | 'decode') => {
       const numbers = Float64Array.from({ length: 2 * rows * 4 * 64 }, (_, index) => Math.sin(index));
       using batch = createRowBatch(device, stream, [0, 1].map((slot) => ({ slot, position, rows })));
-      const rowsOf = (axis: 'kvHead' | 'queryHead', heads: number, given: Float64Array) =>
+      const rowsOf = <Head extends 'kvHead' | 'queryHead'>(axis: Head, heads: number, given: Float64Array) =>
         device.tensor(dtype, ['token', axis, 'dim'], [2 * rows, heads, 64], encode(dtype, given.subarray(0, 2 * rows * heads * 64)));
       // The value of one token of the first sequence, which becomes a code.
       const values = numbers.slice();
