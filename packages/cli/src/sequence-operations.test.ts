@@ -16,7 +16,7 @@ import type { KvPolicy } from '@kv/sparse-core';
 import { enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
-import { createPolicy } from '@kv/policies';
+import { createPolicy, openPolicy } from '@kv/policies';
 import { needleModel } from './testing/run-kv.js';
 import { besideFresh, failingSelector, SequenceWorld } from './testing/sequence-world.js';
 
@@ -42,6 +42,9 @@ const policies: Record<string, () => KvPolicy> = {
   'codes of prompts': () => createPolicy('int8'),
   'codes after prompts': () => kvPolicy({ store: hcAttentionStore({ keys: 'int4', values: 'int8', valuesOn: 'device', localWindow: 0 }) }),
 };
+
+/** Those that load something of the model. */
+const loaded: Record<string, string> = { 'vector codes of prompts': 'hcattn-1/4' };
 
 type Operation = (world: SequenceWorld, fresh: Runner, isExact: boolean) => Promise<void> | void;
 
@@ -249,7 +252,8 @@ describe.each(['cpu', 'cuda'] as const)('random operations on sequences on %s', 
   const run = async (name: string, seed: number): Promise<void> => {
     using model = await Model.open(needleModel, { device: createDevice({ kind, threads: 2 }) });
     const isDense = name.startsWith('dense');
-    const policy = policies[name]?.() ?? kvPolicy();
+    using opened = await openPolicy(loaded[name] ?? 'dense', model, { sequences, contextTokens });
+    const policy = policies[name]?.() ?? opened.policy;
     const options = { contextTokens, maxBatchRows: 128, activations: 'f32' } as const;
     // CUDA attends over sparse blocks with rows of their dtype: those of the weights, its default.
     const activations = kind === 'cuda' && name.startsWith('sparse') ? undefined : options.activations;
@@ -283,7 +287,7 @@ describe.each(['cpu', 'cuda'] as const)('random operations on sequences on %s', 
     if (process.env.KV_SEQUENCE_OPERATIONS !== undefined) console.log(name, Object.fromEntries([...world.outcomes].sort()));
   };
 
-  it.skipIf(!devices().includes(kind)).each(Object.keys(policies).map((name, index) => [name, index] as const))(
+  it.skipIf(!devices().includes(kind)).each([...Object.keys(policies), ...Object.keys(loaded)].map((name, index) => [name, index] as const))(
     'leave each with its own tokens, and no memory behind: %s',
     (name, index) => run(name, 100 + index),
     600_000,

@@ -1,5 +1,6 @@
 // Makes rows of docs/benchmarks/hcattn-quality.json, and the tables of docs/methods/hcattn-quant.md, of what stores.mjs wrote
-// with --settings codec-settings, and llama-caches.mjs of the same examples.
+// with --settings codec-settings, and llama-caches.mjs of the same examples. With --rows-only the page and the rows of the dense
+// cache stay as they are: so for hcattn-settings, of fewer examples.
 //
 //   node tools/bench/retrieval/codec-rows.mjs --machine 'name, cores' ours.jsonl llama.jsonl
 import { readFileSync, writeFileSync } from 'node:fs';
@@ -7,7 +8,7 @@ import { parseArgs } from 'node:util';
 import { keepRows, stamp } from '../results.mjs';
 import { answerFigures, estimate, groupBy, mean, ofCommonItems, percentOf, readResults, round } from './summaries.mjs';
 
-const { values, positionals } = parseArgs({ options: { machine: { type: 'string' } }, allowPositionals: true });
+const { values, positionals } = parseArgs({ options: { machine: { type: 'string' }, 'rows-only': { type: 'boolean' } }, allowPositionals: true });
 const page = new URL('../../../docs/methods/hcattn-quant.md', import.meta.url);
 const results = readResults(positionals);
 
@@ -23,7 +24,7 @@ const longest = lengths.at(-1).toLocaleString('en-US');
 
 const scores = [...groupBy(examples, ({ setting }) => setting)].map(([name, own]) => {
   // A selection is made at the end of a prompt, which a text does not have.
-  const losses = texts.filter(({ setting }) => setting === name && !name.startsWith('halo'));
+  const losses = texts.filter(({ setting }) => setting === name && !/^(halo|hbw)/.test(name));
   const dense = new Map(texts.filter(({ setting }) => setting === 'dense').map(({ item, crossEntropy }) => [item, crossEntropy]));
   const perplexities = losses.map(({ crossEntropy }) => Math.exp(crossEntropy));
   return {
@@ -43,13 +44,14 @@ const scores = [...groupBy(examples, ({ setting }) => setting)].map(([name, own]
 const dense = scores.find(({ name }) => name === 'dense');
 const answers = ({ all, ofTasks }) => answerFigures(all, ofTasks);
 
-const rows = scores.flatMap((score) => {
+const rows = scores.filter(({ name }) => !values['rows-only'] || name !== 'dense').flatMap((score) => {
   const { name, all, kvBytes, perplexity, beyondDense } = score;
   const row = (measure, shapes, unit, better, figures, standardError) => ({
     ...{ measure: `${measure}, ${name}`, shapes: `needle-8m, ${shapes}`, device: 'cpu', kind: 'small-model', unit, better },
     result: figures(score),
     ...(name !== 'dense' && { reference: { name: 'dense', ...figures(dense) } }),
-    ...{ chart: false, standardError, kvBytes, date: stamp().date, machine: values.machine },
+    ...(Number.isFinite(standardError) && { standardError }),
+    ...{ chart: false, kvBytes, date: stamp().date, machine: values.machine },
   });
   const asked = `${all.samples} examples of ${tasks.length} tasks of ${tokensOf} tokens`;
   const ofAnswers = row('right answers', asked, '% right', 'higher', answers, round(all.error, 2));
@@ -84,4 +86,4 @@ const summary = table(['right answers', `bytes at ${longest} tokens`, 'perplexit
 const byTask = table(tasks, ({ ofTasks }) => ofTasks.map((share) => percent(share, 0)));
 const text = readFileSync(page, 'utf8');
 const marks = /(<!-- quality:begin -->\n)[^]*(<!-- quality:end -->)/;
-writeFileSync(page, text.replace(marks, (_all, begin, end) => `${begin}${note}\n\n${summary}\n\nBy task:\n\n${byTask}\n${end}`));
+if (!values['rows-only']) writeFileSync(page, text.replace(marks, (_all, begin, end) => `${begin}${note}\n\n${summary}\n\nBy task:\n\n${byTask}\n${end}`));
