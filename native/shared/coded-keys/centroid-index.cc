@@ -52,7 +52,7 @@ class ListBuilder {
 
   void write(uint8_t* index) const {
     std::memcpy(index, &header_, sizeof header_);
-    std::memcpy(index + kIndexHeaderBytes, splits_.data(), splits_.size() * 4);
+    if (!splits_.empty()) std::memcpy(index + kIndexHeaderBytes, splits_.data(), splits_.size() * 4);
     std::memcpy(index + shape_.second(), chunks_.data(), chunks_.size() * 2);
   }
 
