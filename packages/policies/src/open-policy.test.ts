@@ -2,7 +2,7 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 
 import { saveCodebooks } from '@kv/hcattn-quant';
-import { CapabilityError, createDevice, InvalidValueError, ModelFormatError } from '@kv/sparse-core';
+import { CapabilityError, createDevice, InvalidValueError, KvError, ModelFormatError } from '@kv/sparse-core';
 import { Random, withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
@@ -55,6 +55,24 @@ describe('openPolicy', () => {
   it('makes what createPolicy does where nothing is to be loaded', async () => {
     const { policy } = await openPolicy('halo-1/4+int4', modelIn('/nowhere'), { contextTokens: 1 });
     expect(policy.name).toBe(createPolicy('halo-1/4+int4').name);
+  });
+
+  it('refuses what is no model or no cache, and leaves nothing', async () => {
+    await withCodebooks(async (directory) => {
+      const [model, cache] = [modelIn(directory), { contextTokens: 256 }];
+      const nothing = [undefined, null, 5, 'model', {}];
+      const models = [
+        ...nothing,
+        ...[{ directory: 5 }, { device: {} }, { fingerprint: undefined }, { config: undefined }].map((wrong) => ({ ...model, ...wrong })),
+        ...[NaN, -1, 0.5, 1e10, '2'].flatMap((wrong) => [{ layers: wrong }, { headDim: wrong }]).map((wrong) => ({ ...model, config: { ...config, ...wrong } })),
+      ];
+      for (const wrong of models) await expect(openPolicy('hcattn-1/4', wrong as never, cache)).rejects.toBeInstanceOf(KvError);
+      const caches = [...nothing, ...[NaN, 0, 0.5, '9'].flatMap((wrong) => [{ contextTokens: wrong }, { ...cache, sequences: wrong }])];
+      for (const wrong of caches) await expect(openPolicy('hcattn-1/4', model, wrong as never)).rejects.toBeInstanceOf(KvError);
+      await expect(openPolicy(undefined as never, model, cache)).rejects.toBeInstanceOf(KvError);
+      await device.defaultStream.synchronize();
+      expect(device.memory().live).toBe(0);
+    });
   });
 
   it('says what is missing, and how it is made', async () => {

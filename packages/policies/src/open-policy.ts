@@ -5,6 +5,7 @@ import { hcAttentionHostBytes, hcAttentionStore, loadCodebooks, placeCodebooks }
 import type { CodedOptions } from '@kv/hcattn-quant';
 import { CapabilityError, hostPool, kvPolicy } from '@kv/sparse-core';
 import type { Device, KvPolicy, KvPolicyParts } from '@kv/sparse-core';
+import { expectObject, expectThat, isDevice } from '@kv/sparse-core/native';
 
 import { policyOf } from './policies.js';
 import type { CodedReading, Reading } from './policies.js';
@@ -36,7 +37,7 @@ export interface OpenReading extends Disposable {
 
 /**
  * Makes the policy of a name for a runner of a model, with the codebooks and the host memory that it needs.
- * @throws InvalidValueError when there is no such policy
+ * @throws InvalidValueError when there is no such policy, or what it needs to know of model and cache is wrong
  * @throws CapabilityError when it needs codebooks that the model lacks, ModelFormatError when they are another model's
  * @throws OutOfMemoryError
  */
@@ -49,6 +50,8 @@ export async function openPolicy(name: string, model: PolicyModel, cache: Policy
 /** The same of a policy without its selection. */
 export async function openReading(reading: Reading, model: PolicyModel, cache: PolicyCache): Promise<OpenReading> {
   if ('parts' in reading) return { parts: reading.parts(), [Symbol.dispose]: () => undefined };
+  expectModel(model);
+  expectObject('openPolicy', 'cache', cache);
   const { device, config } = model;
   const keys = await placeCodebooks(device, await codebooksOf(reading, model));
   try {
@@ -67,6 +70,23 @@ export async function openReading(reading: Reading, model: PolicyModel, cache: P
     keys[Symbol.dispose]();
     throw error;
   }
+}
+
+/** A safetensors file has two tensors a layer, and at most 16,384. */
+const mostLayers = 8192;
+
+/** @throws InvalidValueError, DeviceError */
+function expectModel(model: PolicyModel): void {
+  const name = 'openPolicy';
+  expectObject(name, 'model', model);
+  const { device, config, directory } = model;
+  expectObject(name, 'model.config', config);
+  const { layers, headDim } = config;
+  expectThat(name, 'model.device', device, isDevice(device), 'a device of createDevice()');
+  expectThat(name, 'model.directory', directory, typeof directory === 'string' && !directory.includes('\0'), 'the path of the model');
+  expectThat(name, 'model.fingerprint', model, typeof model.fingerprint === 'function', 'a function');
+  expectThat(name, 'model.config.layers', layers, Number.isInteger(layers) && layers > 0 && layers <= mostLayers, `a whole number from 1 to ${mostLayers}`);
+  expectThat(name, 'model.config.headDim', headDim, Number.isInteger(headDim) && headDim > 0, 'a positive whole number');
 }
 
 async function codebooksOf({ name, dimsOfCode }: CodedReading, model: PolicyModel) {
