@@ -1,14 +1,18 @@
 // Which caches of keys in codes of codebooks are compared, values on the host: those that the command names, and others.
-import { hcAttentionPrefill, hcAttentionStore, loadCodebooks, placeCodebooks } from '../../../packages/hcattn-quant/dist/index.js';
+import { hcAttentionHostBytes, hcAttentionPrefill, hcAttentionStore, loadCodebooks, placeCodebooks } from '../../../packages/hcattn-quant/dist/index.js';
 import { openPolicy } from '../../../packages/policies/dist/index.js';
-import { kvPolicy } from '../../../packages/sparse-core/dist/index.js';
+import { hostPool, kvPolicy } from '../../../packages/sparse-core/dist/index.js';
 
 const named = (name) => ({ name, policy: async (model, cache) => (await openPolicy(name, model, cache)).policy });
 const codes = (name, groups, { prefill, ...options }) => ({
   name,
-  async policy(model) {
-    const keys = await placeCodebooks(model.device, await loadCodebooks(`${model.directory}/codebooks-${groups}.safetensors`));
-    return kvPolicy({ prefill, store: hcAttentionStore({ keys, valuesOn: 'host', ...options }) });
+  async policy({ device, directory, config }, { contextTokens }) {
+    const keys = await placeCodebooks(device, await loadCodebooks(`${directory}/codebooks-${groups}.safetensors`));
+    const store = { keys, valuesOn: 'host', ...options };
+    const layers = Array.from({ length: config.layers }, (_, index) => ({ ...config, index }));
+    const capacity = { device, slots: 1, tokensPerSlot: contextTokens, tokens: contextTokens };
+    const pool = await hostPool(device, { bytes: hcAttentionHostBytes(store, layers, capacity) });
+    return kvPolicy({ prefill, store: hcAttentionStore({ ...store, hostPool: pool }) });
   },
 });
 

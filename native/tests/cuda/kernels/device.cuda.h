@@ -26,6 +26,7 @@ class DeviceBuffer {
   explicit DeviceBuffer(size_t count, int byte = 0) : count_(count) {
     succeeds(cudaMalloc(&data_, std::max<size_t>(count, 1) * sizeof(T)));
     succeeds(cudaMemset(data_, byte, std::max<size_t>(count, 1) * sizeof(T)));
+    finish();
   }
   explicit DeviceBuffer(const std::vector<T>& host) : DeviceBuffer(host.size()) { upload(host); }
   ~DeviceBuffer() { cudaFree(data_); }
@@ -36,6 +37,7 @@ class DeviceBuffer {
 
   void upload(const std::vector<T>& host) {
     succeeds(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    finish();
   }
 
   std::vector<T> host() const {
@@ -45,6 +47,9 @@ class DeviceBuffer {
   }
 
  private:
+  // Small copies from ordinary memory return before the device has made them, and other streams do not wait for them.
+  static void finish() { succeeds(cudaStreamSynchronize(cudaStreamLegacy)); }
+
   T* data_ = nullptr;
   size_t count_;
 };

@@ -45,8 +45,10 @@ export class PlacedCodebooks implements Disposable {
   }
 }
 
-/** @throws DeviceError unless they are on the device */
-export function expectPlacedOn(operation: string, { device: given }: PlacedCodebooks, device: Device): void {
+/** @throws DisposedError, and DeviceError unless they are on the device */
+export function expectPlacedOn(operation: string, placed: PlacedCodebooks, device: Device): void {
+  placed.layer(0);
+  const { device: given } = placed;
   if (given === device) return;
   throw new DeviceError(`${operation}: the codebooks are on ${given.name}, and the cache is on ${device.name}. Place them there too.`, {
     subject: 'codebooks',
