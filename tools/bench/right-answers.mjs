@@ -16,6 +16,8 @@ const stores = {
 
 /** Prompts over some of their blocks, under the names of the policies. A selection behind them sees the question. */
 const prompts = { skeleton: {}, 'skeleton-1/8': {}, 'skeleton-1/8+hbw-1/4': { moment: 'question-aware' }, clustered: {} };
+/** Caches of integer codes. */
+const codes = { int4: {}, int8: {}, 'halo-1/4+int4': { moment: 'question-aware' } };
 
 /** The text of the file; `files` are those of docs/benchmarks. */
 export function rightAnswers(files) {
@@ -40,10 +42,13 @@ export function rightAnswers(files) {
       return { policy: `${method}-1/${share}`, moment, right: Number(right.toFixed(1)), examples };
     }),
   );
-  const ofPrompts = Object.entries(prompts).map(([policy, moment]) => {
-    const { median, samples } = resultOf('skeleton-quality', `right answers, prompts ${policy}`);
-    return { policy, ...moment, right: median, examples: samples };
-  });
-  const shares = [...ofStores, ...ofSelections, ...ofPrompts];
+  const ofPolicies = (named, file, words) =>
+    Object.entries(named).map(([policy, moment]) => {
+      const { median, samples } = resultOf(file, `${words}${policy}`);
+      return { policy, ...moment, right: median, examples: samples };
+    });
+  const ofPrompts = ofPolicies(prompts, 'skeleton-quality', 'right answers, prompts ');
+  const ofCodes = ofPolicies(codes, 'hcattn-quality', 'right answers, ');
+  const shares = [...ofStores, ...ofSelections, ...ofPrompts, ...ofCodes];
   return `${JSON.stringify({ tokens: Object.values(lengths), shares }, null, 2)}\n`;
 }

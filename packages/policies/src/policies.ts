@@ -57,7 +57,7 @@ const sparseAfterSelection: Reading = {
 
 /** Keys and values in codes, quantized while the prompt is read. */
 const codes = (codec: Codec) => hcAttentionStore({ keys: codec, values: codec, valuesOn: 'device' });
-const quantized = (['int8', 'int4'] as const).map((name): Reading => ({
+const quantized = (['int4', 'int8'] as const).map((name): Reading => ({
   name,
   parts: () => ({ prefill: hcAttentionPrefill(), store: codes(name) }),
 }));
@@ -85,8 +85,9 @@ const clustered: Reading = { name: 'clustered', parts: () => ({ prefill: cluster
 const keptShares = [4, 8, 16];
 
 /**
- * Every policy that has a name, by method; of each method, the setting that keeps the most is first. The first of all
- * is the reference: full attention.
+ * Every policy that has a name, by method. Of each method the setting that stands for it is first: the one that keeps
+ * the most, and of integer codes the smaller one, as both kept every answer. The first of all is the reference: full
+ * attention.
  */
 export const policies: readonly NamedPolicy[] = [
   { name: 'dense', method: 'dense', reading: dense },
@@ -110,14 +111,14 @@ export const policies: readonly NamedPolicy[] = [
   ...coded.map((reading) => ({ name: reading.name, method: 'hcattn', reading })),
   {
     name: codedAfterSelection.name,
-    method: 'hbw+hcattn',
+    method: 'hcattn',
     reading: codedAfterSelection,
     select: () => hbw({ keepRatio: 1 / 4 }),
   },
   ...[skeleton, skeletonEighth].map((reading) => ({ name: reading.name, method: 'skeleton', reading })),
   {
     name: 'skeleton-1/8+hbw-1/4',
-    method: 'skeleton+hbw',
+    method: 'skeleton',
     reading: skeletonEighth,
     select: () => hbw({ keepRatio: 1 / 4 }),
   },

@@ -91,7 +91,7 @@ async function runPolicies(
   return runs;
 }
 
-/** The first setting of each method keeps the most, and so it answers the most. */
+/** The first setting of each method stands for it. */
 function bestOfEachMethod(): readonly NamedPolicy[] {
   return policies.filter(({ method }, index) => policies.findIndex((each) => each.method === method) === index);
 }
