@@ -19,6 +19,7 @@ const HEADLINES = [
   ['attention-h200', 'decode 8x32768', 'H200: decode attention, 8 sequences of 32K'],
   ['hierasparse-h200', 'decode 8x32768 S_K = S_V = 1', 'H200: decode attention, 8 of 32K in 2:4 sparse blocks'],
   ['hcattn-h200', 'decode 8x32768, heads of 128, INT8', 'H200: decode attention, 8 of 32K in codes of 8 bits'],
+  ['hcattn-h200', 'decode 8x32768, heads of 128, INT4', 'H200: decode attention, 8 of 32K in codes of 4 bits'],
   ['hierasparse-model-h200', 'each later token, 32768 tokens of prompt, f16, hierasparse-v1', 'H200: a later token of an 8B model, 32K prompt, values 2:4'],
   ['hierasparse-model-h200', 'each later token, 163840 tokens of prompt, f16, hierasparse-k1-v1', 'H200: a later token, 160K prompt, keys and values 2:4'],
   ['hierasparse-model-h200', 'first token, 32768 tokens of prompt, f16, hierasparse-k1-v1', 'H200: its 32K prompt, keys and values 2:4'],
