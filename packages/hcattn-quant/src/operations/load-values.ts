@@ -1,29 +1,17 @@
-import { DTypeError, type FloatDType, type Stream, type TensorHandle } from '@kv/sparse-core';
-import { floats, loadAddon, operation } from '@kv/sparse-core/native';
-import { blockTokens } from '../quantized-blocks.js';
+import type { Stream } from '@kv/sparse-core';
+import { loadAddon, operation } from '@kv/sparse-core/native';
 import { blockNumbersOn } from './block-arguments.js';
+import { type DenseAndHostValues, denseAndHostValueRules, expectValueScales } from './host-values.js';
 
-export interface LoadValuesArguments {
-  /** `[block, blockToken, dim]`, blocks of 64 tokens of one kv head. */
-  readonly values: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
-  /** Of the dtype of `values`; or i8, with `valueScales`. Usually in host memory. */
-  readonly hostValues: TensorHandle<FloatDType | 'i8', readonly ['valueBlock', 'blockToken', 'dim']>;
-  /** bf16, for i8 only: what a code of each token stands for. */
-  readonly valueScales?: TensorHandle<'bf16', readonly ['valueBlock', 'blockToken']> | undefined;
+export interface LoadValuesArguments extends DenseAndHostValues {
   /** The blocks of `hostValues` to read. */
   readonly from: ArrayLike<number>;
   /** The blocks of `values` to write, one for each, none twice. */
   readonly to: ArrayLike<number>;
 }
 
-/** In the order of `native/bindings/load-values.binding.cc`. */
-const rules = [
-  { name: 'values', dtype: floats, shape: ['block', blockTokens, 'dim'], layout: 'rows' },
-  { name: 'hostValues', dtype: ['i8'], dtypeOf: 'values', shape: ['valueBlock', blockTokens, 'dim'], layout: 'contiguous' },
-  { name: 'valueScales', dtype: ['bf16'], shape: ['valueBlock', blockTokens], layout: 'contiguous', optional: true },
-] as const;
-
-const enqueue = operation('loadValues', rules, ['values']);
+/** Its rules are in the order of `native/bindings/load-values.binding.cc`. */
+const enqueue = operation('loadValues', denseAndHostValueRules, ['values']);
 
 /**
  * Writes blocks of a pool of values, usually one in host memory, as dense blocks: `values[to[i]] = hostValues[from[i]]`,
@@ -34,12 +22,7 @@ const enqueue = operation('loadValues', rules, ['values']);
  */
 export function loadValues(stream: Stream, args: LoadValuesArguments): void {
   enqueue(stream, args, (natives, [values, hostValues, valueScales]) => {
-    if ((hostValues.dtype === 'i8') !== (valueScales !== undefined)) {
-      throw new DTypeError(
-        `loadValues: hostValues are ${hostValues.dtype}, ${valueScales === undefined ? 'without' : 'with'} valueScales; scales belong to i8.`,
-        { subject: 'hostValues', given: hostValues.dtype },
-      );
-    }
+    expectValueScales('loadValues', hostValues, valueScales);
     using copies = blockNumbersOn('loadValues', stream, args, hostValues.shape[0], values.shape[0]);
     loadAddon().loadValues(stream.native, ...natives, copies.native);
   });
