@@ -5,6 +5,7 @@ import { blockTokens, type CodeBits } from './quantized-blocks.js';
 import { CodedCache, type CodedSizes } from './store/coded-cache.js';
 import { createStores, type StoreKind } from './store/create-stores.js';
 import { QuantizedPools } from './store/quantized-pools.js';
+import { vectorKeys } from './store/vector-keys.js';
 
 const bitsOf: Readonly<Record<Codec, CodeBits>> = { int8: 8, int4: 4 };
 
@@ -63,15 +64,15 @@ function quantizedKind({ keys, values, sinkTokens = 0, localWindow = 64, dtype }
 }
 
 function codedKind(options: CodedOptions): StoreKind {
-  const { keys: codebooks, values, hostPool, tau = 0.9, missingMass = 'renormalise', sinkTokens = 4, localWindow = 128 } = options;
-  const { groups } = codebooks.codebooks;
+  const { values, hostPool, tau = 0.9, missingMass = 'renormalise', sinkTokens = 4, localWindow = 128 } = options;
+  const keys = vectorKeys(options.keys);
   return {
-    name: `hcattn ${groups} groups${values === 'int8' ? ', int8 values' : ''}`,
+    name: `hcattn ${keys.name}${values === 'int8' ? ', int8 values' : ''}`,
     dtype: options.dtype ?? (values === 'int8' ? undefined : values),
     sinkBlocks: Math.ceil(sinkTokens / blockTokens),
     localWindow,
     createCache: (layers, capacity, dtype) =>
-      new CodedCache({ ...codedSizes(options, dtype), layers, capacity, codebooks, hostPool, tau, missingMass }),
+      new CodedCache({ ...codedSizes(options, dtype), layers, capacity, keys, hostPool, tau, missingMass }),
   };
 }
 

@@ -1,13 +1,11 @@
-import { byteSize, type FloatDType, type HostPool, type KvBytes, type KvCapacity, type KvLayer, type Tensor } from '@kv/sparse-core';
+import { byteSize, type FloatDType, type HostPool, type KvBytes, type KvCapacity, type KvLayer } from '@kv/sparse-core';
 import { BlockIds, madeTogether } from '@kv/sparse-core/native';
-import { expectCodebooksOf, codeBitsOf } from '../codebooks/codebooks.js';
-import { expectPlacedOn, type PlacedCodebooks } from '../codebooks/place-codebooks.js';
-import { codedBlockBytes } from '../coded-keys.js';
 import { blockTokens } from '../quantized-blocks.js';
 import type { BlockCodec, CodeCache } from './block-codec.js';
 import { ChoiceRoom, type ChoiceSizes } from './choice-room.js';
-import { type Choice, CodedBlocks, type CodedPools } from './coded-blocks.js';
+import { type Choice, CodedBlocks, type ValuePools } from './coded-blocks.js';
 import { bytesOfPool, hostMemoryOf } from './host-memory.js';
+import type { KeyFormat, KeyPool } from './key-format.js';
 
 export interface CodedSizes extends ChoiceSizes {
   /** How values are held; i8 with a scale for each token. */
@@ -15,14 +13,15 @@ export interface CodedSizes extends ChoiceSizes {
 }
 
 export interface CodedCacheOptions extends CodedSizes, Choice {
-  readonly codebooks: PlacedCodebooks;
+  readonly keys: KeyFormat;
   readonly hostPool: HostPool | undefined;
 }
 
 /** Keys in codes on the device, values on the host, of all layers of a cache. */
 export class CodedCache implements CodeCache {
-  readonly #options: CodedCacheOptions;
-  readonly #pools: CodedPools & { readonly codedKeys: Tensor };
+  readonly #choice: Choice;
+  readonly #keys: KeyPool;
+  readonly #pools: ValuePools;
   readonly #room: ChoiceRoom;
 
   /** What it takes of a host pool. */
@@ -33,49 +32,47 @@ export class CodedCache implements CodeCache {
   }
 
   /**
-   * @throws ShapeError, DeviceError, DisposedError when the codebooks are others'; DeviceError, InvalidValueError for a wrong
-   * host pool, or none; OutOfMemoryError, all is given back then
+   * @throws what making a pool of the keys' format does; DeviceError, InvalidValueError for a wrong host pool, or none;
+   * OutOfMemoryError; all is given back then
    */
   constructor(options: CodedCacheOptions) {
-    const { layers, capacity, valueDType, codebooks: placed, hostPool } = options;
+    const { layers, capacity, valueDType, keys, hostPool, tau, missingMass } = options;
     const { device } = capacity;
-    expectPlacedOn('hcAttentionStore', placed, device);
-    expectCodebooksOf('hcAttentionStore', placed.codebooks, layers);
-    const { groups, headDim, centroids } = placed.codebooks;
-    const [blocks, keyBytes] = [blocksOf(layers, capacity), codedBlockBytes(groups, codeBitsOf(centroids))];
+    const headDim = layers[0]?.headDim ?? 0;
+    const blocks = blocksOf(layers, capacity);
     const isCoded = valueDType === 'i8';
-    const host = hostMemoryOf('hcAttentionStore', device, hostPool, CodedCache.hostBytes(options));
-    this.#options = options;
-    [this.#pools, this.#room] = madeTogether((own) => [
-      {
+    this.#choice = { tau, missingMass };
+    [this.#keys, this.#pools, this.#room] = madeTogether((own) => {
+      const keyPool = own(keys.createPool(layers, device, blocks));
+      const host = hostMemoryOf('hcAttentionStore', device, hostPool, CodedCache.hostBytes(options));
+      const pools: ValuePools = {
         ids: new BlockIds('coded blocks', blocks),
         blockBytes: {
-          device: keyBytes + (isCoded ? blockTokens * byteSize('bf16') : 0),
+          device: keyPool.blockBytes + (isCoded ? blockTokens * byteSize('bf16') : 0),
           host: blockTokens * headDim * byteSize(valueDType),
         },
-        codedKeys: own(device.tensor('u8', ['codedBlock', 'byte'], [blocks, keyBytes])),
         hostValues: own(host.tensor(valueDType, ['valueBlock', 'blockToken', 'dim'], [blocks, blockTokens, headDim])),
         valueScales: isCoded ? own(device.tensor('bf16', ['valueBlock', 'blockToken'], [blocks, blockTokens])) : undefined,
-      },
-      own(new ChoiceRoom(options, host)),
-    ]);
+      };
+      return [keyPool, pools, own(new ChoiceRoom(options, host))];
+    });
   }
 
   codecOf(layer: KvLayer, index: number): BlockCodec {
-    const { codebooks, tau, missingMass } = this.#options;
-    return new CodedBlocks(layer, codebooks.layer(index), this.#pools, this.#room, { tau, missingMass });
+    return new CodedBlocks(layer, this.#keys.codecOf(layer, index), this.#pools, this.#room, this.#choice);
   }
 
   /** Codebooks are the caller's. */
   reserved(): KvBytes {
-    const { codedKeys, hostValues, valueScales } = this.#pools;
-    const device = codedKeys.byteLength + (valueScales?.byteLength ?? 0) + this.#room.deviceBytes;
+    const { hostValues, valueScales } = this.#pools;
+    const device = this.#keys.byteLength + (valueScales?.byteLength ?? 0) + this.#room.deviceBytes;
     return { device, host: hostValues.byteLength + this.#room.hostBytes };
   }
 
   [Symbol.dispose](): void {
-    const { codedKeys, hostValues, valueScales } = this.#pools;
-    for (const tensor of [codedKeys, hostValues, valueScales]) tensor?.dispose();
+    const { hostValues, valueScales } = this.#pools;
+    this.#keys[Symbol.dispose]();
+    for (const tensor of [hostValues, valueScales]) tensor?.dispose();
     this.#room[Symbol.dispose]();
   }
 }
