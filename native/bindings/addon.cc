@@ -46,6 +46,7 @@
   OPERATION(read, read)                                     \
   OPERATION(rmsNorm, rms_norm)                              \
   OPERATION(rope, rope)                                     \
+  OPERATION(runningMeans, running_means)                    \
   OPERATION(sample, sample)                                 \
   OPERATION(selectByMass, select_by_mass)                   \
   OPERATION(selectKeyBlocks, select_key_blocks)             \

@@ -43,7 +43,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
   it.each([
     { sinkTokens: 0, localWindow: 0, values: 'f16' },
     { sinkTokens: 4, localWindow: 100, values: 'int8', codebooks: { separate: true, scaled: true, groups: 32, centroids: 5 } },
-    { sinkTokens: 65, localWindow: 64, values: undefined, codebooks: { groups: 8, centroids: 100, scaled: true } },
+    { sinkTokens: 65, localWindow: 64, values: undefined, missingMass: 'meanValue', codebooks: { groups: 8, centroids: 100, scaled: true } },
   ] as const)('holds what the oracle does, prompts coded as they are read: $sinkTokens, $localWindow, $values', async (options) => {
     const steps = await run(options);
     // Two prompts in turns, in chunks that end within blocks.
@@ -108,7 +108,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     for (const result of results) expect(result).toEqual(results[0]);
   });
 
-  it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.5, missingMass: 'paper' }, { tau: 0.02 }] as const)(
+  it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.5, missingMass: 'paper' }, { tau: 0.7, missingMass: 'meanValue' }, { tau: 0.02 }] as const)(
     'answers from the fewest tokens that reach the share: $tau, $missingMass',
     async (options) => {
       const steps = await run({ ...options, localWindow: 64 });
@@ -117,11 +117,39 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
       for (const slot of [0, 1]) steps.finishPrefill(slot, quantize);
       for (const head of steps.heads.flat()) {
         head.tau = options.tau;
-        head.paper = 'missingMass' in options;
+        head.missingMass = 'missingMass' in options ? options.missingMass : 'renormalise';
       }
       for (const step of range(5)) await steps.check([...chunk(0, 600 + step, 1), ...chunk(1, 400 + step, 1)], 'decode', quantize);
     },
   );
+
+  it('leaves to the mean value of its sequence what a row does not read, through forks, cuts and second prompts', async () => {
+    const steps = await run({ tau: 0.7, missingMass: 'meanValue', localWindow: 64 });
+    await read(steps, chunk(0, 0, 400));
+    steps.finishPrefill(0, quantize);
+    const answer = async (slots: readonly number[]) => {
+      for (const slot of slots) for (const head of steps.heads[slot] ?? []) Object.assign(head, { tau: 0.7, missingMass: 'meanValue' });
+      const position = (slot: number) => steps.store.lengths(slot)[0] ?? NaN;
+      await steps.check(slots.flatMap((slot) => chunk(slot, position(slot), 1)), 'decode', quantize);
+      for (const head of steps.heads.flat()) head.tau = 1;
+    };
+    steps.copy(0, 1);
+    steps.copy(0, 2, 150);
+    await answer([0, 1, 2]);
+    // Each goes on with values of its own.
+    await read(steps, [...chunk(1, 401, 200), ...chunk(2, 251, 130)]);
+    await answer([1]);
+    await answer([2, 0]);
+    steps.store.truncate(steps.stream, 1, 330);
+    for (const head of steps.heads[1] ?? []) head.truncate(330);
+    await answer([1]);
+    steps.release(2);
+    // Another sequence gets the blocks, and their means.
+    await read(steps, chunk(2, 0, 500));
+    steps.finishPrefill(2, quantize);
+    await answer([2, 1, 0]);
+    steps.store.dispose();
+  });
 
   it('reads no more values than maxTokens, and those of other layers by codebooks of their own', async () => {
     const device = open();
@@ -196,11 +224,11 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const { kind } = open();
     const device = createDevice({ kind, threads: 1, memoryLimit: 200_000_000 });
     const layers = [codedLayer, { ...codedLayer, index: 1 }];
-    for (const values of ['f16', 'int8'] as const) {
-      const { keys, options, capacity, stores } = await codedStores(device, layers, { prefill: hcAttentionPrefill(), values });
+    for (const kind of [{ values: 'f16' }, { values: 'int8' }, { missingMass: 'meanValue' }] as const) {
+      const { keys, options, capacity, stores } = await codedStores(device, layers, { prefill: hcAttentionPrefill(), ...kind });
       const reserved = stores.map((store) => store.reserved());
       const host = reserved.reduce((sum, each) => sum + each.host, 0);
-      expect(hcAttentionHostBytes(options, layers, capacity) - host).toBeLessThan(5 * 256);
+      expect(hcAttentionHostBytes(options, layers, capacity) - host).toBeLessThan(6 * 256);
       for (const store of stores) store.dispose();
       await device.defaultStream.synchronize();
       const placed = await liveBytes(device, device.memory().live);
@@ -221,7 +249,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const wrong: readonly object[] = [
       ...[0, -1, 1.01, NaN, '1'].map((tau) => ({ tau })),
       ...[0, 1.5].map((maxTokens) => ({ maxTokens })),
-      { keys: keys.codebooks }, { values: 'int4' }, { missingMass: 'meanValue' }, { hostPool: {} },
+      { keys: keys.codebooks }, { values: 'int4' }, { missingMass: 'mean' }, { values: 'int8', missingMass: 'meanValue' }, { hostPool: {} },
       { values: 'bf16' }, { sinkTokens: -1 }, { localWindow: 0.5 },
     ];
     for (const given of wrong) expect(() => hcAttentionStore({ ...options, ...given }), JSON.stringify(given)).toThrow(InvalidValueError);

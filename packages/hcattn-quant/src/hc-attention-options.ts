@@ -13,7 +13,7 @@ export type HostValues = 'f16' | 'bf16' | 'int8';
 
 const hostValues: readonly unknown[] = ['f16', 'bf16', 'int8'] satisfies HostValues[];
 
-const missingMasses: readonly unknown[] = ['renormalise', 'paper'] satisfies MissingMass[];
+const missingMasses: readonly unknown[] = ['renormalise', 'paper', 'meanValue'] satisfies MissingMass[];
 
 interface DenseOptions {
   /** First tokens that stay dense, rounded up to whole blocks of 64. Default: 0, with codebooks 4. */
@@ -48,8 +48,11 @@ export interface CodedOptions extends DenseOptions {
    * are counted first. Default: 0.9.
    */
   readonly tau?: number | undefined;
-  /** What becomes of the weight of the others: not 'meanValue'. Default: 'renormalise'. */
-  readonly missingMass?: Exclude<MissingMass, 'meanValue'> | undefined;
+  /**
+   * What becomes of the weight of the others. 'meanValue', the mean of all values of the kv head that are on the host,
+   * takes values of 16 or 32 bits. Default: 'renormalise'.
+   */
+  readonly missingMass?: MissingMass | undefined;
   /** The most tokens of a kv head whose values are read; of more, those of the largest weights. Default: all. */
   readonly maxTokens?: number | undefined;
 }
@@ -100,6 +103,8 @@ function expectCoded({ keys, values, hostPool, tau, missingMass, maxTokens, dtyp
   expectThat(name, 'tau', tau, isShare, 'a share above 0, up to 1');
   const known = missingMass === undefined || missingMasses.includes(missingMass);
   expectThat(name, 'missingMass', missingMass, known, missingMasses.join(' or '));
+  const hasMean = missingMass !== 'meanValue' || values !== 'int8';
+  expectThat(name, 'missingMass', missingMass, hasMean, "'renormalise' or 'paper' where values are 'int8', which have no mean value");
   expectCount('maxTokens', maxTokens, 1);
 }
 

@@ -64,7 +64,7 @@ function quantizedKind({ keys, values, sinkTokens = 0, localWindow = 64, dtype }
 }
 
 function codedKind(options: CodedOptions): StoreKind {
-  const { values, hostPool, tau = 0.9, missingMass = 'renormalise', sinkTokens = 4, localWindow = 128 } = options;
+  const { values, hostPool, tau = 0.9, sinkTokens = 4, localWindow = 128 } = options;
   const keys = vectorKeys(options.keys);
   return {
     name: `hcattn ${keys.name}${values === 'int8' ? ', int8 values' : ''}`,
@@ -72,10 +72,10 @@ function codedKind(options: CodedOptions): StoreKind {
     sinkBlocks: Math.ceil(sinkTokens / blockTokens),
     localWindow,
     createCache: (layers, capacity, dtype) =>
-      new CodedCache({ ...codedSizes(options, dtype), layers, capacity, keys, hostPool, tau, missingMass }),
+      new CodedCache({ ...codedSizes(options, dtype), layers, capacity, keys, hostPool, tau }),
   };
 }
 
-function codedSizes({ values, maxTokens = Infinity }: CodedOptions, dtype: FloatDType): Pick<CodedSizes, 'valueDType' | 'maxTokens'> {
-  return { valueDType: values === 'int8' ? 'i8' : dtype, maxTokens };
+function codedSizes({ values, maxTokens = Infinity, missingMass = 'renormalise' }: CodedOptions, dtype: FloatDType): Omit<CodedSizes, 'layers' | 'capacity'> {
+  return { valueDType: values === 'int8' ? 'i8' : dtype, maxTokens, missingMass };
 }

@@ -16,6 +16,7 @@ export { encodeKeys, type EncodeKeysArguments } from './operations/encode-keys.j
 export { centroidIndexBytes, indexCentroids, type IndexCentroidsArguments } from './operations/index-centroids.js';
 export { loadValues, type LoadValuesArguments } from './operations/load-values.js';
 export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';
+export { runningMeans, type RunningMeansArguments } from './operations/running-means.js';
 export { copyValues, type CopyValuesArguments } from './operations/copy-values.js';
 export { type MissingMass, selectByMass, type SelectByMassArguments } from './operations/select-by-mass.js';
 export { weightedValues, type WeightedValuesArguments } from './operations/weighted-values.js';

@@ -25,6 +25,7 @@ import { dequantizeKv } from './operations/dequantize-kv.js';
 import { encodeKeys } from './operations/encode-keys.js';
 import { loadValues } from './operations/load-values.js';
 import { quantizeKv } from './operations/quantize-kv.js';
+import { runningMeans } from './operations/running-means.js';
 import { selectByMass } from './operations/select-by-mass.js';
 import { weightedValues } from './operations/weighted-values.js';
 import { trainCodebook } from './operations/train-codebook.js';
@@ -63,6 +64,16 @@ const copiedValues = (device: Device) => ({
   valueScales: device.tensor('bf16', ['valueBlock', 'blockToken'], [2, 64], new Uint16Array(128)),
   from: [0, 1],
   to: [1, 0],
+});
+
+const summedBlocks = (device: Device) => ({
+  values: device.tensor('f16', ['block', 'blockToken', 'dim'], [2, 64, 8], new Uint16Array(1024)),
+  sums: device.tensor('f32', ['valueBlock', 'dim'], [2, 8], new Float32Array(16)),
+  means: device.tensor('f16', ['valueBlock', 'dim'], [2, 8], new Uint16Array(16)),
+  from: [0, 1],
+  to: [1, 0],
+  before: [-1, 1],
+  counts: [1, 2],
 });
 
 const scores = (device: Device) => ({
@@ -172,6 +183,10 @@ const functions: readonly MisusedFunction[] = [
   misusedOperation(copyValues, copiedValues, {
     outputs: ['hostValues', 'valueScales'],
     legal: [anyFloat('values'), legalAt('values', 'f32', 'any float dtype'), freeAxis('values', 'block'), rowsApart('values')],
+  }),
+  misusedOperation(runningMeans, summedBlocks, {
+    outputs: ['sums', 'means'],
+    legal: [freeAxis('values', 'block'), freeAxis('means', 'valueBlock'), rowsApart('values'), legalAt('before\\.\\d', '-1', 'a sum of its own')],
   }),
   misusedOperation(selectByMass, scores, {
     outputs: ['valueRows', 'weights', 'counts', 'logSumExp'],

@@ -356,6 +356,13 @@ export interface Addon {
     interleaved: boolean,
     attentionScale: number,
   ): void;
+  runningMeans(
+    stream: NativeStream,
+    values: NativeTensor,
+    sums: NativeTensor,
+    means: NativeTensor,
+    list: NativeTensor,
+  ): void;
   sample(
     stream: NativeStream,
     logits: NativeTensor,

@@ -1,11 +1,19 @@
 import type { AttentionArguments, AttentionPart, KvBytes, KvLayer, PagedBlocks, Stream } from '@kv/sparse-core';
-import type { BlockIds, BlockTable } from '@kv/sparse-core/native';
+import type { BlockIds, BlockTable, SlotBlocks } from '@kv/sparse-core/native';
 
 /** A block of a kv head that is read, and the one that is written. */
 export interface BlockMove {
   readonly kvHead: number;
   readonly from: number;
   readonly to: number;
+}
+
+/** A dense block that is to be held in codes, as its kv head's newest. */
+export interface NewBlock extends BlockMove {
+  /** How many blocks its kv head holds in codes before it. */
+  readonly place: number;
+  /** The last one of these. */
+  readonly before: number | undefined;
 }
 
 /** As operations take them. */
@@ -28,9 +36,11 @@ export interface BlockCodec {
   /** Of one block's keys and values. */
   readonly blockBytes: KvBytes;
   /** Enqueues the writing of dense blocks as codes. */
-  encode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void;
+  encode(stream: Stream, dense: DenseBlocks, blocks: readonly NewBlock[]): void;
   /** Enqueues the writing of what codes say to dense blocks. */
   decode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void;
+  /** Enqueues what `attend` needs to know of the blocks that a slot has now, beside their table and count. */
+  write(stream: Stream, slot: number, blocks: SlotBlocks): void;
   /** Rows that `attend` takes at once. */
   readonly mostRows: number;
   /**

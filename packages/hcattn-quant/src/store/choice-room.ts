@@ -1,5 +1,6 @@
 import { type DType, type KvCapacity, type KvLayer, type Tensor } from '@kv/sparse-core';
 import { madeTogether } from '@kv/sparse-core/native';
+import type { MissingMass } from '../operations/select-by-mass.js';
 import { blockTokens } from '../quantized-blocks.js';
 import { bytesOfPool, type HostMemory } from './host-memory.js';
 
@@ -8,15 +9,17 @@ export interface ChoiceSizes {
   readonly capacity: KvCapacity;
   /** The most tokens of a kv head that a row chooses. */
   readonly maxTokens: number;
+  /** With 'meanValue' it reads the mean value beside them. */
+  readonly missingMass: MissingMass;
 }
 
 type Flat<D extends DType> = Tensor<D, readonly ['element']>;
 
 /** Elements, of 4 bytes each, for one row of each slot in the largest layer. */
-function elementsOf({ layers, capacity, maxTokens }: ChoiceSizes) {
+function elementsOf({ layers, capacity, maxTokens, missingMass }: ChoiceSizes) {
   const most = (count: (layer: KvLayer) => number) => capacity.slots * Math.max(...layers.map(count));
   const keys = Math.ceil(capacity.tokensPerSlot / blockTokens) * blockTokens;
-  const chosen = Math.min(maxTokens, keys);
+  const chosen = Math.min(maxTokens, keys) + (missingMass === 'meanValue' ? 1 : 0);
   return {
     ...{ keys, chosen },
     scores: most(({ queryHeads }) => queryHeads * keys),

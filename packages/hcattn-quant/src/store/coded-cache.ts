@@ -6,13 +6,15 @@ import { ChoiceRoom, type ChoiceSizes } from './choice-room.js';
 import { type Choice, CodedBlocks, type ValuePools } from './coded-blocks.js';
 import { bytesOfPool, hostMemoryOf } from './host-memory.js';
 import type { KeyFormat, KeyPool } from './key-format.js';
+import { MeanValues } from './mean-values.js';
 
 export interface CodedSizes extends ChoiceSizes {
   /** How values are held; i8 with a scale for each token. */
   readonly valueDType: FloatDType | 'i8';
 }
 
-export interface CodedCacheOptions extends CodedSizes, Choice {
+export interface CodedCacheOptions extends CodedSizes {
+  readonly tau: number;
   readonly keys: KeyFormat;
   readonly hostPool: HostPool | undefined;
 }
@@ -28,7 +30,10 @@ export class CodedCache implements CodeCache {
   static hostBytes(sizes: CodedSizes): number {
     const { layers, capacity, valueDType } = sizes;
     const headDim = layers[0]?.headDim ?? 0;
-    return bytesOfPool(blocksOf(layers, capacity) * blockTokens * headDim * byteSize(valueDType)) + ChoiceRoom.hostBytes(sizes);
+    const blocks = blocksOf(layers, capacity);
+    const values = bytesOfPool(valueBlocksOf(sizes) * blockTokens * headDim * byteSize(valueDType));
+    const means = sizes.missingMass === 'meanValue' ? MeanValues.hostBytes(blocks, headDim) : 0;
+    return values + means + ChoiceRoom.hostBytes(sizes);
   }
 
   /**
@@ -45,13 +50,17 @@ export class CodedCache implements CodeCache {
     [this.#keys, this.#pools, this.#room] = madeTogether((own) => {
       const keyPool = own(keys.createPool(layers, device, blocks));
       const host = hostMemoryOf('hcAttentionStore', device, hostPool, CodedCache.hostBytes(options));
+      const hostValues = own(host.tensor(valueDType, ['valueBlock', 'blockToken', 'dim'], [valueBlocksOf(options), blockTokens, headDim]));
+      const sizes = { device, slots: capacity.slots, layers, blocks };
+      const means = missingMass === 'meanValue' ? own(new MeanValues(hostValues, host, sizes)) : undefined;
       const pools: ValuePools = {
         ids: new BlockIds('coded blocks', blocks),
         blockBytes: {
           device: keyPool.blockBytes + (isCoded ? blockTokens * byteSize('bf16') : 0),
-          host: blockTokens * headDim * byteSize(valueDType),
+          host: blockTokens * headDim * byteSize(valueDType) + (means?.blockBytes ?? 0),
         },
-        hostValues: own(host.tensor(valueDType, ['valueBlock', 'blockToken', 'dim'], [blocks, blockTokens, headDim])),
+        hostValues,
+        means,
         valueScales: isCoded ? own(device.tensor('bf16', ['valueBlock', 'blockToken'], [blocks, blockTokens])) : undefined,
       };
       return [keyPool, pools, own(new ChoiceRoom(options, host))];
@@ -59,22 +68,26 @@ export class CodedCache implements CodeCache {
   }
 
   codecOf(layer: KvLayer, index: number): BlockCodec {
-    return new CodedBlocks(layer, this.#keys.codecOf(layer, index), this.#pools, this.#room, this.#choice);
+    return new CodedBlocks(layer, index, this.#keys.codecOf(layer, index), this.#pools, this.#room, this.#choice);
   }
 
   /** Codebooks are the caller's. */
   reserved(): KvBytes {
-    const { hostValues, valueScales } = this.#pools;
-    const device = this.#keys.byteLength + (valueScales?.byteLength ?? 0) + this.#room.deviceBytes;
-    return { device, host: hostValues.byteLength + this.#room.hostBytes };
+    const { hostValues, valueScales, means } = this.#pools;
+    const device = this.#keys.byteLength + (valueScales?.byteLength ?? 0) + (means?.deviceBytes ?? 0) + this.#room.deviceBytes;
+    return { device, host: hostValues.byteLength + (means?.hostBytes ?? 0) + this.#room.hostBytes };
   }
 
   [Symbol.dispose](): void {
-    const { hostValues, valueScales } = this.#pools;
-    this.#keys[Symbol.dispose]();
-    for (const tensor of [hostValues, valueScales]) tensor?.dispose();
-    this.#room[Symbol.dispose]();
+    const { hostValues, valueScales, means } = this.#pools;
+    for (const each of [this.#keys, hostValues, valueScales, means, this.#room]) each?.[Symbol.dispose]();
   }
+}
+
+/** Those of the means behind those of the values. */
+function valueBlocksOf({ layers, capacity, missingMass }: CodedSizes): number {
+  const blocks = blocksOf(layers, capacity);
+  return missingMass === 'meanValue' ? blocks + MeanValues.blocksFor(blocks) : blocks;
 }
 
 function blocksOf(layers: readonly KvLayer[], { tokens }: KvCapacity): number {

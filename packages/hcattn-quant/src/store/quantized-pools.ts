@@ -53,6 +53,10 @@ export class QuantizedPools implements BlockCodec, CodeCache {
     dequantizeKv(stream, { ...dense, ...this.#codes, ...listsOf(moves) });
   }
 
+  write(): void {
+    // The table and the count say all.
+  }
+
   attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
     decodeAttentionQuantized(stream, { ...rows, ...part, ...this.#codes, merge: true });
   }

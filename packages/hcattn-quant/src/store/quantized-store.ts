@@ -20,7 +20,7 @@ import { checkedCall, countDistinct, type DensePagedStore, entriesOf, expectThat
 import { blockTokens } from '../quantized-blocks.js';
 import { type QuantizedPrompts, quantizedPrompts } from '../quantized-prompts.js';
 import type { AttentionScratch } from './attention-scratch.js';
-import type { BlockCodec, DenseBlocks } from './block-codec.js';
+import type { BlockCodec, DenseBlocks, NewBlock } from './block-codec.js';
 import { DensePieces } from './dense-pieces.js';
 import { SlotCodes } from './slot-codes.js';
 
@@ -172,7 +172,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     });
     if (moves.length > 0) codec.decode(stream, this.#densePools(), moves);
     kept.forEach((blocks, kvHead) => codec.ids.free(codes.cut(kvHead, blocks)));
-    this.#slots.write(stream, slot, kept.map((blocks) => blocks * blockTokens));
+    this.#writeCounts(stream, slot);
     this.#promise(slot, sum(this.#leaving(slot)));
   }
 
@@ -211,7 +211,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const codes = this.#slots.blocks(slot);
     codes.finished = false;
     codes.heads.forEach((_, kvHead) => this.#parts.codec.ids.free(codes.cut(kvHead, 0)));
-    this.#slots.write(stream, slot, this.#slots.lengths(slot).map(() => 0));
+    this.#writeCounts(stream, slot);
     this.#promise(slot, 0);
   }
 
@@ -273,13 +273,18 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
       .filter(({ counts }) => sum(counts) > 0);
     if (leaving.length === 0) return;
     const read = leaving.flatMap(({ slot, counts }) =>
-      this.#dense.blockIds(slot).flatMap((held, kvHead) =>
-        Array.from(held.subarray(sinkBlocks, sinkBlocks + (counts[kvHead] ?? 0)), (from) => ({ kvHead, from })),
-      ),
+      this.#dense.blockIds(slot).flatMap((held, kvHead) => {
+        const codes = this.#slots.blocks(slot).of(kvHead);
+        return Array.from(held.subarray(sinkBlocks, sinkBlocks + (counts[kvHead] ?? 0)), (from, nth) => ({ kvHead, from, nth, codes }));
+      }),
     );
     let fresh = codec.ids.allocate(read.length);
+    const blocks = read.map(({ kvHead, from, nth, codes }, index): NewBlock => {
+      const before = nth === 0 ? codes.at(-1) : fresh[index - 1];
+      return { kvHead, from, to: fresh[index] ?? NaN, place: codes.length + nth, before };
+    });
     try {
-      codec.encode(stream, this.#densePools(), read.map((block, index) => ({ ...block, to: fresh[index] ?? NaN })));
+      codec.encode(stream, this.#densePools(), blocks);
     } catch (error) {
       codec.ids.free(fresh);
       throw error;
@@ -305,7 +310,14 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   #writeCodes(stream: Stream, slot: number): void {
     const codes = this.#slots.blocks(slot);
     stream.write(this.#slots.tables.blocks.slice('slot', slot, slot + 1), codes.table);
+    this.#writeCounts(stream, slot);
+  }
+
+  /** Says there how many of those in the table it has. */
+  #writeCounts(stream: Stream, slot: number): void {
+    const codes = this.#slots.blocks(slot);
     this.#slots.write(stream, slot, codes.heads.map(({ length }) => length * blockTokens));
+    this.#parts.codec.write(stream, slot, codes);
   }
 }
 

@@ -2,6 +2,7 @@ import type { KvBytes } from '@kv/sparse-core';
 import { decode, encode } from '@kv/sparse-core/testing';
 import { codeBitsOf, type Codebooks } from '../codebooks/codebooks.js';
 import { codedBlockBytes } from '../coded-keys.js';
+import type { MissingMass } from '../operations/select-by-mass.js';
 import { blockTokens, type CodeBits, quantizedBlockBytes } from '../quantized-blocks.js';
 import { dequantized, quantized, roundHalfEven } from './quantized-oracle.js';
 
@@ -24,9 +25,10 @@ export function quantizedOracle(headDim: number, bits: Readonly<Record<Operand, 
 }
 
 /** Keys of a kv head of the first layer in codes of codebooks, values as they are or in 8 bits. */
-export function codedOracle(codebooks: Codebooks, kvHead: number, coded: boolean): BlockOracle {
+export function codedOracle(codebooks: Codebooks, kvHead: number, coded: boolean, missingMass?: MissingMass): BlockOracle {
   const { headDim, groups, centroids } = codebooks;
-  const valueBytes = blockTokens * headDim * (coded ? 1 : 2);
+  const meanBytes = missingMass === 'meanValue' ? headDim * (4 + 2) : 0;
+  const valueBytes = blockTokens * headDim * (coded ? 1 : 2) + meanBytes;
   const keyBytes = codedBlockBytes(groups, codeBitsOf(centroids));
   return {
     bytes: { device: keyBytes + (coded ? 2 * blockTokens : 0), host: valueBytes },

@@ -31,13 +31,13 @@ export async function codedStores(device: Device, layers: readonly KvLayer[], se
 /** A run of a store of one layer beside an oracle of it. By default answers read all tokens. */
 export async function codedRun(device: Device, settings: CodedSettings): Promise<StoreRun<HeadOracle>> {
   const { books, options, capacity, stores } = await codedStores(device, [codedLayer], { tau: 1, ...settings });
-  const { values, sinkTokens = 4, localWindow = 128 } = options;
+  const { values, missingMass, sinkTokens = 4, localWindow = 128 } = options;
   const [store] = stores as [KvStore];
   const { slots } = capacity;
   // A prompt's rows attend to a dense part and up to three pieces, each rounded, and so is each merge.
   const run = { device, random: new Random(settings.seed ?? 1), dtype: 'f16', slots, group: 2, roundings: 8 } as const;
   return new StoreRun(store, settings.prefill, run, (kvHead) => {
-    const blocks = codedOracle(books, kvHead, values === 'int8');
+    const blocks = codedOracle(books, kvHead, values === 'int8', missingMass);
     return new HeadOracle({ dtype: 'f16', headDim: 64, blocks, sinkBlocks: Math.ceil(sinkTokens / 64), localWindow });
   });
 }

@@ -1,5 +1,6 @@
 import type { KvBytes } from '@kv/sparse-core';
 import { attentionRow, type CacheDType, decode, encode, HeldRows, type OracleRow } from '@kv/sparse-core/testing';
+import type { MissingMass } from '../operations/select-by-mass.js';
 import { blockTokens } from '../quantized-blocks.js';
 import type { BlockOracle, Operand } from './block-oracles.js';
 
@@ -23,8 +24,8 @@ function mass(scores: readonly number[], tokens: readonly number[]): number {
 export class HeadOracle extends HeldRows {
   /** The share of a row's attention that it reads the fewest codes for; 1 reads all. */
   tau = 1;
-  /** Whether the weight of what it does not read is lost. */
-  paper = false;
+  /** What becomes of the weight of what it does not read. */
+  missingMass: MissingMass = 'renormalise';
   readonly #options: HeadOptions;
   /** Blocks behind the sinks that are quantized. */
   #quantized = 0;
@@ -40,7 +41,7 @@ export class HeadOracle extends HeldRows {
     const copy = new HeadOracle(this.#options);
     copy.take(this);
     copy.tau = this.tau;
-    copy.paper = this.paper;
+    copy.missingMass = this.missingMass;
     copy.#quantized = this.#quantized;
     for (const operand of ['keys', 'values'] as const) {
       for (const [block, rows] of this.#decoded[operand]) copy.#decoded[operand].set(block, rows);
@@ -95,10 +96,20 @@ export class HeadOracle extends HeldRows {
       const read = this.#read(scores);
       const row = (numbers: Float64Array) => (index: number) => rowOf(numbers, read[index] ?? NaN);
       const found = attentionRow(query, read.length, headDim ** -0.5, row(keys), row(values), weightRoundoff);
-      if (!this.paper) return found;
+      if (this.missingMass === 'renormalise') return found;
       const left = mass(scores, read) / mass(scores, Array.from(scores.keys()));
-      return { ...found, output: found.output.map((x) => x * left) };
+      const mean = this.missingMass === 'paper' ? new Float64Array(headDim) : this.#meanValue(values);
+      return { ...found, output: found.output.map((x, dim) => x * left + (1 - left) * (mean[dim] ?? NaN)) };
     };
+  }
+
+  /** Of the quantized tokens, rounded to an element. */
+  #meanValue(values: Float64Array): Float64Array {
+    const { sinkBlocks, headDim, dtype } = this.#options;
+    const sum = new Float32Array(headDim);
+    const coded = values.subarray(sinkBlocks * blockTokens * headDim, (sinkBlocks + this.#quantized) * blockTokens * headDim);
+    coded.forEach((x, index) => (sum[index % headDim] = (sum[index % headDim] ?? NaN) + x));
+    return decode(dtype, encode(dtype, Float64Array.from(sum, (x) => Math.fround(x / (this.#quantized * blockTokens)))));
   }
 
   /** All that is dense, and of the others the fewest, best first, that reach the share. */
