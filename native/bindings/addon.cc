@@ -24,6 +24,7 @@
   OPERATION(crossEntropy, cross_entropy)                    \
   OPERATION(cudaReport, cuda_report)                        \
   OPERATION(decodeAttention, decode_attention)              \
+  OPERATION(decodeAttentionListed, decode_attention_listed) \
   OPERATION(decodeKeys, decode_keys)                        \
   OPERATION(decomposeAttention, decompose_attention)        \
   OPERATION(decompress24, decompress_24)                    \

@@ -1,6 +1,6 @@
 #include "kernels/weighted-values/weighted-values.h"
 
-#include "bindings/operation-call.h"
+#include "bindings/row-lists.h"
 
 namespace kv {
 
@@ -13,23 +13,13 @@ Napi::Value weighted_values(const Napi::CallbackInfo& info) {
   const TensorArgument counts = call.tensor(3);
   const TensorArgument values = call.tensor(4);
   const OutputArgument output = call.output(5);
-  const bool cpu = call.stream().device()->kind() == DeviceKind::cpu;
-  if (!cpu && !(rows.on_host && weights.on_host && counts.on_host && values.on_host && output.on_host)) {
-    throw make_error(info.Env(), "KV_DEVICE",
-                     "a tensor is in the device's memory, and the host sums; give tensors of device.hostTensor() or of a "
-                     "host pool");
-  }
+  expect_on_host(call, info, rows.on_host && weights.on_host && counts.on_host && values.on_host && output.on_host);
   WeightedValuesArguments arguments;
-  arguments.value_rows = rows.as<int32_t>();
+  read_row_lists(rows, counts, values, arguments);
   arguments.weights = weights.as<float>();
-  arguments.counts = counts.as<int32_t>();
-  arguments.rows = static_cast<int32_t>(rows.extent(0));
-  arguments.kv_heads = static_cast<int32_t>(rows.extent(1));
-  arguments.capacity = static_cast<int32_t>(rows.extent(2));
   arguments.group = static_cast<int32_t>(weights.extent(3));
   arguments.values = values.data;
   arguments.dtype = values.dtype();
-  arguments.pool_rows = values.extent(0) * values.extent(1);
   arguments.head_dim = static_cast<int32_t>(values.extent(2));
   arguments.output = output.as<float>();
   return call.enqueue("weightedValues",

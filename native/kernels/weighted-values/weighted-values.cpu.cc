@@ -1,25 +1,10 @@
 #include "kernels/weighted-values/weighted-values.h"
 
 #include "runtime/workers.h"
-#include "shared/cpu/simd.cpu.h"
+#include "shared/row-lists/list-pieces.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
-
-inline Vec load(const int8_t* p) {
-#if defined(__AVX512F__)
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm512_maskz_cvtepi32_ps(kAllLanes, _mm512_maskz_cvtepi8_epi32(kAllLanes, codes));
-#elif defined(__AVX2__)
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  Bytes bytes;
-  std::memcpy(&bytes, p, sizeof bytes);
-  return __builtin_convertvector(__builtin_convertvector(bytes, VecInt), Vec);
-#endif
-}
-inline float to_float(int8_t x) { return x; }
 
 namespace {
 
@@ -28,12 +13,6 @@ constexpr int32_t kNearRows = 32;    // that stay in the first cache while all t
 constexpr int kTileHeads = 4;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // the sums of a tile stay in registers
 constexpr int64_t kLine = 64;
-
-struct Piece {
-  int64_t list;
-  int32_t first;
-  int32_t rows;
-};
 
 // The sums of a piece: [group_head, dim].
 template <class T>
@@ -109,56 +88,30 @@ class PieceSum {
   float* sums_;
 };
 
-template <class Body>
-void with_value_type(DType dtype, Body&& body) {
-  if (dtype == DType::i8) body(int8_t{});
-  else with_float_type(dtype, body);
-}
-
-bool leads_outside(const WeightedValuesArguments& a, const Piece& piece) {
-  const int32_t* rows = a.value_rows + piece.list * a.capacity + piece.first;
-  bool outside = false;
-  for (int32_t row = 0; row < piece.rows; ++row) outside |= rows[row] < 0 || rows[row] >= a.pool_rows;
-  return outside;
-}
-
 }  // namespace
 
 void weighted_values(const WeightedValuesArguments& a, Workers& workers) {
-  const int64_t lists = int64_t{a.rows} * a.kv_heads;
-  int64_t pieces = 0;
-  for (int64_t list = 0; list < lists; ++list) pieces += (a.counts[list] + kPieceRows - 1) / kPieceRows;
+  const int64_t pieces = ListPieces::count(a, kPieceRows);
   const int64_t of_list = int64_t{a.group} * a.head_dim;
   const auto sum_bytes = static_cast<size_t>(pieces * of_list) * sizeof(float);
-  const size_t table_bytes = static_cast<size_t>(pieces) * sizeof(Piece) + static_cast<size_t>(lists) * sizeof(int64_t);
-  auto* table = static_cast<Piece*>(workers.shared_scratch(table_bytes + sum_bytes));
-  auto* first_piece = reinterpret_cast<int64_t*>(table + pieces);
-  auto* sums = reinterpret_cast<float*>(first_piece + lists);
-  int64_t known = 0;
-  for (int64_t list = 0; list < lists; ++list) {
-    first_piece[list] = known;
-    for (int32_t first = 0; first < a.counts[list]; first += kPieceRows) {
-      const int32_t left = a.counts[list] - first;
-      table[known++] = {list, first, left < kPieceRows ? left : kPieceRows};
-    }
-  }
+  auto* memory = static_cast<char*>(workers.shared_scratch(ListPieces::bytes(a, pieces) + sum_bytes));
+  const ListPieces table(a, kPieceRows, pieces, memory);
+  auto* sums = reinterpret_cast<float*>(memory + ListPieces::bytes(a, pieces));
   workers.for_each(static_cast<size_t>(pieces), [&](size_t index, int) {
-    if (leads_outside(a, table[index])) {
-      __atomic_store_n(a.list_outside, table[index].list, __ATOMIC_RELAXED);
-      return;
-    }
+    if (table[index].leads_outside(a)) return;
     with_value_type(a.dtype, [&](auto element) {
       PieceSum<decltype(element)>(a, table[index], sums + static_cast<int64_t>(index) * of_list).add();
     });
   });
   if (*a.list_outside >= 0) return;
-  const auto heads = static_cast<size_t>(lists * a.group);
+  const auto heads = static_cast<size_t>(a.lists() * a.group);
   workers.for_each(heads, [&](size_t head, int) {
     const auto list = static_cast<int64_t>(head) / a.group;
-    const float* next = sums + first_piece[list] * of_list + static_cast<int64_t>(head) % a.group * a.head_dim;
+    const int64_t head_sums = static_cast<int64_t>(head) % a.group * a.head_dim;
     float* output = a.output + static_cast<int64_t>(head) * a.head_dim;
     std::memset(output, 0, static_cast<size_t>(a.head_dim) * sizeof(float));
-    for (int32_t first = 0; first < a.counts[list]; first += kPieceRows, next += of_list) {
+    for (int64_t piece = table.first_of(list); piece < table.first_of(list + 1); ++piece) {
+      const float* next = sums + piece * of_list + head_sums;
       for (int64_t dim = 0; dim < a.head_dim; ++dim) output[dim] += next[dim];
     }
   });

@@ -117,6 +117,7 @@ struct Bfloat {
 inline float to_float(float x) { return x; }
 inline float to_float(Half x) { return half_to_float(x.bits); }
 inline float to_float(Bfloat x) { return bfloat_to_float(x.bits); }
+inline float to_float(int8_t x) { return x; }
 inline void from_float(float* p, float x) { *p = x; }
 inline void from_float(Half* p, float x) { p->bits = float_to_half(x); }
 inline void from_float(Bfloat* p, float x) { p->bits = float_to_bfloat(x); }
@@ -155,6 +156,21 @@ inline Vec load(const Bfloat* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 #else
   return reinterpret_cast<Vec>(load_bits(p) << 16);
+#endif
+}
+
+// Codes as whole numbers.
+inline Vec load(const int8_t* p) {
+#if defined(__AVX512F__)
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm512_maskz_cvtepi32_ps(kAllLanes, _mm512_maskz_cvtepi8_epi32(kAllLanes, codes));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, VecInt), Vec);
 #endif
 }
 

@@ -4,6 +4,7 @@ export { codeBitsOf, type Codebooks, type CodebookTraining, type LayerCodebooks 
 export { codedBlockBytes, type CodedKeys } from './coded-keys.js';
 export { loadCodebooks, type LoadCodebooksOptions, saveCodebooks } from './codebooks/codebooks-file.js';
 export { placeCodebooks, type PlacedCodebooks, type PlacedLayer } from './codebooks/place-codebooks.js';
+export { decodeAttentionListed, type DecodeAttentionListedArguments } from './operations/decode-attention-listed.js';
 export { decodeAttentionQuantized, type DecodeAttentionQuantizedArguments } from './operations/decode-attention-quantized.js';
 export { hcAttentionPrefill } from './hc-attention-prefill.js';
 export { type CodedOptions, type Codec, type HcAttentionOptions, type HostValues, type QuantizedOptions } from './hc-attention-options.js';

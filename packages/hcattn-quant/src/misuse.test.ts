@@ -19,6 +19,7 @@ import { placeCodebooks } from './codebooks/place-codebooks.js';
 import * as hcattnQuant from './index.js';
 import { codedKeyScores } from './operations/coded-key-scores.js';
 import { copyValues } from './operations/copy-values.js';
+import { decodeAttentionListed } from './operations/decode-attention-listed.js';
 import { decodeAttentionQuantized } from './operations/decode-attention-quantized.js';
 import { decodeKeys } from './operations/decode-keys.js';
 import { dequantizeKv } from './operations/dequantize-kv.js';
@@ -91,12 +92,26 @@ const scores = (device: Device) => ({
 });
 
 /** Lists, in the device's memory, which a CPU sums as well. */
-const listedValues = (device: Device) => ({
+const listedRows = (device: Device) => ({
   valueRows: device.tensor('i32', ['token', 'kvHead', 'chosen'], [2, 2, 3], new Int32Array(12)),
-  weights: device.tensor('f32', ['token', 'kvHead', 'chosen', 'groupHead'], [2, 2, 3, 2], new Float32Array(24)),
   counts: device.tensor('i32', ['token', 'kvHead'], [2, 2], new Int32Array(4)),
-  values: device.tensor('f16', ['valueBlock', 'blockToken', 'dim'], [2, 64, 8], new Uint16Array(1024)),
   output: device.tensor('f32', ['token', 'queryHead', 'dim'], [2, 4, 8], new Float32Array(64)),
+});
+
+const listedValues = (device: Device) => ({
+  ...listedRows(device),
+  weights: device.tensor('f32', ['token', 'kvHead', 'chosen', 'groupHead'], [2, 2, 3, 2], new Float32Array(24)),
+  values: device.tensor('f16', ['valueBlock', 'blockToken', 'dim'], [2, 64, 8], new Uint16Array(1024)),
+});
+
+const listedKeys = (device: Device) => ({
+  ...listedRows(device),
+  query: device.tensor('f32', ['token', 'queryHead', 'dim'], [2, 4, 8], new Float32Array(64).fill(1)),
+  keys: device.tensor('f32', ['valueBlock', 'blockToken', 'dim'], [2, 64, 8], new Float32Array(1024)),
+  values: device.tensor('i8', ['valueBlock', 'blockToken', 'dim'], [2, 64, 8], new Int8Array(1024)),
+  valueScales: device.tensor('bf16', ['valueBlock', 'blockToken'], [2, 64], new Uint16Array(128)),
+  logSumExp: device.tensor('f32', ['token', 'queryHead'], [2, 4], new Float32Array(8)),
+  scale: 0.5,
 });
 
 /** Two kv heads of 16 dims, with an index without levels. */
@@ -201,6 +216,10 @@ const functions: readonly MisusedFunction[] = [
     outputs: ['output'],
     legal: [legalAt('values', 'f32|bf16|i8', 'any dtype of values'), freeAxis('values', 'valueBlock')],
   }),
+  misusedOperation(decodeAttentionListed, listedKeys, {
+    outputs: ['output', 'logSumExp'],
+    legal: [anyFloat('query|keys'), anyFinite('scale'), rowsApart('query'), freeAxis('valueRows', 'chosen')],
+  }),
   misusedOperation(trainCodebook, codebooksToTrain, {
     outputs: ['scale', 'means', 'rounded', 'counts'],
     legal: [
@@ -253,8 +272,8 @@ describeOnDevices('misuse', ({ name, open }) => {
   const device = open();
   const suite = new MisuseSuite(device);
 
-  // The tensors of `listedValues` are in the memory of the device, and codebooks are trained on CPU devices alone.
-  const onCpuAlone = ['weightedValues', 'trainCodebook'];
+  // The tensors of `listedValues` and `listedKeys` are in the memory of the device, and codebooks are trained on CPU devices alone.
+  const onCpuAlone = ['weightedValues', 'decodeAttentionListed', 'trainCodebook'];
   const operations = functions.filter((subject) => name !== 'cuda' || !onCpuAlone.includes(subject.name));
   it.each([...operations, ...options, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);

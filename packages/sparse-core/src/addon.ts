@@ -305,6 +305,18 @@ export interface Addon {
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
   decodeAttention24: NativeAttention24;
+  decodeAttentionListed(
+    stream: NativeStream,
+    query: NativeTensor,
+    keys: NativeTensor,
+    values: NativeTensor,
+    valueScales: NativeTensor | undefined,
+    valueRows: NativeTensor,
+    counts: NativeTensor,
+    output: NativeTensor,
+    logSumExp: NativeTensor,
+    scale: number,
+  ): void;
   mergeAttention(
     stream: NativeStream,
     output: NativeTensor,

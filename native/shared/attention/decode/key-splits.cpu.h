@@ -135,12 +135,14 @@ inline void attend_split(const PagedAttentionArguments& a, const Cache& cache, c
   cache.add_values(range, keys, scores, dim, output, work);
 }
 
-// Merges all splits of a row into its first split and writes the result.
-template <class T, class Cache>
-inline void merge_row(const PagedAttentionArguments& a, const Cache& cache, const RowRange& range, int64_t row, const Partials& partials,
-                      int64_t first_split, int64_t last_split) {
-  T* output = static_cast<T*>(a.output) + range.token(row) * a.output_token_stride +
-              range.head(row) * a.output_head_stride;
+// What the splits of a row sum to: sum of exp(score - peak).
+struct RowSum {
+  float peak;
+  float sum;
+};
+
+// Merges all splits of a row: the sum of exp(score - peak) * value into its first split.
+inline RowSum merge_splits(const Partials& partials, int64_t row, int64_t first_split, int64_t last_split) {
   float peak = kLowestScore;
   for (int64_t split = first_split; split < last_split; ++split) {
     const float largest = *partials.at(split, row).maximum;
@@ -157,6 +159,16 @@ inline void merge_row(const PagedAttentionArguments& a, const Cache& cache, cons
       store(total + d, before + weight * load(partial.output + d));
     }
   }
+  return {peak, sum};
+}
+
+// Merges all splits of a row and writes the result.
+template <class T, class Cache>
+inline void merge_row(const PagedAttentionArguments& a, const Cache& cache, const RowRange& range, int64_t row, const Partials& partials,
+                      int64_t first_split, int64_t last_split) {
+  T* output = static_cast<T*>(a.output) + range.token(row) * a.output_token_stride +
+              range.head(row) * a.output_head_stride;
+  const auto [peak, sum] = merge_splits(partials, row, first_split, last_split);
   const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
   if constexpr (Cache::rotated) {
     if (sum != 0) Cache::rotate_back(partials.at(first_split, row).output, a.head_dim);

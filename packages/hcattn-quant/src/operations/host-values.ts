@@ -22,7 +22,7 @@ export const denseAndHostValueRules = [
 export function expectValueScales(operation: string, hostValues: TensorHandle, valueScales: TensorHandle | undefined): void {
   if ((hostValues.dtype === 'i8') === (valueScales !== undefined)) return;
   throw new DTypeError(
-    `${operation}: hostValues are ${hostValues.dtype}, ${valueScales === undefined ? 'without' : 'with'} valueScales; scales belong to i8.`,
+    `${operation}: the values on the host are ${hostValues.dtype}, ${valueScales === undefined ? 'without' : 'with'} valueScales; scales belong to i8.`,
     { subject: 'hostValues', given: hostValues.dtype },
   );
 }
