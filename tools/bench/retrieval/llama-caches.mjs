@@ -2,7 +2,7 @@
 // weights and token ids, and writes a JSON line for each, as stores.mjs does: codec-rows.mjs sets them beside ours. What a
 // file holds already is not asked again.
 //
-//   node tools/bench/retrieval/llama-caches.mjs --out raw.jsonl [--threads 1] [--lengths 4096,8192] [--examples 40]
+//   node tools/bench/retrieval/llama-caches.mjs --out raw.jsonl [--threads 1] [--shard 0/4] [--lengths 4096,8192] [--examples 40]
 import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -15,6 +15,7 @@ const { values } = parseArgs({
   options: {
     out: { type: 'string' },
     threads: { type: 'string', default: '1' },
+    shard: { type: 'string', default: '0/1' },
     lengths: { type: 'string', default: '4096,8192' },
     // Of each task and length.
     examples: { type: 'string', default: '40' },
@@ -52,7 +53,9 @@ const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
     encode: () => encodeExample(model.tokenizer, example),
   }));
 
-for (const { encode, ...item } of [...(await mainJob()), ...examples]) {
+const [shard, shards] = values.shard.split('/').map(Number);
+const own = [...(await mainJob()), ...examples].filter((_, index) => index % shards === shard);
+for (const { encode, ...item } of own) {
   const { prompt, answer } = await encode();
   for (const [cacheType, bits] of Object.entries(bitsOf)) {
     const setting = `llama.cpp ${cacheType}`;

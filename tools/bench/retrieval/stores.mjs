@@ -3,7 +3,7 @@
 // the same time. store-rows.mjs and prompt-rows.mjs make rows of what this wrote.
 //
 //   node tools/bench/retrieval/stores.mjs --out raw.jsonl [--settings store-settings] [--device cuda] [--threads 1]
-//     [--shard 0/4] [--texts 24] [--lengths 4096,8192] [--examples 40]
+//     [--shard 0/4] [--texts 24] [--lengths 4096,8192] [--tasks passkey,needle4] [--examples 40]
 import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -21,6 +21,8 @@ const { values } = parseArgs({
     shard: { type: 'string', default: '0/1' },
     texts: { type: 'string', default: '24' },
     lengths: { type: 'string', default: '4096,8192' },
+    // All, if not given.
+    tasks: { type: 'string' },
     // Of each task and length.
     examples: { type: 'string', default: '40' },
   },
@@ -28,6 +30,7 @@ const { values } = parseArgs({
 const { settings } = await import(`./${values.settings}.mjs`);
 const [shard, shards] = values.shard.split('/').map(Number);
 const lengths = values.lengths.split(',').map(Number);
+const tasks = values.tasks?.split(',');
 const folder = fileURLToPath(new URL('../../../models/needle-8m', import.meta.url));
 const numberOf = ({ id }) => Number(id.split('-').at(-1));
 const ownShare = (items) => items.filter((_, index) => index % shards === shard);
@@ -83,15 +86,15 @@ await measureAll(
 );
 
 const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
-  .filter((example) => lengths.includes(example.length) && numberOf(example) < Number(values.examples))
+  .filter((example) => lengths.includes(example.length) && (tasks?.includes(example.task) ?? true) && numberOf(example) < Number(values.examples))
   .sort((one, other) => numberOf(one) - numberOf(other) || one.length - other.length);
 await measureAll(
   ownShare(examples.map((example) => ({ item: example.id, input: example }))),
   Math.max(...lengths) + 64,
   (example) => encodeExample(tokenizer, example),
   async (runner, example) => {
-    const { task, length } = example;
-    return { task, length, ...(await ask(runner, example)) };
+    const { task, length, depth } = example;
+    return { task, length, depth, ...(await ask(runner, example)) };
   },
 );
 model.dispose();
