@@ -1,97 +1,162 @@
 #include "kernels/decode-attention-quantized/decode-attention-quantized.h"
 
+#include "kernels/decode-attention-quantized/decode-attention-quantized-codes.cpu.h"
 #include "shared/attention/decode/key-splits.cpu.h"
-#include "shared/quantized-blocks/quantized-blocks.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
 namespace {
 
-// Bytes in each lane. Left to the compiler, each would be converted by itself.
-inline VecInt load_bytes(const uint8_t* p) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<VecInt>(
-      _mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-  return reinterpret_cast<VecInt>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  return VecInt{p[0], p[1], p[2], p[3]};
-#endif
-}
-
-// The same of signed bytes.
-inline VecInt load_signed_bytes(const uint8_t* p) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<VecInt>(
-      _mm512_maskz_cvtepi8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-  return reinterpret_cast<VecInt>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  return load_bytes(p) << 24 >> 24;
-#endif
-}
-
-// Codes as numbers: what is stored over the step of their group. `dim` is a multiple of kLanes.
-template <int kBits>
-Vec load_codes(const uint8_t* row, int dim) {
-  if constexpr (kBits == 8) {
-    return __builtin_convertvector(load_signed_bytes(row + dim), Vec);
-  } else {
-    const VecInt both = load_bytes(row + dim / 32 * 16 + dim % 16);
-    return __builtin_convertvector(dim % 32 < 16 ? both & 15 : both >> 4, Vec) - kMiddleCode4;
-  }
-}
-
-// Bytes of scales as numbers. The exponent and the fraction move to the places of an f32 number's; the factor moves the
-// exponent, that of numbers without a leading one too.
-inline Vec load_scales(const uint8_t* p) {
-  const VecInt bytes = load_bytes(p);
-  const Vec numbers = reinterpret_cast<Vec>(bytes << 20) * 0x1p108f;
-  const VecInt nan = bytes == kNanScale;
-  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(numbers) | (nan & 0x7fc00000));
-}
-
 // A block of keys, or of values, and the block that will be read after it.
 template <int kBits>
 struct QuantizedBlock {
+  static constexpr int kGroupBytes = kQuantizedGroupDims * kBits / 8;
+
   const uint8_t* codes;
-  const float* scales;  // [token, group]
+  const uint8_t* scales;  // [token][group]
   const uint8_t* next;
   int groups;
-  int count = kQuantizedBlockTokens;
 
-  int row_bytes() const { return groups * kQuantizedGroupDims * kBits / 8; }
-  Vec at(int token, int d) const {
-    return load_codes<kBits>(codes + token * row_bytes(), d) * scales[token * groups + d / kQuantizedGroupDims];
-  }
-  void fetch_next(int token, int first, int elements) const {
-    const uint8_t* from = next + token * row_bytes() + first * kBits / 8;
-    for (int byte = 0; byte < elements * kBits / 8; byte += 64) __builtin_prefetch(from + byte, 0, 2);
-  }
+  int64_t row_bytes() const { return int64_t{groups} * kGroupBytes; }
 };
 
-// Keys of kBits each, or values.
+// Turns the codes of a block of keys, so that lanes are tokens: words[i][token] has bytes 4 i and following of a row.
 template <int kBits>
-class Pool {
- public:
-  Pool(const void* pool, int head_dim)
-      : pool_(static_cast<const uint8_t*>(pool)), head_dim_(head_dim), groups_(quantized_groups(head_dim)) {}
-
-  const uint8_t* block(int32_t number) const { return pool_ + number * quantized_block_bytes(head_dim_, kBits); }
-
-  // Writes the block's scales as numbers to `scales`.
-  QuantizedBlock<kBits> open(int32_t number, const uint8_t* next, float* scales) const {
-    const uint8_t* codes = block(number);
-    const uint8_t* bytes = codes + scale_offset(head_dim_, kBits);
-    for (int i = 0; i < kQuantizedBlockTokens * groups_; i += kLanes) store(scales + i, load_scales(bytes + i));
-    return {codes, scales, next, groups_};
+void turn_codes(const QuantizedBlock<kBits>& keys, int32_t* words) {
+  const int64_t row_bytes = keys.row_bytes();
+  for (int token = 0; token < kQuantizedBlockTokens; token += kLanes) {
+    const uint8_t* codes = keys.codes + token * row_bytes;
+    for (int64_t byte = 0; byte < row_bytes; byte += 16) {
+      const TokenWords turned(codes + byte, row_bytes);
+      int32_t* to = words + byte / 4 * kQuantizedBlockTokens + token;
+#pragma GCC unroll 4
+      for (int word = 0; word < 4; ++word) std::memcpy(to + word * kQuantizedBlockTokens, turned.of + word, sizeof(VecInt));
+    }
   }
+}
 
- private:
-  const uint8_t* pool_;
-  int head_dim_;
-  int groups_;
-};
+// scores[row * score_stride + token] = queries[row] . keys[token] for kRows rows and all tokens of a block, whose codes
+// are in `words`. Each step is multiplied with the sum over its group. Query rows are `dim` floats apart.
+template <int kRows, int kBits>
+void score_block(const float* queries, const QuantizedBlock<kBits>& keys, const int32_t* words, int dim, float* scores,
+                 int64_t score_stride) {
+  constexpr int kVectors = 2;
+  constexpr int kWordCodes = 32 / kBits;
+  constexpr int kGroupWords = kQuantizedGroupDims / kWordCodes;
+  const uint8_t* next = keys.next;
+  for (int token = 0; token < kQuantizedBlockTokens; token += kVectors * kLanes) {
+    Vec totals[kRows][kVectors] = {};
+    VecInt scales[kVectors] = {};
+    for (int group = 0; group < keys.groups; ++group) {
+      Vec sums[kRows][kVectors] = {};
+      for (int word = 0; word < kGroupWords; ++word) {
+        for (int line = 0; line < kVectors * kLanes * 4; line += 64, next += 64) __builtin_prefetch(next, 0, 2);
+        VecInt codes[kVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          std::memcpy(codes + v, words + (group * kGroupWords + word) * kQuantizedBlockTokens + token + v * kLanes, sizeof(VecInt));
+        }
+        const float* query = queries + group * kQuantizedGroupDims + 4 * word;
+#pragma GCC unroll 8
+        for (int place = 0; place < kWordCodes; ++place) {
+          // The second half of a group is in the high nibbles.
+          const int d = kBits == 4 ? place / 2 + place % 2 * 16 : place;
+          Vec numbers[kVectors];
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) numbers[v] = numbers_at<kBits>(codes[v], place);
+#pragma GCC unroll 4
+          for (int row = 0; row < kRows; ++row) {
+            const Vec element = splat(query[row * dim + d]);
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) sums[row][v] += element * numbers[v];
+          }
+        }
+      }
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const uint8_t* of_tokens = keys.scales + (token + v * kLanes) * keys.groups;
+        if (group % 4 == 0) scales[v] = scale_words(of_tokens, keys.groups, group);
+        const Vec steps = scale_numbers(scales[v], group % 4);
+#pragma GCC unroll 4
+        for (int row = 0; row < kRows; ++row) totals[row][v] += sums[row][v] * steps;
+      }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) store(scores + row * score_stride + token + v * kLanes, totals[row][v]);
+    }
+  }
+}
+
+// shares[group][row][token] = weights[row][token] * the step of the token's group.
+template <int kRows, int kBits>
+void share_weights(const float* weights, int64_t weight_stride, const QuantizedBlock<kBits>& values, float* shares) {
+  for (int token = 0; token < kQuantizedBlockTokens; token += kLanes) {
+    VecInt scales = {};
+    for (int group = 0; group < values.groups; ++group) {
+      if (group % 4 == 0) scales = scale_words(values.scales + token * values.groups, values.groups, group);
+      const Vec steps = scale_numbers(scales, group % 4);
+      for (int row = 0; row < kRows; ++row) {
+        store(shares + (group * kRows + row) * kQuantizedBlockTokens + token, load(weights + row * weight_stride + token) * steps);
+      }
+    }
+  }
+}
+
+// output[row, dims of kGroups groups] += sum over tokens of shares * codes. Lanes are dims.
+template <int kRows, int kGroups, int kBits>
+void add_groups(const float* shares, const QuantizedBlock<kBits>& values, int group, int dim, float* output) {
+  constexpr int kGroupBytes = QuantizedBlock<kBits>::kGroupBytes;
+  const int64_t row_bytes = values.row_bytes();
+  shares += group * kRows * kQuantizedBlockTokens;
+  output += group * kQuantizedGroupDims;
+  for (int first = 0; first < 16; first += kLanes) {
+    HalfVectors totals[kGroups][kRows];
+    for (int g = 0; g < kGroups; ++g) {
+      for (int row = 0; row < kRows; ++row) {
+        const float* p = output + row * dim + g * kQuantizedGroupDims + first;
+        totals[g][row] = {load(p), load(p + 16)};
+      }
+    }
+    const uint8_t* codes = values.codes + group * kGroupBytes;
+    const uint8_t* next = values.next + group * kGroupBytes * kQuantizedBlockTokens;
+    for (int token = 0; token < kQuantizedBlockTokens; ++token, codes += row_bytes, next += kGroups * kGroupBytes) {
+      if (first == 0) __builtin_prefetch(next, 0, 2);
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; ++g) {
+        const HalfVectors numbers = load_halves<kBits>(codes + g * kGroupBytes, first);
+#pragma GCC unroll 4
+        for (int row = 0; row < kRows; ++row) {
+          const Vec share = splat(shares[(g * kRows + row) * kQuantizedBlockTokens + token]);
+          totals[g][row].low += share * numbers.low;
+          totals[g][row].high += share * numbers.high;
+        }
+      }
+    }
+    for (int g = 0; g < kGroups; ++g) {
+      for (int row = 0; row < kRows; ++row) {
+        float* p = output + row * dim + g * kQuantizedGroupDims + first;
+        store(p, totals[g][row].low);
+        store(p + 16, totals[g][row].high);
+      }
+    }
+  }
+}
+
+// output[row] += sum over the tokens of a block of weights[row * weight_stride + token] * values[token]. `shares` has
+// room for the block's groups and kRows rows.
+template <int kRows, int kBits>
+void add_block(const float* weights, int64_t weight_stride, const QuantizedBlock<kBits>& values, int dim, float* output,
+               float* shares) {
+  constexpr int kGroupsAtOnce = kLanes == 16 ? 2 : 1;  // whose sums stay in registers
+  share_weights<kRows>(weights, weight_stride, values, shares);
+  int group = 0;
+  for (; group + kGroupsAtOnce <= values.groups; group += kGroupsAtOnce) {
+    add_groups<kRows, kGroupsAtOnce>(shares, values, group, dim, output);
+  }
+  if (group < values.groups) add_groups<kRows, 1>(shares, values, group, dim, output);
+}
 
 template <int kKeyBits, int kValueBits>
 class QuantizedCache {
@@ -102,34 +167,44 @@ class QuantizedCache {
   static void rotate_back(float* row, int head_dim) { KV_ISA::rotate_back(row, head_dim); }
 
   explicit QuantizedCache(const QuantizedAttentionArguments& a)
-      : merges(a.merge), keys_(a.keys, a.head_dim), values_(a.values, a.head_dim) {}
+      : merges(a.merge),
+        keys_(static_cast<const uint8_t*>(a.keys)),
+        values_(static_cast<const uint8_t*>(a.values)),
+        head_dim_(a.head_dim) {}
 
   const bool merges;
 
-  int64_t work_floats(int64_t, int dim) const { return kQuantizedBlockTokens * dim / kQuantizedGroupDims; }
+  int64_t work_floats(int64_t, int dim) const {
+    // The codes of a block of keys, or the shares of its values.
+    const int64_t words = int64_t{kQuantizedBlockTokens} * dim * kKeyBits / 32;
+    const int64_t shares = int64_t{kRowGroup} * kQuantizedBlockTokens * dim / kQuantizedGroupDims;
+    return words > shares ? words : shares;
+  }
 
   void score(const RowRange& range, const SplitKeys& keys, const float* queries, int dim, float* scores,
              float* work) const {
-    const uint8_t* values = values_.block(block_of(range, keys.first));
+    auto* words = reinterpret_cast<int32_t*>(work);
+    const uint8_t* values = first_byte<kValueBits>(values_, block_of(range, keys.first));
     for_each_block(keys, [&](int32_t first, bool last) {
-      const uint8_t* next = last ? values : keys_.block(block_of(range, first + kQuantizedBlockTokens));
-      const auto block = keys_.open(block_of(range, first), next, work);
+      const uint8_t* next = last ? values : first_byte<kKeyBits>(keys_, block_of(range, first + kQuantizedBlockTokens));
+      const auto block = open<kKeyBits>(keys_, block_of(range, first), next);
+      turn_codes(block, words);
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
-        score_run<decltype(group)::count>(queries + row * dim, block, dim,
-                                          scores + row * kScoreStride + (first - keys.first), kScoreStride);
+        score_block<decltype(group)::count>(queries + row * dim, block, words, dim,
+                                            scores + row * kScoreStride + (first - keys.first), kScoreStride);
       });
     });
   }
 
   void add_values(const RowRange& range, const SplitKeys& keys, const float* weights, int dim, float* output,
                   float* work) const {
-    const uint8_t* next_keys = keys_.block(block_of(range, keys.next));
+    const uint8_t* next_keys = first_byte<kKeyBits>(keys_, block_of(range, keys.next));
     for_each_block(keys, [&](int32_t first, bool last) {
-      const uint8_t* next = last ? next_keys : values_.block(block_of(range, first + kQuantizedBlockTokens));
-      const auto block = values_.open(block_of(range, first), next, work);
+      const uint8_t* next = last ? next_keys : first_byte<kValueBits>(values_, block_of(range, first + kQuantizedBlockTokens));
+      const auto block = open<kValueBits>(values_, block_of(range, first), next);
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
-        KV_ISA::add_values<decltype(group)::count>(weights + row * kScoreStride + (first - keys.first), kScoreStride,
-                                                   block, dim, output + row * dim);
+        add_block<decltype(group)::count>(weights + row * kScoreStride + (first - keys.first), kScoreStride, block, dim,
+                                          output + row * dim, work);
       });
     });
   }
@@ -145,8 +220,20 @@ class QuantizedCache {
     }
   }
 
-  Pool<kKeyBits> keys_;
-  Pool<kValueBits> values_;
+  template <int kBits>
+  const uint8_t* first_byte(const uint8_t* pool, int32_t block) const {
+    return pool + block * quantized_block_bytes(head_dim_, kBits);
+  }
+
+  template <int kBits>
+  QuantizedBlock<kBits> open(const uint8_t* pool, int32_t block, const uint8_t* next) const {
+    const uint8_t* codes = first_byte<kBits>(pool, block);
+    return {codes, codes + scale_offset(head_dim_, kBits), next, quantized_groups(head_dim_)};
+  }
+
+  const uint8_t* keys_;
+  const uint8_t* values_;
+  int head_dim_;
 };
 
 template <int kKeyBits>

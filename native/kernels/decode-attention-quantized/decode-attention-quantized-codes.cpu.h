@@ -1,0 +1,146 @@
+// Codes of quantized blocks as f32 numbers, what is stored over the step of its group: neighbouring dims of a token for
+// values, neighbouring tokens of a dim for keys.
+#pragma once
+
+#include "shared/quantized-blocks/quantized-blocks.cpu.h"
+
+namespace kv {
+namespace KV_ISA {
+
+// Bytes in each lane. Left to the compiler, each would be converted by itself.
+inline VecInt load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecInt>(
+      _mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VecInt>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return VecInt{p[0], p[1], p[2], p[3]};
+#endif
+}
+
+// The same of signed bytes.
+inline VecInt load_signed_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecInt>(
+      _mm512_maskz_cvtepi8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VecInt>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return load_bytes(p) << 24 >> 24;
+#endif
+}
+
+// The code in the lowest four bits of each lane.
+inline Vec numbers_of_nibbles(VecInt bits) {
+#if defined(__AVX512F__)
+  constexpr Vec kNumbers = {-7.5f, -6.5f, -5.5f, -4.5f, -3.5f, -2.5f, -1.5f, -0.5f,
+                            0.5f,  1.5f,  2.5f,  3.5f,  4.5f,  5.5f,  6.5f,  7.5f};
+  return _mm512_maskz_permutexvar_ps(kAllLanes, reinterpret_cast<__m512i>(bits), kNumbers);
+#else
+  return __builtin_convertvector(bits & 15, Vec) - kMiddleCode4;
+#endif
+}
+
+// The code of each lane at a place of a word, the lowest first.
+template <int kBits>
+Vec numbers_at(VecInt words, int place) {
+  if constexpr (kBits == 4) return numbers_of_nibbles(words >> 4 * place);
+  return __builtin_convertvector(words << (24 - 8 * place) >> 24, Vec);
+}
+
+// The dims of a group, less `first`, that a vector of half of them has: those from `first` and from `first` + 16 on.
+struct HalfVectors {
+  Vec low;
+  Vec high;
+};
+
+template <int kBits>
+HalfVectors load_halves(const uint8_t* group, int first) {
+  if constexpr (kBits == 4) {
+    const VecInt both = load_bytes(group + first);
+    return {numbers_of_nibbles(both), numbers_of_nibbles(both >> 4)};
+  }
+  return {__builtin_convertvector(load_signed_bytes(group + first), Vec),
+          __builtin_convertvector(load_signed_bytes(group + 16 + first), Vec)};
+}
+
+// The words of 16 bytes of kLanes tokens. A lane is a token.
+struct TokenWords {
+  VecInt of[4];
+
+  TokenWords(const uint8_t* bytes, int64_t stride) {
+    Vec rows[4];  // each has the bytes of every fourth token
+    for (int i = 0; i < 4; ++i) rows[i] = load_every_fourth(bytes + i * stride, 4 * stride);
+    const Vec a = interleave<0>(rows[0], rows[1]), b = interleave<2>(rows[0], rows[1]);
+    const Vec c = interleave<0>(rows[2], rows[3]), d = interleave<2>(rows[2], rows[3]);
+    of[0] = halves<0>(a, c);
+    of[1] = halves<2>(a, c);
+    of[2] = halves<0>(b, d);
+    of[3] = halves<2>(b, d);
+  }
+
+ private:
+  static Vec load_every_fourth(const uint8_t* bytes, int64_t stride) {
+#if defined(__AVX512F__) || defined(__AVX2__)
+    const auto row = [&](int i) { return _mm_loadu_ps(reinterpret_cast<const float*>(bytes + i * stride)); };
+    const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(row(0)), row(1), 1);
+#if defined(__AVX512F__)
+    const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(row(2)), row(3), 1);
+    return _mm512_maskz_insertf32x8(kAllLanes, _mm512_castps256_ps512(low), high, 1);
+#else
+    return low;
+#endif
+#else
+    float row[kLanes];
+    for (int i = 0; i < kLanes / 4; ++i) std::memcpy(row + 4 * i, bytes + i * stride, 16);
+    return load(row);
+#endif
+  }
+
+  // In each four lanes: first and first + 1 of a and b in turns.
+  template <int first>
+  static Vec interleave(Vec a, Vec b) {
+    VecInt lanes = {};
+    for (int i = 0; i < kLanes; ++i) lanes[i] = (i & ~3) + first + (i & 2) / 2 + (i & 1) * kLanes;
+    return permute(a, b, lanes);
+  }
+
+  // In each four lanes: first and first + 1 of a, then of b.
+  template <int first>
+  static VecInt halves(Vec a, Vec b) {
+    VecInt lanes = {};
+    for (int i = 0; i < kLanes; ++i) lanes[i] = (i & ~3) + first + (i & 1) + (i & 2) / 2 * kLanes;
+    return reinterpret_cast<VecInt>(permute(a, b, lanes));
+  }
+};
+
+// Of kLanes tokens, the scales of up to four groups from `first` on, one byte each. `scales` are [token][group].
+inline VecInt scale_words(const uint8_t* scales, int groups, int first) {
+  VecInt words = {};
+  if (groups == 4) {
+    std::memcpy(&words, scales, sizeof words);
+  } else if (groups == 2) {
+    words = load_bits(reinterpret_cast<const Half*>(scales));
+  } else {
+    const int bytes = groups - first < 4 ? groups - first : 4;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      int32_t word = 0;
+      std::memcpy(&word, scales + lane * groups + first, static_cast<size_t>(bytes));
+      words[lane] = word;
+    }
+  }
+  return words;
+}
+
+// The scale in byte `place` of each word. The exponent and the fraction move to the places of an f32 number's; the factor
+// moves the exponent, that of numbers without a leading one too.
+inline Vec scale_numbers(VecInt words, int place) {
+  const VecInt bytes = words >> 8 * place & 0xff;
+  const Vec numbers = reinterpret_cast<Vec>(bytes << 20) * 0x1p108f;
+  const VecInt nan = bytes == kNanScale;
+  return reinterpret_cast<Vec>(reinterpret_cast<VecInt>(numbers) | (nan & 0x7fc00000));
+}
+
+}  // namespace KV_ISA
+}  // namespace kv
