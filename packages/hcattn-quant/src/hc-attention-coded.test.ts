@@ -43,8 +43,9 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
   it.each([
     { sinkTokens: 0, localWindow: 0, values: 'f16' },
     { sinkTokens: 4, localWindow: 100, values: 'int8', codebooks: { separate: true, scaled: true, groups: 32, centroids: 5 } },
+    { sinkTokens: 0, localWindow: 64, values: 'int8', hostKeys: true },
     { sinkTokens: 65, localWindow: 64, values: undefined, missingMass: 'meanValue', codebooks: { groups: 8, centroids: 100, scaled: true } },
-  ] as const)('holds what the oracle does, prompts coded as they are read: $sinkTokens, $localWindow, $values', async (options) => {
+  ] as const)('holds what the oracle does, prompts coded as they are read: $sinkTokens, $localWindow, $values, $hostKeys', async (options) => {
     const steps = await run(options);
     // Two prompts in turns, in chunks that end within blocks.
     await read(steps, chunk(0, 0, 300));
@@ -122,6 +123,25 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
       for (const step of range(5)) await steps.check([...chunk(0, 600 + step, 1), ...chunk(1, 400 + step, 1)], 'decode', quantize);
     },
   );
+
+  it.each(['f16', 'int8'] as const)('chooses tokens by their codes and weights them by their keys, values in %s', async (values) => {
+    // A row reads the tokens of all query heads of its kv head; here each has one.
+    const steps = await run({ group: 1, tau: 0.6, hostKeys: true, values, localWindow: 64 });
+    await read(steps, chunk(0, 0, 500));
+    await read(steps, [...chunk(0, 500, 100), ...chunk(1, 0, 400)]);
+    for (const slot of [0, 1]) steps.finishPrefill(slot, quantize);
+    const answer = async (entries: ReturnType<typeof chunk>) => {
+      for (const head of steps.heads.flat()) head.tau = 0.6;
+      await steps.check(entries, 'decode', quantize);
+      for (const head of steps.heads.flat()) head.tau = 1;
+    };
+    for (const step of range(5)) await answer([...chunk(0, 600 + step, 1), ...chunk(1, 400 + step, 1)]);
+    // What is cut, forked and read again says what its keys were, not what their codes say.
+    steps.copy(0, 2, 250);
+    await read(steps, chunk(2, 355, 100));
+    await answer([...chunk(2, 455, 1), ...chunk(0, 605, 1)]);
+    steps.store.dispose();
+  });
 
   it('leaves to the mean value of its sequence what a row does not read, through forks, cuts and second prompts', async () => {
     const steps = await run({ tau: 0.7, missingMass: 'meanValue', localWindow: 64 });
@@ -224,11 +244,11 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const { kind } = open();
     const device = createDevice({ kind, threads: 1, memoryLimit: 200_000_000 });
     const layers = [codedLayer, { ...codedLayer, index: 1 }];
-    for (const kind of [{ values: 'f16' }, { values: 'int8' }, { missingMass: 'meanValue' }] as const) {
+    for (const kind of [{ values: 'f16' }, { values: 'int8' }, { missingMass: 'meanValue' }, { values: 'int8', hostKeys: true }] as const) {
       const { keys, options, capacity, stores } = await codedStores(device, layers, { prefill: hcAttentionPrefill(), ...kind });
       const reserved = stores.map((store) => store.reserved());
       const host = reserved.reduce((sum, each) => sum + each.host, 0);
-      expect(hcAttentionHostBytes(options, layers, capacity) - host).toBeLessThan(6 * 256);
+      expect(hcAttentionHostBytes(options, layers, capacity) - host).toBeLessThan(9 * 256);
       for (const store of stores) store.dispose();
       await device.defaultStream.synchronize();
       const placed = await liveBytes(device, device.memory().live);
@@ -249,7 +269,8 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const wrong: readonly object[] = [
       ...[0, -1, 1.01, NaN, '1'].map((tau) => ({ tau })),
       ...[0, 1.5].map((maxTokens) => ({ maxTokens })),
-      { keys: keys.codebooks }, { values: 'int4' }, { missingMass: 'mean' }, { values: 'int8', missingMass: 'meanValue' }, { hostPool: {} },
+      { keys: keys.codebooks }, { values: 'int4' }, { missingMass: 'mean' }, { values: 'int8', missingMass: 'meanValue' },
+      { hostKeys: 1 }, { hostKeys: true, missingMass: 'paper' }, { hostKeys: true, missingMass: 'meanValue' }, { hostPool: {} },
       { values: 'bf16' }, { sinkTokens: -1 }, { localWindow: 0.5 },
     ];
     for (const given of wrong) expect(() => hcAttentionStore({ ...options, ...given }), JSON.stringify(given)).toThrow(InvalidValueError);
@@ -266,6 +287,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     expect(create({ hostPool: pool })).toThrow(DeviceError);
     if (device.kind === 'cuda') expect(create({ hostPool: undefined })).toThrow(/hostPool\(device, \{ bytes: \d+ \}\)/);
     expect(hcAttentionStore(options).name).toBe('hcattn 16 groups');
+    expect(hcAttentionStore({ ...options, hostKeys: true }).name).toBe('hcattn 16 groups, keys on the host too');
     keys[Symbol.dispose]();
     expect(create({})).toThrow('disposed');
   });

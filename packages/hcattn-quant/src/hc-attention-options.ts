@@ -1,5 +1,5 @@
 import { CapabilityError, type FloatDType, HostPool } from '@kv/sparse-core';
-import { expectObject, expectThat, floats, show } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectThat, floats, show } from '@kv/sparse-core/native';
 import { PlacedCodebooks } from './codebooks/place-codebooks.js';
 import type { MissingMass } from './operations/select-by-mass.js';
 
@@ -38,6 +38,11 @@ export interface CodedOptions extends DenseOptions {
   /** 'f16' and 'bf16' are then what stays dense too. Default: the element type of what stays dense. */
   readonly values?: HostValues | undefined;
   readonly valuesOn: 'host';
+  /**
+   * Whether the keys themselves are on the host too, as what stays dense is. Answers then choose tokens by the codes and weight
+   * them by their keys, and prompts and cuts read keys as they were. Takes 'renormalise'. Default: no.
+   */
+  readonly hostKeys?: boolean | undefined;
   /**
    * Of `hcAttentionHostBytes` or more. It may be disposed of once the stores are made. On the CPU it can be
    * left out, for all memory is the host's.
@@ -86,7 +91,7 @@ function expectQuantized({ keys, values, valuesOn }: QuantizedOptions): void {
   }
 }
 
-function expectCoded({ keys, values, hostPool, tau, missingMass, maxTokens, dtype }: CodedOptions): void {
+function expectCoded({ keys, values, hostKeys, hostPool, tau, missingMass, maxTokens, dtype }: CodedOptions): void {
   if (codecs.includes(keys as unknown as string)) {
     throw new CapabilityError(`${name}: keys are ${show(keys)}, whose values can be on the 'device' only; with values on the 'host', keys are codes of codebooks.`, {
       subject: 'keys',
@@ -105,6 +110,9 @@ function expectCoded({ keys, values, hostPool, tau, missingMass, maxTokens, dtyp
   expectThat(name, 'missingMass', missingMass, known, missingMasses.join(' or '));
   const hasMean = missingMass !== 'meanValue' || values !== 'int8';
   expectThat(name, 'missingMass', missingMass, hasMean, "'renormalise' or 'paper' where values are 'int8', which have no mean value");
+  if (hostKeys !== undefined) expectBoolean(name, 'hostKeys', hostKeys);
+  const renormalises = hostKeys !== true || missingMass === undefined || missingMass === 'renormalise';
+  expectThat(name, 'missingMass', missingMass, renormalises, "'renormalise' with hostKeys, which weigh what was chosen alone");
   expectCount('maxTokens', maxTokens, 1);
 }
 

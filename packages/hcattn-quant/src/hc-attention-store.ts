@@ -16,9 +16,9 @@ const bitsOf: Readonly<Record<Codec, CodeBits>> = { int8: 8, int4: 4 };
  *
  * With `valuesOn: 'device'` keys and values are integer codes there. With `valuesOn: 'host'` keys are codes of codebooks on
  * the device, and values are in host memory: an answer reads those of the fewest tokens that reach the share `tau` of its
- * attention.
+ * attention. With `hostKeys` the keys are there too: codes choose the tokens, and their keys weigh them.
  *
- * Cutting a sequence inside of a quantized block makes what is left of that block dense again.
+ * Cutting a sequence inside of a quantized block makes what is left of that block dense again, as it is held.
  * @throws InvalidValueError when an option is none; CapabilityError when values are to be elsewhere. Making stores throws
  * ShapeError for codebooks of another model, DeviceError for those of another device, InvalidValueError without a host pool
  * where the device has memory of its own
@@ -67,7 +67,7 @@ function codedKind(options: CodedOptions): StoreKind {
   const { values, hostPool, tau = 0.9, sinkTokens = 4, localWindow = 128 } = options;
   const keys = vectorKeys(options.keys);
   return {
-    name: `hcattn ${keys.name}${values === 'int8' ? ', int8 values' : ''}`,
+    name: `hcattn ${keys.name}${values === 'int8' ? ', int8 values' : ''}${options.hostKeys === true ? ', keys on the host too' : ''}`,
     dtype: options.dtype ?? (values === 'int8' ? undefined : values),
     sinkBlocks: Math.ceil(sinkTokens / blockTokens),
     localWindow,
@@ -76,6 +76,6 @@ function codedKind(options: CodedOptions): StoreKind {
   };
 }
 
-function codedSizes({ values, maxTokens = Infinity, missingMass = 'renormalise' }: CodedOptions, dtype: FloatDType): Omit<CodedSizes, 'layers' | 'capacity'> {
-  return { valueDType: values === 'int8' ? 'i8' : dtype, maxTokens, missingMass };
+function codedSizes({ values, hostKeys = false, maxTokens = Infinity, missingMass = 'renormalise' }: CodedOptions, dtype: FloatDType): Omit<CodedSizes, 'layers' | 'capacity'> {
+  return { valueDType: values === 'int8' ? 'i8' : dtype, dtype, hostKeys, maxTokens, missingMass };
 }

@@ -285,14 +285,14 @@ describeOnDevices('misuse', ({ name, open }) => {
     // Disposed stores give their memory back a little later.
     using pool = await hostPool(device, { bytes: 2 ** 24 });
     const settings = { keys, valuesOn: 'host', values: 'f16', hostPool: pool, localWindow: 0 } as const;
-    const given = { ...settings, tau: 0.7, missingMass: 'paper', maxTokens: 100, sinkTokens: 64, dtype: 'f16' } as const;
+    const given = { ...settings, tau: 0.7, missingMass: 'paper', maxTokens: 100, sinkTokens: 64, dtype: 'f16', hostKeys: false } as const;
     await suite.misuse({
       name: 'hcAttentionStore with codebooks',
       args: () => ({ options: given }),
       call: ({ options: changed }: { options: never }) => void hcattnQuant.hcAttentionStore(changed),
       lasting: ['options.keys', 'options.hostPool'],
       legal: [
-        optional('options\\.(values|hostPool|localWindow|tau|missingMass|maxTokens|sinkTokens|dtype)'),
+        optional('options\\.(values|hostKeys|hostPool|localWindow|tau|missingMass|maxTokens|sinkTokens|dtype)'),
         legalAt('options\\.tau', '0\\.5', 'another share'),
         legalAt('options\\.(sinkTokens|localWindow|maxTokens)', '\\d{10}', 'more than there are is all'),
       ],

@@ -2,6 +2,7 @@ import { type DType, type KvCapacity, type KvLayer, type Tensor } from '@kv/spar
 import { madeTogether } from '@kv/sparse-core/native';
 import type { MissingMass } from '../operations/select-by-mass.js';
 import { blockTokens } from '../quantized-blocks.js';
+import type { RowsOverBlocks } from './block-codec.js';
 import { bytesOfPool, type HostMemory } from './host-memory.js';
 
 export interface ChoiceSizes {
@@ -11,12 +12,14 @@ export interface ChoiceSizes {
   readonly maxTokens: number;
   /** With 'meanValue' it reads the mean value beside them. */
   readonly missingMass: MissingMass;
+  /** Whether what it attends to on the host are keys too. */
+  readonly hostKeys: boolean;
 }
 
 type Flat<D extends DType> = Tensor<D, readonly ['element']>;
 
 /** Elements, of 4 bytes each, for one row of each slot in the largest layer. */
-function elementsOf({ layers, capacity, maxTokens, missingMass }: ChoiceSizes) {
+function elementsOf({ layers, capacity, maxTokens, missingMass, hostKeys }: ChoiceSizes) {
   const most = (count: (layer: KvLayer) => number) => capacity.slots * Math.max(...layers.map(count));
   const keys = Math.ceil(capacity.tokensPerSlot / blockTokens) * blockTokens;
   const chosen = Math.min(maxTokens, keys) + (missingMass === 'meanValue' ? 1 : 0);
@@ -28,6 +31,10 @@ function elementsOf({ layers, capacity, maxTokens, missingMass }: ChoiceSizes) {
       weights: most(({ queryHeads }) => queryHeads * chosen),
       counts: most(({ kvHeads }) => kvHeads),
       output: most(({ queryHeads, headDim }) => queryHeads * headDim),
+      ...(hostKeys && {
+        query: most(({ queryHeads, headDim }) => queryHeads * headDim),
+        logSumExp: most(({ queryHeads }) => queryHeads),
+      }),
     },
   };
 }
@@ -44,6 +51,8 @@ export class ChoiceRoom implements Disposable {
   readonly #weights: Flat<'f32'>;
   readonly #counts: Flat<'i32'>;
   readonly #output: Flat<'f32'>;
+  /** With keys on the host. */
+  readonly #exact: { readonly query: Flat<'f32'>; readonly logSumExp: Flat<'f32'> } | undefined;
 
   static hostBytes(sizes: ChoiceSizes): number {
     return Object.values(elementsOf(sizes).host).reduce((sum, elements) => sum + bytesOfPool(4 * elements), 0);
@@ -56,12 +65,16 @@ export class ChoiceRoom implements Disposable {
     this.rows = slots;
     this.#keys = keys;
     this.#chosen = chosen;
-    [this.#scores, this.#valueRows, this.#weights, this.#counts, this.#output] = madeTogether((own) => [
+    const { query, logSumExp } = host;
+    [this.#scores, this.#valueRows, this.#weights, this.#counts, this.#output, this.#exact] = madeTogether((own) => [
       own(device.tensor('f32', ['element'], [scores])),
       own(memory.tensor('i32', ['element'], [host.valueRows])),
       own(memory.tensor('f32', ['element'], [host.weights])),
       own(memory.tensor('i32', ['element'], [host.counts])),
       own(memory.tensor('f32', ['element'], [host.output])),
+      query === undefined || logSumExp === undefined
+        ? undefined
+        : { query: own(memory.tensor('f32', ['element'], [query])), logSumExp: own(memory.tensor('f32', ['element'], [logSumExp])) },
     ]);
   }
 
@@ -70,13 +83,17 @@ export class ChoiceRoom implements Disposable {
   }
 
   get hostBytes(): number {
-    const onHost = [this.#valueRows, this.#weights, this.#counts, this.#output];
-    return onHost.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    return this.#onHost.reduce((sum, { byteLength }) => sum + byteLength, 0);
   }
 
-  /** Room of rows of a layer. */
-  of({ kvHeads, queryHeads, headDim }: KvLayer, rows: number) {
-    const [keys, chosen] = [this.#keys, this.#chosen];
+  get #onHost(): Flat<DType>[] {
+    return [this.#valueRows, this.#weights, this.#counts, this.#output, ...Object.values(this.#exact ?? {})];
+  }
+
+  /** Room for rows of a layer with these queries; `exact` is there with keys on the host. */
+  of({ kvHeads, queryHeads, headDim }: KvLayer, { shape, axes, dtype }: RowsOverBlocks['query']) {
+    const [keys, chosen, exact] = [this.#keys, this.#chosen, this.#exact];
+    const [rows] = shape;
     const first = <D extends DType>(flat: Flat<D>, elements: number) => flat.slice('element', 0, elements);
     return {
       scores: first(this.#scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
@@ -86,11 +103,15 @@ export class ChoiceRoom implements Disposable {
         [rows, kvHeads, chosen, queryHeads / kvHeads],
       ),
       counts: first(this.#counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),
-      output: first(this.#output, rows * queryHeads * headDim).view(['token', 'queryHead', 'dim'], [rows, queryHeads, headDim]),
+      output: first(this.#output, rows * queryHeads * headDim).view(axes, shape),
+      exact: exact && {
+        query: exact.query.derive(dtype, axes, shape, [queryHeads * headDim, headDim, 1], 0),
+        logSumExp: first(exact.logSumExp, rows * queryHeads).view(['token', 'queryHead'], [rows, queryHeads]),
+      },
     };
   }
 
   [Symbol.dispose](): void {
-    for (const tensor of [this.#scores, this.#valueRows, this.#weights, this.#counts, this.#output]) tensor.dispose();
+    for (const tensor of [this.#scores, ...this.#onHost]) tensor.dispose();
   }
 }

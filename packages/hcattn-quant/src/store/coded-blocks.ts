@@ -1,27 +1,24 @@
-import { type AttentionPart, type KvBytes, type KvLayer, mergeAttention, type Stream, type Tensor } from '@kv/sparse-core';
+import { type AttentionPart, type KvBytes, type KvLayer, mergeAttention, type Stream } from '@kv/sparse-core';
 import type { BlockIds, SlotBlocks } from '@kv/sparse-core/native';
 import { copyValues } from '../operations/copy-values.js';
+import { decodeAttentionListed } from '../operations/decode-attention-listed.js';
 import { loadValues } from '../operations/load-values.js';
 import { selectByMass, type SelectByMassArguments } from '../operations/select-by-mass.js';
 import { weightedValues } from '../operations/weighted-values.js';
 import { type BlockCodec, type BlockMove, type DenseBlocks, listsOf, type NewBlock, type RowsOverBlocks } from './block-codec.js';
 import type { ChoiceRoom } from './choice-room.js';
+import type { HostBlocks } from './host-blocks.js';
 import type { KeyCodec } from './key-format.js';
-import type { HostRows, MeanValues } from './mean-values.js';
 
 /** How rows choose the tokens whose values they read. */
 export type Choice = Pick<SelectByMassArguments, 'tau' | 'missingMass'>;
 
-/** The values of all layers' blocks. A block has the same number among its layer's keys. */
-export interface ValuePools {
+/** Blocks of all layers. */
+export interface CodedPools {
   readonly ids: BlockIds;
   readonly blockBytes: KvBytes;
-  /** On the host. */
-  readonly hostValues: HostRows;
-  /** On the device, of i8 values. */
-  readonly valueScales: Tensor<'bf16', readonly ['valueBlock', 'blockToken']> | undefined;
-  /** Where they are the values of what is left out. */
-  readonly means: MeanValues | undefined;
+  /** Under the same numbers as among keys. */
+  readonly host: HostBlocks;
 }
 
 /** Keys of a layer in codes on the device, their values on the host. */
@@ -32,12 +29,12 @@ export class CodedBlocks implements BlockCodec {
   readonly #layer: KvLayer;
   readonly #index: number;
   readonly #keys: KeyCodec;
-  readonly #pools: ValuePools;
+  readonly #pools: CodedPools;
   readonly #room: ChoiceRoom;
   readonly #choice: Choice;
 
   /** @param index which layer of the cache it is */
-  constructor(layer: KvLayer, index: number, keys: KeyCodec, pools: ValuePools, room: ChoiceRoom, choice: Choice) {
+  constructor(layer: KvLayer, index: number, keys: KeyCodec, pools: CodedPools, room: ChoiceRoom, choice: Choice) {
     this.ids = pools.ids;
     this.blockBytes = pools.blockBytes;
     this.mostRows = room.rows;
@@ -50,33 +47,42 @@ export class CodedBlocks implements BlockCodec {
   }
 
   encode(stream: Stream, { keys, values }: DenseBlocks, blocks: readonly NewBlock[]): void {
-    const { hostValues, valueScales, means } = this.#pools;
+    const { keys: hostKeys, values: hostValues, valueScales, means } = this.#pools.host;
     const { from, to } = listsOf(blocks);
+    if (hostKeys !== undefined) copyValues(stream, { values: keys, hostValues: hostKeys, from, to });
     this.#keys.encode(stream, keys, blocks);
     copyValues(stream, { values, hostValues, valueScales, from, to });
     means?.add(stream, values, blocks);
   }
 
   decode(stream: Stream, { keys, values }: DenseBlocks, moves: readonly BlockMove[]): void {
-    const { hostValues, valueScales } = this.#pools;
+    const { keys: hostKeys, values: hostValues, valueScales } = this.#pools.host;
     const { from, to } = listsOf(moves);
-    this.#keys.decode(stream, keys, moves);
+    if (hostKeys === undefined) this.#keys.decode(stream, keys, moves);
+    else loadValues(stream, { values: keys, hostValues: hostKeys, from, to });
     loadValues(stream, { values, hostValues, valueScales, from, to });
   }
 
   write(stream: Stream, slot: number, blocks: SlotBlocks): void {
-    this.#pools.means?.write(stream, this.#index, slot, blocks);
+    this.#pools.host.means?.write(stream, this.#index, slot, blocks);
   }
 
   attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart, { logSumExp }: AttentionPart): void {
-    const { hostValues: values, valueScales, means } = this.#pools;
+    const { keys, values, valueScales, means } = this.#pools.host;
     const { blockTable, keyCounts, slots, queryStart } = rows;
-    const { scores, output, ...chosen } = this.#room.of(this.#layer, rows.query.shape[0]);
+    const { scores, output, exact, ...chosen } = this.#room.of(this.#layer, rows.query);
     this.#keys.score(stream, rows, scores);
     const batch = { blockTable, keyCounts, slots, queryStart, denseLogSumExp: part.logSumExp, scores };
-    const pool = { valueBlocks: values.shape[0], valueScales, meanRows: means?.rowsOf(this.#index) };
-    selectByMass(stream, { ...batch, ...this.#choice, ...chosen, ...pool, logSumExp });
-    weightedValues(stream, { ...chosen, values, output });
-    mergeAttention(stream, { ...part, other: { output, logSumExp } });
+    const choice = { ...this.#choice, ...chosen, valueBlocks: values.shape[0] };
+    if (keys === undefined || exact === undefined) {
+      selectByMass(stream, { ...batch, ...choice, valueScales, meanRows: means?.rowsOf(this.#index), logSumExp });
+      weightedValues(stream, { ...chosen, values, output });
+      mergeAttention(stream, { ...part, other: { output, logSumExp } });
+    } else {
+      stream.copy(rows.query, exact.query);
+      selectByMass(stream, { ...batch, ...choice, logSumExp: exact.logSumExp });
+      decodeAttentionListed(stream, { ...chosen, ...exact, keys, values, valueScales, output, scale: rows.scale });
+      mergeAttention(stream, { ...part, other: { output, logSumExp: exact.logSumExp } });
+    }
   }
 }

@@ -5,9 +5,6 @@ import { blockTokens } from '../quantized-blocks.js';
 import { listsOf, type NewBlock } from './block-codec.js';
 import { bytesOfPool, type HostMemory } from './host-memory.js';
 
-/** Values on the host, `[valueBlock, blockToken, dim]`. */
-export type HostRows = Tensor<FloatDType | 'i8', readonly ['valueBlock', 'blockToken', 'dim']>;
-
 export interface MeanSizes {
   readonly device: Device;
   readonly slots: number;
@@ -38,7 +35,7 @@ export class MeanValues implements Disposable {
   }
 
   /** @throws OutOfMemoryError */
-  constructor(hostValues: HostRows, memory: HostMemory, { device, slots, layers, blocks }: MeanSizes) {
+  constructor(hostValues: Tensor<FloatDType | 'i8', readonly ['valueBlock', 'blockToken', 'dim']>, memory: HostMemory, { device, slots, layers, blocks }: MeanSizes) {
     const headDim = hostValues.shape[2];
     const means = hostValues.slice('valueBlock', blocks, hostValues.shape[0]) as Tensor<FloatDType, readonly ['valueBlock', 'blockToken', 'dim']>;
     this.#blocks = blocks;

@@ -14,6 +14,7 @@ import { expect, it } from 'vitest';
 import { hcAttentionPrefill } from '../hc-attention-prefill.js';
 import type { Codec } from '../hc-attention-options.js';
 import { hcAttentionStore } from '../hc-attention-store.js';
+import type { MissingMass } from '../operations/select-by-mass.js';
 import { type BlockOracle, codedOracle, quantizedOracle } from '../testing/block-oracles.js';
 import { codedStores } from '../testing/coded-run.js';
 import { HeadOracle } from '../testing/head-oracle.js';
@@ -29,13 +30,16 @@ interface Options {
   readonly values: Codec | 'f16';
   readonly sinkTokens: number;
   readonly localWindow: number;
+  /** Of codebooks. */
+  readonly hostKeys?: boolean | undefined;
+  readonly missingMass?: MissingMass | undefined;
 }
 
-async function storeOf(capacity: KvCapacity, { keys, values, ...kept }: Options): Promise<{ store: KvStore | undefined; blocks: BlockOracle }> {
+async function storeOf(capacity: KvCapacity, { keys, values, hostKeys, missingMass, ...kept }: Options): Promise<{ store: KvStore | undefined; blocks: BlockOracle }> {
   if (keys === 'codebooks') {
-    const settings = { ...kept, prefill: capacity.prefill as PrefillAttention, values: values as 'f16' | 'int8', capacity, tau: 1 };
+    const settings = { ...kept, hostKeys, missingMass, prefill: capacity.prefill as PrefillAttention, values: values as 'f16' | 'int8', capacity, tau: 1 };
     const { books, stores: [store] } = await codedStores(capacity.device, [layer], settings);
-    return { store, blocks: codedOracle(books, 0, values === 'int8') };
+    return { store, blocks: codedOracle(books, 0, settings) };
   }
   const [store] = hcAttentionStore({ ...kept, keys, values: values as Codec, valuesOn: 'device', dtype: 'f16' }).create([layer], capacity);
   const bits = { keys: keys === 'int8' ? 8 : 4, values: values === 'int8' ? 8 : 4 } as const;
@@ -50,8 +54,8 @@ describeOnDevices('blocks that quantized forks share', ({ open }: TestDevice) =>
     { keys: 'int4', values: 'int8', sinkTokens: 64, localWindow: 32, prompts: 'as they are read' },
     { keys: 'int8', values: 'int4', sinkTokens: 0, localWindow: 64, prompts: 'at their end' },
     { keys: 'int4', values: 'int4', sinkTokens: 64, localWindow: 0, prompts: 'at their end' },
-    { keys: 'codebooks', values: 'f16', sinkTokens: 0, localWindow: 32, prompts: 'as they are read' },
-    { keys: 'codebooks', values: 'int8', sinkTokens: 64, localWindow: 0, prompts: 'at their end' },
+    { keys: 'codebooks', values: 'f16', sinkTokens: 0, localWindow: 32, missingMass: 'meanValue', prompts: 'as they are read' },
+    { keys: 'codebooks', values: 'int8', sinkTokens: 64, localWindow: 0, hostKeys: true, prompts: 'at their end' },
   ] as const)('hold what a plain model says after 900 random operations: $keys, $values, $sinkTokens, $localWindow, prompts $prompts', async (options) => {
     const device = open();
     const random = new Random(7);

@@ -2,7 +2,7 @@ import type { KvBytes } from '@kv/sparse-core';
 import { decode, encode } from '@kv/sparse-core/testing';
 import { codeBitsOf, type Codebooks } from '../codebooks/codebooks.js';
 import { codedBlockBytes } from '../coded-keys.js';
-import type { MissingMass } from '../operations/select-by-mass.js';
+import type { CodedOptions } from '../hc-attention-options.js';
 import { blockTokens, type CodeBits, quantizedBlockBytes } from '../quantized-blocks.js';
 import { dequantized, quantized, roundHalfEven } from './quantized-oracle.js';
 
@@ -12,8 +12,10 @@ export type Operand = 'keys' | 'values';
 export interface BlockOracle {
   /** Of one block's keys and values. */
   readonly bytes: KvBytes;
-  /** What the codes of a block say, `[token, dim]`. */
+  /** What is held of a block, `[token, dim]`. */
   decoded(operand: Operand, rows: Float64Array): Float64Array;
+  /** What the codes of its keys say, by which tokens are chosen, where the keys themselves are held too. */
+  readonly chosenBy?: ((rows: Float64Array) => Float64Array) | undefined;
 }
 
 /** Keys and values in codes of 8 or 4 bits. */
@@ -24,18 +26,26 @@ export function quantizedOracle(headDim: number, bits: Readonly<Record<Operand, 
   };
 }
 
-/** Keys of a kv head of the first layer in codes of codebooks, values as they are or in 8 bits. */
-export function codedOracle(codebooks: Codebooks, kvHead: number, coded: boolean, missingMass?: MissingMass): BlockOracle {
+/** Keys of a kv head of the first layer in codes of codebooks, values as they are or in 8 bits, on the host. */
+export function codedOracle(codebooks: Codebooks, kvHead: number, { values, missingMass, hostKeys }: Partial<CodedOptions>): BlockOracle {
   const { headDim, groups, centroids } = codebooks;
+  const coded = values === 'int8';
   const meanBytes = missingMass === 'meanValue' ? headDim * (4 + 2) : 0;
   const valueBytes = blockTokens * headDim * (coded ? 1 : 2) + meanBytes;
   const keyBytes = codedBlockBytes(groups, codeBitsOf(centroids));
+  const scaleBytes = coded ? 2 * blockTokens : 0;
+  const chosenBy = (rows: Float64Array) => nearest(codebooks, kvHead, rows);
+  const decodedValues = (rows: Float64Array) => (coded ? inEightBits(rows, headDim) : rows.slice());
+  if (hostKeys === true) {
+    return {
+      bytes: { device: keyBytes, host: valueBytes + scaleBytes + 2 * blockTokens * headDim },
+      decoded: (operand, rows) => (operand === 'keys' ? rows.slice() : decodedValues(rows)),
+      chosenBy,
+    };
+  }
   return {
-    bytes: { device: keyBytes + (coded ? 2 * blockTokens : 0), host: valueBytes },
-    decoded(operand, rows) {
-      if (operand === 'keys') return nearest(codebooks, kvHead, rows);
-      return coded ? inEightBits(rows, headDim) : rows.slice();
-    },
+    bytes: { device: keyBytes + scaleBytes, host: valueBytes },
+    decoded: (operand, rows) => (operand === 'keys' ? chosenBy(rows) : decodedValues(rows)),
   };
 }
 

@@ -12,6 +12,8 @@ export interface CodedSettings extends Partial<Omit<CodedOptions, 'keys' | 'valu
   readonly codebooks?: Partial<RandomCodebooks> | undefined;
   readonly capacity?: Partial<KvCapacity> | undefined;
   readonly seed?: number | undefined;
+  /** Query heads of a kv head, of `codedRun`. Default: 2. */
+  readonly group?: number | undefined;
 }
 
 export const codedLayer: KvLayer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 64 };
@@ -29,15 +31,16 @@ export async function codedStores(device: Device, layers: readonly KvLayer[], se
 }
 
 /** A run of a store of one layer beside an oracle of it. By default answers read all tokens. */
-export async function codedRun(device: Device, settings: CodedSettings): Promise<StoreRun<HeadOracle>> {
-  const { books, options, capacity, stores } = await codedStores(device, [codedLayer], { tau: 1, ...settings });
-  const { values, missingMass, sinkTokens = 4, localWindow = 128 } = options;
+export async function codedRun(device: Device, { group = 2, ...settings }: CodedSettings): Promise<StoreRun<HeadOracle>> {
+  const layer = { ...codedLayer, queryHeads: group * codedLayer.kvHeads };
+  const { books, options, capacity, stores } = await codedStores(device, [layer], { tau: 1, ...settings });
+  const { sinkTokens = 4, localWindow = 128 } = options;
   const [store] = stores as [KvStore];
   const { slots } = capacity;
   // A prompt's rows attend to a dense part and up to three pieces, each rounded, and so is each merge.
-  const run = { device, random: new Random(settings.seed ?? 1), dtype: 'f16', slots, group: 2, roundings: 8 } as const;
+  const run = { device, random: new Random(settings.seed ?? 1), dtype: 'f16', slots, group, roundings: 8 } as const;
   return new StoreRun(store, settings.prefill, run, (kvHead) => {
-    const blocks = codedOracle(books, kvHead, values === 'int8', missingMass);
+    const blocks = codedOracle(books, kvHead, options);
     return new HeadOracle({ dtype: 'f16', headDim: 64, blocks, sinkBlocks: Math.ceil(sinkTokens / 64), localWindow });
   });
 }

@@ -88,10 +88,11 @@ export class HeadOracle extends HeldRows {
     if (this.tau === 1) return super.attention();
     const { headDim } = this.#options;
     const [keys, values] = [this.numbers('keys'), this.numbers('values')];
+    const chosenBy = this.#chosenBy(keys);
     const rowOf = (numbers: Float64Array, token: number) => numbers.subarray(token * headDim, (token + 1) * headDim);
     return (query, _visible, weightRoundoff) => {
       const scores = Array.from({ length: this.count }, (_, token) =>
-        rowOf(keys, token).reduce((sum, x, dim) => sum + (x * (query[dim] ?? NaN)) / Math.sqrt(headDim), 0),
+        rowOf(chosenBy, token).reduce((sum, x, dim) => sum + (x * (query[dim] ?? NaN)) / Math.sqrt(headDim), 0),
       );
       const read = this.#read(scores);
       const row = (numbers: Float64Array) => (index: number) => rowOf(numbers, read[index] ?? NaN);
@@ -101,6 +102,18 @@ export class HeadOracle extends HeldRows {
       const mean = this.missingMass === 'paper' ? new Float64Array(headDim) : this.#meanValue(values);
       return { ...found, output: found.output.map((x, dim) => x * left + (1 - left) * (mean[dim] ?? NaN)) };
     };
+  }
+
+  /** The keys by whose scores tokens are chosen. */
+  #chosenBy(keys: Float64Array): Float64Array {
+    const { sinkBlocks, headDim, blocks } = this.#options;
+    if (blocks.chosenBy === undefined) return keys;
+    const size = blockTokens * headDim;
+    const all = keys.slice();
+    for (let block = sinkBlocks; block < sinkBlocks + this.#quantized; block++) {
+      all.set(blocks.chosenBy(keys.subarray(block * size, (block + 1) * size)), block * size);
+    }
+    return all;
   }
 
   /** Of the quantized tokens, rounded to an element. */
