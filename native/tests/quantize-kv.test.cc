@@ -60,13 +60,17 @@ TEST("quantize-kv and dequantize-kv refuse formats that there are not") {
   Workers workers(1);
   ExecutionContext context{workers, best_isa()};
   for (const auto& [head_dim, key_bits, value_bits] :
-       {std::tuple{0, 8, 8}, std::tuple{513, 8, 8}, std::tuple{64, 3, 8}, std::tuple{64, 8, 16}}) {
+       {std::tuple{0, 8, 8}, std::tuple{513, 8, 8}, std::tuple{64, 5, 8}, std::tuple{64, 1, 8}, std::tuple{64, 8, 16}}) {
+    const uint8_t byte = 0;
     QuantizeKvArguments there;
+    there.values = &byte;
     there.head_dim = head_dim;
     there.key_bits = key_bits;
     there.value_bits = value_bits;
     CHECK(quantize_kv(there, context).code == StatusCode::capability);
+    uint8_t written = 0;
     DequantizeKvArguments back;
+    back.values = &written;
     back.head_dim = head_dim;
     back.key_bits = key_bits;
     back.value_bits = value_bits;

@@ -21,6 +21,8 @@ struct QuantizedCase {
   int head_dim = 0;
   int key_bits = 8;
   int value_bits = 8;
+  bool rotated = true;
+  bool keys_alone = false;
   int blocks = 0;
   int token_stride = 0;
   Bytes keys;
@@ -49,8 +51,10 @@ struct QuantizedCase {
     QuantizedCase test;
     test.dtype = dtype;
     test.head_dim = head_dim;
-    test.key_bits = pick_from(random, {8, 4});
-    test.value_bits = pick_from(random, {8, 4});
+    test.key_bits = pick_from(random, {8, 4, 3, 2});
+    test.value_bits = pick_from(random, {8, 4, 3, 2});
+    test.rotated = pick(random, 0, 2) > 0;
+    test.keys_alone = pick(random, 0, 3) == 0;
     test.blocks = blocks;
     test.token_stride = head_dim + pick_from(random, {0, 3});
     test.keys = test.random_elements(random);
@@ -79,7 +83,7 @@ struct QuantizedCase {
   QuantizeKvArguments quantization() {
     QuantizeKvArguments a;
     a.keys = keys.data();
-    a.values = values.data();
+    a.values = keys_alone ? nullptr : values.data();
     a.dtype = dtype;
     a.block_stride = int64_t{kQuantizedBlockTokens} * token_stride;
     a.token_stride = token_stride;
@@ -88,6 +92,7 @@ struct QuantizedCase {
     a.quantized_values = quantized_values.data();
     a.key_bits = key_bits;
     a.value_bits = value_bits;
+    a.rotated = rotated;
     a.from = from.data();
     a.to = to.data();
     a.copies = static_cast<int32_t>(from.size());
@@ -100,8 +105,9 @@ struct QuantizedCase {
     a.quantized_values = quantized_values.data();
     a.key_bits = key_bits;
     a.value_bits = value_bits;
+    a.rotated = rotated;
     a.keys = restored_keys.data();
-    a.values = restored_values.data();
+    a.values = keys_alone ? nullptr : restored_values.data();
     a.dtype = dtype;
     a.block_stride = int64_t{kQuantizedBlockTokens} * token_stride;
     a.token_stride = token_stride;

@@ -3,33 +3,10 @@
 #pragma once
 
 #include "shared/quantized-blocks/quantized-blocks.cpu.h"
+#include "shared/quantized-blocks/quantized-rows.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
-
-// Bytes in each lane. Left to the compiler, each would be converted by itself.
-inline VecInt load_bytes(const uint8_t* p) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<VecInt>(
-      _mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-  return reinterpret_cast<VecInt>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  return VecInt{p[0], p[1], p[2], p[3]};
-#endif
-}
-
-// The same of signed bytes.
-inline VecInt load_signed_bytes(const uint8_t* p) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<VecInt>(
-      _mm512_maskz_cvtepi8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#elif defined(__AVX2__)
-  return reinterpret_cast<VecInt>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-#else
-  return load_bytes(p) << 24 >> 24;
-#endif
-}
 
 // The code in the lowest four bits of each lane.
 inline Vec numbers_of_nibbles(VecInt bits) {
@@ -38,7 +15,7 @@ inline Vec numbers_of_nibbles(VecInt bits) {
                             0.5f,  1.5f,  2.5f,  3.5f,  4.5f,  5.5f,  6.5f,  7.5f};
   return _mm512_maskz_permutexvar_ps(kAllLanes, reinterpret_cast<__m512i>(bits), kNumbers);
 #else
-  return __builtin_convertvector(bits & 15, Vec) - kMiddleCode4;
+  return __builtin_convertvector(bits & 15, Vec) - middle_code(4);
 #endif
 }
 

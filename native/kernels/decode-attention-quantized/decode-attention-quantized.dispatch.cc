@@ -17,6 +17,9 @@ Status decode_attention_quantized(const QuantizedAttentionArguments& given, Exec
   Status status = validate_sizes(arguments);
   if (status.ok()) status = validate_quantized_format(arguments.head_dim, arguments.key_bits);
   if (status.ok()) status = validate_quantized_format(arguments.head_dim, arguments.value_bits);
+  if (status.ok() && (arguments.key_bits < 4 || arguments.value_bits < 4)) {
+    status = Status::failure(StatusCode::capability, "attention reads codes of 8 or 4 bits");
+  }
   if (status.ok() && arguments.merge && arguments.log_sum_exp == nullptr) {
     status = Status::failure(StatusCode::invalid_value, "attention over other keys can only be merged with its log-sum-exp");
   }

@@ -1,5 +1,5 @@
 // Writes quantized blocks of keys and values as dense blocks, the reverse of quantize-kv:
-//   dense[to[i]] = the rows of quantized[from[i]], rotated back   for every i, of keys and of values.
+//   dense[to[i]] = the rows of quantized[from[i]], rotated back if they are rotated   for every i, of keys and of values.
 // The rows are f32 until the end, where they round once to the type of the dense blocks.
 #pragma once
 
@@ -12,11 +12,13 @@
 namespace kv {
 
 struct DequantizeKvArguments {
-  // Quantized blocks, [quantized_block, byte], as quantized-blocks.h says.
+  // Quantized blocks, [quantized_block, byte], as quantized-blocks.h says. Values may be null, here and there: keys are
+  // written alone then.
   const uint8_t* quantized_keys = nullptr;
   const uint8_t* quantized_values = nullptr;
-  int32_t key_bits = 8;  // or 4
+  int32_t key_bits = 8;  // or 4, 3, 2
   int32_t value_bits = 8;
+  bool rotated = true;
   // Dense blocks, [block, block_token 64, dim]. Strides count elements, dims are contiguous.
   void* keys = nullptr;
   void* values = nullptr;

@@ -1,6 +1,6 @@
 // Writes dense blocks of keys and values as quantized blocks:
 //   quantized[to[i]] = Q(dense[from[i]])   for every i, of keys and of values.
-// Q rotates every row of a token and rounds it to codes of 8 or 4 bits, as quantized-blocks.h says.
+// Q rotates every row of a token and rounds it to codes of 8, 4, 3 or 2 bits, as quantized-blocks.h says.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 namespace kv {
 
 struct QuantizeKvArguments {
-  // Dense blocks, [block, block_token 64, dim]. Strides count elements, dims are contiguous.
+  // Dense blocks, [block, block_token 64, dim]. Strides count elements, dims are contiguous. Values may be null, here and
+  // there: keys are written alone then.
   const void* keys = nullptr;
   const void* values = nullptr;
   DType dtype = DType::f32;
@@ -22,8 +23,9 @@ struct QuantizeKvArguments {
   // Quantized blocks, [quantized_block, byte].
   uint8_t* quantized_keys = nullptr;
   uint8_t* quantized_values = nullptr;
-  int32_t key_bits = 8;  // or 4
+  int32_t key_bits = 8;  // or 4, 3, 2
   int32_t value_bits = 8;
+  bool rotated = true;
   // Blocks of the pools. None of `to` occurs twice.
   const int32_t* from = nullptr;  // [copies]
   const int32_t* to = nullptr;    // [copies]

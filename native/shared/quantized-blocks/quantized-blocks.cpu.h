@@ -13,7 +13,7 @@ inline float scale_of(uint8_t code) { return half_to_float(static_cast<uint16_t>
 inline uint8_t scale_of_group(int32_t largest, int bits) {
   float magnitude;
   std::memcpy(&magnitude, &largest, 4);
-  const float step = magnitude / (bits == 8 ? kLargestSteps8 : kLargestSteps4);
+  const float step = magnitude / largest_steps(bits);
   uint32_t word;
   std::memcpy(&word, &step, 4);
   return scale_code(word);

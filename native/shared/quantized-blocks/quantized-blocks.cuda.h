@@ -14,8 +14,34 @@ __device__ inline float scale_of(uint8_t code) {
 
 // The scale of a group whose largest magnitude has these bits.
 __device__ inline uint8_t scale_of_group(uint32_t largest, int bits) {
-  return scale_code(__float_as_uint(__fdiv_rn(__uint_as_float(largest), bits == 8 ? kLargestSteps8 : kLargestSteps4)));
+  return scale_code(__float_as_uint(__fdiv_rn(__uint_as_float(largest), largest_steps(bits))));
 }
+
+// The codes of a token of a block.
+struct CodeRow {
+  const uint8_t* codes;
+  const uint8_t* upper;
+  int bits;
+
+  __device__ CodeRow(const uint8_t* block, int head_dim, int bits, int token)
+      : codes(block + token * code_row_bytes(head_dim, bits)),
+        upper(block + upper_offset(head_dim, bits) + token * upper_row_bytes(head_dim, bits)),
+        bits(bits) {}
+
+  // What the code of a dim of a group stands for, over the group's step.
+  __device__ float steps(int group, int dim) const {
+    if (bits == 8) return static_cast<float>(static_cast<int8_t>(codes[group * kQuantizedGroupDims + dim]));
+    return static_cast<float>(code(group, dim)) - middle_code(bits);
+  }
+
+ private:
+  __device__ int code(int group, int dim) const {
+    if (bits == 4) return codes[group * 16 + dim % 16] >> dim / 16 * 4 & 15;
+    const int pair = group / 2, sixteen = group % 2 * 2 + dim / 16;
+    const int lower = codes[pair * 16 + dim % 16] >> 2 * sixteen & 3;
+    return bits == 2 ? lower : lower | (upper[pair * 8 + dim % 8] >> (dim / 8 % 2 * 4 + sixteen) & 1) << 2;
+  }
+};
 
 // A warp holds a row: lane l has dim l of group g in row[g], and 0 where there is no such dim. `most_groups` is a power
 // of two. All products are exact or stand alone, so that nothing is rounded otherwise than on the CPU.

@@ -1,13 +1,13 @@
 import type { FloatDType, KvCapacity, KvLayer, KvStoreFactory } from '@kv/sparse-core';
 import { expectCapacity } from '@kv/sparse-core/native';
 import { type Codec, type CodedOptions, expectOptions, type HcAttentionOptions, type QuantizedOptions } from './hc-attention-options.js';
-import { blockTokens, type CodeBits } from './quantized-blocks.js';
+import { blockTokens, type AttentionBits } from './quantized-blocks.js';
 import { CodedCache, type CodedSizes } from './store/coded-cache.js';
 import { createStores, type StoreKind } from './store/create-stores.js';
 import { QuantizedPools } from './store/quantized-pools.js';
 import { vectorKeys } from './store/vector-keys.js';
 
-const bitsOf: Readonly<Record<Codec, CodeBits>> = { int8: 8, int4: 4 };
+const bitsOf: Readonly<Record<Codec, AttentionBits>> = { int8: 8, int4: 4 };
 
 /**
  * Keys and values as codes in blocks of 64 tokens of one kv head. The first tokens, the last ones and the block that fills

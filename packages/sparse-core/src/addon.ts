@@ -152,11 +152,12 @@ export interface CudaReport {
 export type NativeQuantization = (
   stream: NativeStream,
   keys: NativeTensor,
-  values: NativeTensor,
+  values: NativeTensor | undefined,
   quantizedKeys: NativeTensor,
-  quantizedValues: NativeTensor,
+  quantizedValues: NativeTensor | undefined,
   keyBits: number,
   valueBits: number,
+  rotated: boolean,
   copies: NativeTensor,
 ) => void;
 

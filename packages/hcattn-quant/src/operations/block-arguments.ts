@@ -1,42 +1,48 @@
 import { type FloatDType, InvalidValueError, type Stream, type Tensor, type TensorHandle } from '@kv/sparse-core';
-import { expectIndices, expectShape, expectThat, floats, listFor, listOf, type TensorRule } from '@kv/sparse-core/native';
+import { expectBoolean, expectIndices, expectShape, expectThat, floats, listFor, listOf, type TensorRule } from '@kv/sparse-core/native';
 import { codedBlockBytes, type CodedKeys } from '../coded-keys.js';
 import { blockTokens, type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from '../quantized-blocks.js';
 
-/** Keys and values in dense and in quantized blocks. A block of values has the number of its keys. */
+/**
+ * Keys and values in dense and in quantized blocks. A block of values has the number of its keys. `values`,
+ * `quantizedValues` and `valueBits` may be left out together: keys are written alone then.
+ */
 export interface DenseAndQuantizedBlocks {
   /** `[block, blockToken, dim]`, blocks of 64 tokens of one kv head, 1 to 512 dims. */
   readonly keys: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
   /** The shape, dtype and strides of `keys`. */
-  readonly values: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
+  readonly values?: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']> | undefined;
   /** u8 `[quantizedBlock, byte]`, `quantizedBlockBytes(headDim, keyBits)` bytes a block. */
   readonly quantizedKeys: QuantizedBlocks;
   /** As many blocks, of `quantizedBlockBytes(headDim, valueBits)` bytes. */
-  readonly quantizedValues: QuantizedBlocks;
-  /** Bits of a code: 8 or 4. */
+  readonly quantizedValues?: QuantizedBlocks | undefined;
+  /** Bits of a code: 8, 4, 3 or 2. */
   readonly keyBits: CodeBits;
-  readonly valueBits: CodeBits;
+  readonly valueBits?: CodeBits | undefined;
+  /** Whether the codes are of rotated rows. What reads them must be told the same. Default: true. */
+  readonly rotated?: boolean | undefined;
 }
 
 const denseShape = ['block', blockTokens, 'dim'] as const;
 
 export const denseAndQuantizedRules = [
   { name: 'keys', dtype: floats, shape: denseShape, layout: 'rows' },
-  { name: 'values', dtypeOf: 'keys', shape: denseShape, layout: 'rows', stridesOf: 'keys', poolWith: 'keys' },
+  { name: 'values', dtypeOf: 'keys', shape: denseShape, layout: 'rows', stridesOf: 'keys', poolWith: 'keys', optional: true },
   { name: 'quantizedKeys', dtype: ['u8'], shape: ['quantizedBlock', 'keyByte'], layout: 'contiguous' },
-  { name: 'quantizedValues', dtype: ['u8'], shape: ['quantizedBlock', 'valueByte'], layout: 'contiguous' },
+  { name: 'quantizedValues', dtype: ['u8'], shape: ['quantizedBlock', 'valueByte'], layout: 'contiguous', optional: true },
 ] as const satisfies readonly TensorRule[];
 
 /**
- * Checks that quantized blocks are as large as heads and bits make them.
- * @throws CapabilityError, ShapeError
+ * Checks that quantized blocks are as large as heads and bits make them, and that values are given as a whole.
+ * @throws CapabilityError, ShapeError, InvalidValueError
  */
-export function expectQuantizedBlocks(
-  operation: string,
-  headDim: number,
-  { quantizedKeys, quantizedValues, keyBits, valueBits }: DenseAndQuantizedBlocks,
-): void {
+export function expectQuantizedBlocks(operation: string, headDim: number, args: DenseAndQuantizedBlocks): void {
+  const { values, quantizedKeys, quantizedValues, keyBits, valueBits, rotated } = args;
   expectShape(operation, 'quantizedKeys', quantizedKeys, [undefined, quantizedBlockBytes(headDim, keyBits)]);
+  if (rotated !== undefined) expectBoolean(operation, 'rotated', rotated);
+  const given = [values, quantizedValues, valueBits].filter((each) => each !== undefined).length;
+  expectThat(operation, 'values', values, given === 0 || given === 3, 'given with quantizedValues and valueBits, or left out with both');
+  if (quantizedValues === undefined || valueBits === undefined) return;
   expectShape(operation, 'quantizedValues', quantizedValues, [undefined, quantizedBlockBytes(headDim, valueBits)]);
 }
 

@@ -1,7 +1,7 @@
 import { CapabilityError, type Device, DTypeError, type FloatDType, InvalidValueError, ShapeError } from '@kv/sparse-core';
 import { attentionRow, decode, describeOnDevices, encode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
-import { blockTokens } from '../quantized-blocks.js';
+import { type AttentionBits, blockTokens } from '../quantized-blocks.js';
 import { rotated, rotationRun } from '../testing/quantized-oracle.js';
 import { type QuantizedSizes, randomQuantizedCache } from '../testing/random-quantized-cache.js';
 import { decodeAttentionQuantized } from './decode-attention-quantized.js';
@@ -10,7 +10,7 @@ const axes = ['token', 'queryHead', 'dim'] as const;
 const dtypes = ['f32', 'f16', 'bf16'] as const;
 const bits = [8, 4] as const;
 
-type Cache = ReturnType<typeof randomQuantizedCache>;
+type Cache = ReturnType<typeof randomQuantizedCache<AttentionBits>>;
 
 function randomSizes(random: Random, headDims: readonly number[]): QuantizedSizes {
   const kvHeads = random.integer(1, 3);

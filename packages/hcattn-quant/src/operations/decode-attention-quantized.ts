@@ -10,7 +10,7 @@ import {
   loadAddon,
   operation,
 } from '@kv/sparse-core/native';
-import { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from '../quantized-blocks.js';
+import { type AttentionBits, expectAttentionBits, quantizedBlockBytes, type QuantizedBlocks } from '../quantized-blocks.js';
 
 export interface DecodeAttentionQuantizedArguments extends Omit<AttentionArguments, 'blocks' | 'causal'> {
   /** u8 `[quantizedBlock, byte]`, `quantizedBlockBytes(headDim, keyBits)` bytes a block. */
@@ -18,8 +18,8 @@ export interface DecodeAttentionQuantizedArguments extends Omit<AttentionArgumen
   /** As many blocks, of `quantizedBlockBytes(headDim, valueBits)` bytes. A block of values has the number of its keys. */
   readonly quantizedValues: QuantizedBlocks;
   /** Bits of a code: 8 or 4. */
-  readonly keyBits: CodeBits;
-  readonly valueBits: CodeBits;
+  readonly keyBits: AttentionBits;
+  readonly valueBits: AttentionBits;
   /** i32: the numbers of each kv head's quantized blocks. */
   readonly blockTable: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
   /** i32: how many tokens each kv head of each slot holds: a multiple of 64. */
@@ -57,6 +57,7 @@ export function decodeAttentionQuantized(stream: Stream, args: DecodeAttentionQu
     const name = 'decodeAttentionQuantized';
     const { keyBits, valueBits, merge = false } = args;
     const headDim = query.shape[2];
+    expectAttentionBits(name, { keyBits, valueBits });
     expectShape(name, 'quantizedKeys', keys, [undefined, quantizedBlockBytes(headDim, keyBits)]);
     expectShape(name, 'quantizedValues', values, [keys.shape[0], quantizedBlockBytes(headDim, valueBits)]);
     expectHeads(name, query, keyCounts.shape[1]);

@@ -1,8 +1,8 @@
 import { CapabilityError, DTypeError, InvalidValueError, ShapeError } from '@kv/sparse-core';
 import { decode, describeOnDevices, encode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
-import { blockTokens, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
-import { dequantized, rotated, rotationRun, scales } from '../testing/quantized-oracle.js';
+import { blockTokens, codeBits, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
+import { dequantized, largestSteps, quantized, rotated, rotationRun, scales } from '../testing/quantized-oracle.js';
 import { keyLikeRows, testBlocks } from '../testing/test-blocks.js';
 import { dequantizeKv } from './dequantize-kv.js';
 import { quantizeKv } from './quantize-kv.js';
@@ -19,7 +19,8 @@ describeOnDevices('dequantizeKv', ({ open }) => {
   it.each(headDims)('writes what bytes of every kind stand for, bit for bit, and no other block (heads of %i)', async (headDim) => {
     const random = new Random(headDim);
     for (const dtype of dtypes) {
-      const [keyBits, valueBits] = [random.pick([8, 4] as const), random.pick([8, 4] as const)];
+      const [keyBits, valueBits] = [random.pick(codeBits), random.pick(codeBits)];
+      const isRotated = random.next() < 0.7;
       const blocks = testBlocks(device, { dtype, headDim, blocks: 4, quantizedBlocks: 3, keyBits, valueBits });
       const [from, to] = [[2, 0, 2], [1, 3, 0]];
       for (const [pool, bits, dense] of [
@@ -33,20 +34,20 @@ describeOnDevices('dequantizeKv', ({ open }) => {
           return random.next() < 0.01 ? 0xff : random.integer(0, 0xa0);
         });
         stream.write(pool, contents);
-        dequantizeKv(stream, { ...blocks, from, to });
+        dequantizeKv(stream, { ...blocks, rotated: isRotated, from, to });
         const given = decode(dtype, await blocks[dense].read());
         const length = blockTokens * headDim;
         const wanted = new Float64Array(4 * length);
         to.forEach((target, copy) => {
           const source = from[copy] ?? NaN;
-          wanted.set(dequantized(contents.slice(source * bytes, (source + 1) * bytes), headDim, bits), target * length);
+          wanted.set(dequantized(contents.slice(source * bytes, (source + 1) * bytes), headDim, bits, isRotated), target * length);
         });
         expect(given).toEqual(decode(dtype, encode(dtype, wanted)));
       }
     }
   });
 
-  it.each([8, 4] as const)('gives back what quantizeKv was given, to half a step of each group (%i bits)', async (bits) => {
+  it.each([8, 4, 3] as const)('gives back what quantizeKv was given, to half a step of each group (%i bits)', async (bits) => {
     const random = new Random(bits);
     for (const headDim of [20, 64, 80, 96, 128]) {
       for (const dtype of dtypes) {
@@ -69,7 +70,7 @@ describeOnDevices('dequantizeKv', ({ open }) => {
             for (let dim = first; dim < first + run; dim++) {
               const start = dim - (dim % groupDims);
               const magnitude = Math.max(...turned.slice(start, start + groupDims).map(Math.abs)) + rounding;
-              square += ((magnitude / (bits === 8 ? 127 : 8)) * 1.125) ** 2 / 4;
+              square += ((magnitude / largestSteps[bits]) * 1.125) ** 2 / 4;
             }
             const own = row.slice(first, first + run);
             const errors = own.map((x, dim) => (result[token * headDim + first + dim] ?? NaN) - x);
@@ -79,6 +80,19 @@ describeOnDevices('dequantizeKv', ({ open }) => {
           }
         }
       }
+    }
+  });
+
+  it('gives back plain rows as they were written, keys alone', async () => {
+    const headDim = 48;
+    const rows = keyLikeRows(new Random(6), 1, headDim);
+    for (const keyBits of codeBits) {
+      const sizes = { dtype: 'f32', headDim, blocks: 2, quantizedBlocks: 1, keyBits, valueBits: 8 } as const;
+      const { keys, quantizedKeys } = testBlocks(device, sizes, new Float64Array([...rows, ...rows]));
+      quantizeKv(stream, { keys, quantizedKeys, keyBits, rotated: false, from: [0], to: [0] });
+      dequantizeKv(stream, { keys, quantizedKeys, keyBits, rotated: false, from: [0], to: [1] });
+      const wanted = dequantized(quantized(decode('f32', encode('f32', rows)), headDim, keyBits, false), headDim, keyBits, false);
+      expect(decode('f32', await keys.read()).slice(rows.length)).toEqual(wanted);
     }
   });
 
@@ -124,8 +138,9 @@ describeOnDevices('dequantizeKv', ({ open }) => {
     for (const number of [-1, 3, 0.5, NaN, 2 ** 32]) refuse({ to: [0, number] }, InvalidValueError);
     refuse({ to: [1, 1] }, InvalidValueError);
     refuse({ from: [0] }, ShapeError);
-    for (const bits of [2, 16, NaN, '8']) refuse({ keyBits: bits }, CapabilityError);
+    for (const bits of [1, 16, NaN, '8']) refuse({ keyBits: bits }, CapabilityError);
     refuse({ valueBits: 8 }, ShapeError);
+    for (const part of ['values', 'quantizedValues', 'valueBits']) refuse({ [part]: undefined }, InvalidValueError);
     using short = device.tensor('f16', axes, [2, 32, 64]);
     refuse({ keys: short, values: short }, ShapeError);
     using floats = device.tensor('f32', axes, [3, blockTokens, 64]);

@@ -1,8 +1,8 @@
 import { CapabilityError, DTypeError, type FloatDType, InvalidValueError, ShapeError } from '@kv/sparse-core';
 import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
-import { blockTokens, type CodeBits, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
-import { decoded, largestScale, quantized, rotated, rotationRun } from '../testing/quantized-oracle.js';
+import { blockTokens, codeBits, type CodeBits, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
+import { decoded, largestScale, largestSteps, quantized, rotated, rotationRun } from '../testing/quantized-oracle.js';
 import { keyLikeRows, testBlocks } from '../testing/test-blocks.js';
 import { quantizeKv } from './quantize-kv.js';
 
@@ -27,14 +27,15 @@ describeOnDevices('quantizeKv', ({ open }) => {
   it.each(headDims)('writes the bytes that the format says, of keys and values, and no others (heads of %i)', async (headDim) => {
     const random = new Random(headDim);
     for (const dtype of dtypes) {
-      const [keyBits, valueBits] = [random.pick([8, 4] as const), random.pick([8, 4] as const)];
+      const [keyBits, valueBits] = [random.pick(codeBits), random.pick(codeBits)];
+      const isRotated = random.next() < 0.7;
       const sizes = { dtype, headDim, blocks: 4, quantizedBlocks: 6, keyBits, valueBits };
       const scale = random.pick([1e-6, 1, 1000]);
       const rows = () => keyLikeRows(random, 4, headDim).map((x) => x * scale);
       const [keys, values] = [rows(), rows()];
       const blocks = testBlocks(device, sizes, keys, values);
       const [from, to] = [[3, 0, 3], [5, 1, 2]];
-      quantizeKv(stream, { ...blocks, from, to });
+      quantizeKv(stream, { ...blocks, rotated: isRotated, from, to });
       for (const [given, bits, numbers] of [
         [await blocks.quantizedKeys.read(), keyBits, keys],
         [await blocks.quantizedValues.read(), valueBits, values],
@@ -43,14 +44,14 @@ describeOnDevices('quantizeKv', ({ open }) => {
         const bytes = quantizedBlockBytes(headDim, bits);
         const wanted = new Uint8Array(6 * bytes).fill(0xa5);
         to.forEach((target, copy) => {
-          wanted.set(quantized(block(stored, blockTokens * headDim, from[copy] ?? NaN), headDim, bits), target * bytes);
+          wanted.set(quantized(block(stored, blockTokens * headDim, from[copy] ?? NaN), headDim, bits, isRotated), target * bytes);
         });
         expect(given).toEqual(wanted);
       }
     }
   });
 
-  it.each([8, 4] as const)('loses at most half a step of each rotated dim, and no group takes larger steps than it needs (%i bits)', async (bits) => {
+  it.each([8, 4, 3, 2] as const)('loses at most half a step of each rotated dim, and no group takes larger steps than it needs (%i bits)', async (bits) => {
     const random = new Random(bits);
     for (const headDim of [20, 64, 80, 96, 128]) {
       const rows = keyLikeRows(random, 1, headDim).map(Math.fround);
@@ -66,14 +67,16 @@ describeOnDevices('quantizeKv', ({ open }) => {
           const group = wanted.slice(dim - (dim % groupDims), dim - (dim % groupDims) + groupDims);
           const magnitude = Math.max(...group.map(Math.abs));
           // Three bits of mantissa: a scale is at most 1/8 larger than the step that is wanted, or 2^-21.
-          const step = Math.max(((magnitude + rounding) / (bits === 8 ? 127 : 8)) * 1.125, 2 ** -21);
-          expect(Math.abs((own[dim] ?? NaN) - (wanted[dim] ?? NaN))).toBeLessThanOrEqual(step / 2 + rounding);
+          const step = Math.max(((magnitude + rounding) / largestSteps[bits]) * 1.125, 2 ** -21);
+          // Codes of 2 bits reach to 1.5 steps, which are 0.6 of the largest magnitude or more.
+          const most = bits === 2 ? Math.max(step / 2, 0.4 * (magnitude + rounding)) : step / 2;
+          expect(Math.abs((own[dim] ?? NaN) - (wanted[dim] ?? NaN))).toBeLessThanOrEqual(most + rounding);
         }
       }
     }
   });
 
-  it.each([8, 4] as const)('marks groups with NaN or infinity, and those alone; zeros are zeros (%i bits)', async (bits) => {
+  it.each([8, 4, 3, 2] as const)('marks groups with NaN or infinity, and those alone; zeros are zeros (%i bits)', async (bits) => {
     // Runs of 32 dims, so that each group is rotated alone.
     const headDim = 96;
     for (const dtype of dtypes) {
@@ -94,7 +97,7 @@ describeOnDevices('quantizeKv', ({ open }) => {
     }
   });
 
-  it.each([8, 4] as const)('saturates where the largest scale is too small, from one end of f32 to the other (%i bits)', async (bits) => {
+  it.each([8, 4, 3, 2] as const)('saturates where the largest scale is too small, from one end of f32 to the other (%i bits)', async (bits) => {
     const headDim = 32;
     const magnitudes = [1e-45, 1e-40, 1e-30, 1e-10, 1e-6, 6e4, 4e5, 5e5, 1e6, 1e20, 3e38];
     const rows = new Float64Array(blockTokens * headDim);
@@ -109,7 +112,7 @@ describeOnDevices('quantizeKv', ({ open }) => {
     const result = decoded(bytes, headDim, bits);
     const wanted = rotated(block(rows, headDim, 9));
     wanted.forEach((x, dim) => {
-      const most = 3840 * (bits === 8 ? 127 : 7.5);
+      const most = 3840 * (bits === 8 ? 127 : 2 ** (bits - 1) - 0.5);
       if (x !== 0) expect(result[9 * headDim + dim]).toBe(Math.sign(x) * most);
     });
   });
@@ -133,6 +136,21 @@ describeOnDevices('quantizeKv', ({ open }) => {
     expect(block(await blocks.quantizedValues.read(), quantizedBlockBytes(headDim, 4), 0)).toEqual(quantized(part(headDim), headDim, 4));
   });
 
+  it('writes keys alone where values are left out', async () => {
+    for (const keyBits of codeBits) {
+      const rows = keyLikeRows(new Random(keyBits), 2, 80);
+      const all = testBlocks(device, { dtype: 'f32', headDim: 80, blocks: 2, quantizedBlocks: 2, keyBits, valueBits: 8 }, rows);
+      const { keys, quantizedKeys } = all;
+      quantizeKv(stream, { keys, quantizedKeys, keyBits, from: [1, 0], to: [0, 1] });
+      const bytes = quantizedBlockBytes(80, keyBits);
+      const given = await quantizedKeys.read();
+      const stored = decode('f32', encode('f32', rows));
+      for (const number of [0, 1]) {
+        expect(block(given, bytes, number)).toEqual(quantized(block(stored, blockTokens * 80, 1 - number), 80, keyBits));
+      }
+    }
+  });
+
   it('writes nothing where nothing is to be written', async () => {
     const blocks = testBlocks(device, { dtype: 'f32', headDim: 32, blocks: 1, quantizedBlocks: 1, keyBits: 8, valueBits: 4 });
     quantizeKv(stream, { ...blocks, from: [], to: [] });
@@ -154,8 +172,10 @@ describeOnDevices('quantizeKv', ({ open }) => {
     refuse({ to: [0, 1, 2, 0] }, InvalidValueError);
     refuse({ from: [0] }, ShapeError);
     refuse({ from: undefined }, InvalidValueError);
-    for (const bits of [2, 16, NaN, '8']) refuse({ keyBits: bits }, CapabilityError);
+    for (const bits of [1, 16, NaN, '8']) refuse({ keyBits: bits }, CapabilityError);
     refuse({ valueBits: 8 }, ShapeError);
+    for (const part of ['values', 'quantizedValues', 'valueBits']) refuse({ [part]: undefined }, InvalidValueError);
+    refuse({ rotated: 1 }, InvalidValueError);
     refuse({ quantizedKeys: blocks.quantizedValues }, InvalidValueError);
     const axes = ['block', 'blockToken', 'dim'] as const;
     using short = device.tensor('f16', axes, [2, 32, 64]);

@@ -3,7 +3,7 @@ import { BlockIds, madeTogether } from '@kv/sparse-core/native';
 import { decodeAttentionQuantized } from '../operations/decode-attention-quantized.js';
 import { dequantizeKv } from '../operations/dequantize-kv.js';
 import { quantizeKv } from '../operations/quantize-kv.js';
-import { type CodeBits, quantizedBlockBytes } from '../quantized-blocks.js';
+import { type AttentionBits, quantizedBlockBytes } from '../quantized-blocks.js';
 import { type BlockCodec, type BlockMove, type CodeCache, type DenseBlocks, listsOf, type RowsOverBlocks } from './block-codec.js';
 
 type Pool = Tensor<'u8', readonly ['quantizedBlock', 'byte']>;
@@ -12,15 +12,15 @@ type Pool = Tensor<'u8', readonly ['quantizedBlock', 'byte']>;
 interface Codes {
   readonly quantizedKeys: Pool;
   readonly quantizedValues: Pool;
-  readonly keyBits: CodeBits;
-  readonly valueBits: CodeBits;
+  readonly keyBits: AttentionBits;
+  readonly valueBits: AttentionBits;
 }
 
 export interface QuantizedPoolsOptions {
   readonly device: Device;
   readonly headDim: number;
-  readonly keyBits: CodeBits;
-  readonly valueBits: CodeBits;
+  readonly keyBits: AttentionBits;
+  readonly valueBits: AttentionBits;
   readonly blocks: number;
 }
 

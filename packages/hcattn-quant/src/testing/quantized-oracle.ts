@@ -71,28 +71,50 @@ export function roundHalfEven(x: number): number {
 
 const clamped = (x: number, least: number, most: number) => Math.min(Math.max(x, least), most);
 
+/** How many steps the largest magnitude of a group has. */
+export const largestSteps: Readonly<Record<CodeBits, number>> = { 8: 127, 4: 8, 3: 4, 2: 2.5 };
+
 function codeOf(x: number, step: number, bits: CodeBits): number {
   const steps = step > 0 ? fround(x / step) : 0;
-  return bits === 8 ? clamped(roundHalfEven(steps), -127, 127) & 255 : clamped(Math.floor(fround(steps + 8)), 0, 15);
+  if (bits === 8) return clamped(roundHalfEven(steps), -127, 127) & 255;
+  const negative = 2 ** (bits - 1);
+  return clamped(Math.floor(fround(steps + negative)), 0, 2 * negative - 1);
 }
 
-/** The bytes of a block whose rows are `[token][dim]`. */
-export function quantized(rows: Float64Array, headDim: number, bits: CodeBits): Uint8Array {
+/** Which bit of a block is bit `bit` of the code of a dim. */
+function placeOf(token: number, dim: number, bit: number, headDim: number, bits: CodeBits): number {
+  const groups = groupsOf(headDim);
+  if (bits === 8) return 8 * (token * groups * groupDims + dim) + bit;
+  if (bits === 4) return 8 * ((token * groups + Math.floor(dim / 32)) * 16 + (dim % 16)) + (dim % 32 < 16 ? 0 : 4) + bit;
+  const pairs = Math.ceil(headDim / 64);
+  const pair = token * pairs + Math.floor(dim / 64);
+  const sixteen = Math.floor((dim % 64) / 16);
+  if (bit < 2) return 8 * (pair * 16 + (dim % 16)) + 2 * sixteen + bit;
+  return 8 * (blockTokens * pairs * 16 + pair * 8 + (dim % 8)) + 4 * (Math.floor(dim / 8) % 2) + sixteen;
+}
+
+/** The bytes of a block whose rows are `[token][dim]`, rotated or plain. */
+export function quantized(rows: Float64Array, headDim: number, bits: CodeBits, isRotated = true): Uint8Array {
   const groups = groupsOf(headDim);
   const bytes = new Uint8Array(quantizedBlockBytes(headDim, bits));
-  const groupBytes = (groupDims * bits) / 8;
+  const firstScale = bytes.length - blockTokens * groups;
+  const dims = bits < 4 ? Math.ceil(headDim / 64) * 64 : groups * groupDims;
   for (let token = 0; token < blockTokens; token++) {
-    const row = rotated(rows.slice(token * headDim, (token + 1) * headDim), fround);
+    const given = rows.slice(token * headDim, (token + 1) * headDim);
+    const row = isRotated ? rotated(given, fround) : given;
     for (let group = 0; group < groups; group++) {
       const own = row.slice(group * groupDims, (group + 1) * groupDims);
       const magnitude = own.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : NaN), 0);
-      const scale = scaleOf(fround(magnitude / (bits === 8 ? 127 : 8)));
-      const at = token * groups + group;
-      bytes[blockTokens * groups * groupBytes + at] = scale;
-      for (let dim = 0; dim < groupDims; dim++) {
-        const code = codeOf(own[dim] ?? 0, scales[scale] ?? NaN, bits);
-        const place = at * groupBytes + (bits === 8 ? dim : dim % 16);
-        bytes[place] = (bytes[place] ?? 0) | (bits === 4 && dim >= 16 ? code << 4 : code);
+      const scale = scaleOf(fround(magnitude / largestSteps[bits]));
+      bytes[firstScale + token * groups + group] = scale;
+    }
+    for (let dim = 0; dim < dims; dim++) {
+      const group = Math.floor(dim / groupDims);
+      const step = group < groups ? (scales[bytes[firstScale + token * groups + group] ?? 0] ?? NaN) : 0;
+      const code = codeOf(row[dim] ?? 0, step, bits);
+      for (let bit = 0; bit < bits; bit++) {
+        const place = placeOf(token, dim, bit, headDim, bits);
+        bytes[place >> 3] = (bytes[place >> 3] ?? 0) | (((code >> bit) & 1) << (place & 7));
       }
     }
   }
@@ -102,21 +124,23 @@ export function quantized(rows: Float64Array, headDim: number, bits: CodeBits): 
 /** The rows of a block, `[token][dim]`, still rotated: exact. */
 export function decoded(bytes: Uint8Array, headDim: number, bits: CodeBits): Float64Array {
   const groups = groupsOf(headDim);
-  const groupBytes = (groupDims * bits) / 8;
+  const firstScale = bytes.length - blockTokens * groups;
   return Float64Array.from({ length: blockTokens * headDim }, (_, index) => {
     const [token, dim] = [Math.floor(index / headDim), index % headDim];
-    const at = token * groups + Math.floor(dim / groupDims);
-    const inGroup = dim % groupDims;
-    const step = scales[bytes[blockTokens * groups * groupBytes + at] ?? 0] ?? NaN;
-    if (bits === 8) return (((bytes[at * groupBytes + inGroup] ?? 0) << 24) >> 24) * step;
-    const byte = bytes[at * groupBytes + (inGroup % 16)] ?? 0;
-    return ((inGroup < 16 ? byte & 15 : byte >> 4) - 7.5) * step;
+    const step = scales[bytes[firstScale + token * groups + Math.floor(dim / groupDims)] ?? 0] ?? NaN;
+    let code = 0;
+    for (let bit = 0; bit < bits; bit++) {
+      const place = placeOf(token, dim, bit, headDim, bits);
+      code |= (((bytes[place >> 3] ?? 0) >> (place & 7)) & 1) << bit;
+    }
+    return (bits === 8 ? (code << 24) >> 24 : code - 2 ** (bits - 1) + 0.5) * step;
   });
 }
 
-/** The rows of a block, `[token][dim]`, rotated back in f32. */
-export function dequantized(bytes: Uint8Array, headDim: number, bits: CodeBits): Float64Array {
+/** The rows of a block, `[token][dim]`, rotated back in f32 if they are rotated. */
+export function dequantized(bytes: Uint8Array, headDim: number, bits: CodeBits, isRotated = true): Float64Array {
   const rows = decoded(bytes, headDim, bits);
+  if (!isRotated) return rows;
   for (let token = 0; token < blockTokens; token++) {
     rows.set(rotatedBack(rows.slice(token * headDim, (token + 1) * headDim)), token * headDim);
   }

@@ -1,9 +1,9 @@
 import type { Device } from '@kv/sparse-core';
 import type { Random } from '@kv/sparse-core/testing';
-import { blockTokens, type CodeBits, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
+import { type AttentionBits, blockTokens, type CodeBits, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
 import { decoded, dequantized } from './quantized-oracle.js';
 
-export interface QuantizedSizes {
+export interface QuantizedSizes<Bits extends CodeBits = AttentionBits> {
   /** Rows of each batch entry. */
   readonly rows: readonly number[];
   /** Quantized blocks of each batch entry and kv head. */
@@ -12,8 +12,8 @@ export interface QuantizedSizes {
   /** Query heads of each kv head. */
   readonly group: number;
   readonly headDim: number;
-  readonly keyBits: CodeBits;
-  readonly valueBits: CodeBits;
+  readonly keyBits: Bits;
+  readonly valueBits: Bits;
   /** Moves the bytes of the keys' scales: 8 doubles every key. */
   readonly louder?: number | undefined;
 }
@@ -22,7 +22,8 @@ export interface QuantizedSizes {
 function randomPool(random: Random, count: number, headDim: number, bits: CodeBits, louder: number): Uint8Array {
   const bytes = quantizedBlockBytes(headDim, bits);
   const firstScale = bytes - blockTokens * Math.ceil(headDim / groupDims);
-  const middle = (bits === 8 ? 0x5c : 0x74) + louder;
+  // Each bit less makes steps about twice as large, one more exponent.
+  const middle = (bits === 8 ? 0x5c : 0x94 - 8 * bits) + louder;
   return Uint8Array.from({ length: count * bytes }, (_, index) => {
     if (index % bytes >= firstScale) return random.integer(middle - 12, middle + 12);
     const code = random.integer(0, 255);
@@ -31,7 +32,7 @@ function randomPool(random: Random, count: number, headDim: number, bits: CodeBi
 }
 
 /** A cache of quantized blocks: they lie in random order, slots in descending order. */
-export function randomQuantizedCache(device: Device, random: Random, sizes: QuantizedSizes) {
+export function randomQuantizedCache<Bits extends CodeBits>(device: Device, random: Random, sizes: QuantizedSizes<Bits>) {
   const { rows, blocks, kvHeads, headDim, keyBits, valueBits, louder = 0 } = sizes;
   const batch = rows.length;
   const width = Math.max(1, ...blocks.flat());
