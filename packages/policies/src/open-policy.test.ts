@@ -33,7 +33,7 @@ describe('openPolicy', () => {
   const modelIn = (directory: string) => ({ device, config, directory, fingerprint: () => Promise.resolve(fingerprint) });
   const withCodebooks = (run: (directory: string) => Promise<void>) =>
     withDirectory({}, async (directory) => {
-      for (const groups of [32, 16]) await saveCodebooks(join(directory, `codebooks-${groups}.safetensors`), codebooks(groups));
+      for (const groups of [32, 16, 8]) await saveCodebooks(join(directory, `codebooks-${groups}.safetensors`), codebooks(groups));
       await run(directory);
     });
 

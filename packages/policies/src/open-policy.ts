@@ -55,7 +55,7 @@ export async function openReading(reading: Reading, model: PolicyModel, cache: P
   const { device, config } = model;
   const keys = await placeCodebooks(device, await codebooksOf(reading, model));
   try {
-    const options: CodedOptions = { keys, valuesOn: 'host' };
+    const options: CodedOptions = { ...reading.options, keys, valuesOn: 'host' };
     const { contextTokens, sequences = 1 } = cache;
     const layers = Array.from({ length: config.layers }, (_, index) => ({ ...config, index }));
     const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: sequences * contextTokens };

@@ -1,5 +1,5 @@
 import { halo, hbw, snapKv } from '@kv/hbw-select';
-import { type Codec, hcAttentionPrefill, hcAttentionStore } from '@kv/hcattn-quant';
+import { type Codec, type CodedOptions, hcAttentionPrefill, hcAttentionStore } from '@kv/hcattn-quant';
 import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
 import type { BlockSparsity } from '@kv/hierasparse';
 import { CapabilityError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
@@ -21,6 +21,8 @@ export interface CodedReading {
   readonly name: string;
   /** Dims of a key that a code stands for. */
   readonly dimsOfCode: number;
+  /** Of the store. Default: its own. */
+  readonly options?: Omit<CodedOptions, 'keys' | 'valuesOn' | 'hostPool'> | undefined;
   readonly codedParts: (store: KvStoreFactory) => KvPolicyParts;
 }
 
@@ -72,6 +74,17 @@ const coded = ([[4, 2], [8, 4]] as const).map(([share, dimsOfCode]): Reading => 
   codedParts: (store) => ({ prefill: hcAttentionPrefill(), store }),
 }));
 
+/**
+ * The same with the keys on the host too, which weigh what their codes chose. At 8,192 tokens of 64 dims the device holds an
+ * eighth of a dense cache's bytes, or a sixteenth, with all that is dense: codes for 4 dims, or for 8.
+ */
+const rescored = ([[8, 4], [16, 8]] as const).map(([share, dimsOfCode]): Reading => ({
+  name: `hcattn-rescored-1/${share}`,
+  dimsOfCode,
+  options: { hostKeys: true, tau: 0.98, sinkTokens: 0, localWindow: 64 },
+  codedParts: (store) => ({ prefill: hcAttentionPrefill(), store }),
+}));
+
 /** Coded when the prompt is complete and the selection made. */
 const codedAfterSelection: Reading = { name: 'hbw-1/4+hcattn', dimsOfCode: 2, codedParts: (store) => ({ store }) };
 
@@ -86,8 +99,7 @@ const keptShares = [4, 8, 16];
 
 /**
  * Every policy that has a name, by method. Of each method the setting that stands for it is first: the one that keeps
- * the most, and of integer codes the smaller one, as both kept every answer. The first of all is the reference: full
- * attention.
+ * the most, and of codes the smaller one that kept every answer. The first of all is the reference: full attention.
  */
 export const policies: readonly NamedPolicy[] = [
   { name: 'dense', method: 'dense', reading: dense },
@@ -108,7 +120,7 @@ export const policies: readonly NamedPolicy[] = [
     reading: quantizedAfterSelection,
     select: () => halo({ keepRatio: 1 / 4 }),
   },
-  ...coded.map((reading) => ({ name: reading.name, method: 'hcattn', reading })),
+  ...[...rescored, ...coded].map((reading) => ({ name: reading.name, method: 'hcattn', reading })),
   {
     name: codedAfterSelection.name,
     method: 'hcattn',

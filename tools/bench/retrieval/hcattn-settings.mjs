@@ -7,6 +7,8 @@ const named = (name) => ({ name, policy: async (model, cache) => (await openPoli
 const ofModel = (groups) => async ({ device, directory }) =>
   await placeCodebooks(device, await loadCodebooks(`${directory}/codebooks-${groups}.safetensors`));
 
+const rescored = { prefill: hcAttentionPrefill(), hostKeys: true, tau: 0.98, sinkTokens: 0, localWindow: 64 };
+
 export const settings = [
   named('dense'),
   named('hcattn-1/4'),
@@ -17,4 +19,13 @@ export const settings = [
   named('hcattn-1/8'),
   codes('hcattn-1/8, prompts dense', ofModel(16), {}),
   named('hbw-1/4+hcattn'),
+  named('hcattn-rescored-1/8'),
+  named('hcattn-rescored-1/16'),
+  // The same codes and windows, where codes weigh what they chose.
+  codes('hcattn-rescored-1/8, weights by codes', ofModel(16), { ...rescored, hostKeys: false }),
+  codes('hcattn-rescored-1/16, weights by codes', ofModel(8), { ...rescored, hostKeys: false }),
+  codes('hcattn-rescored-1/8, 0.9 of the attention', ofModel(16), { ...rescored, tau: 0.9 }),
+  codes('hcattn-rescored-1/16, 0.9 of the attention', ofModel(8), { ...rescored, tau: 0.9 }),
+  named('int8'),
+  named('int4'),
 ];
