@@ -9,7 +9,7 @@ import { HostPool, hostPool, type HostPoolProgress } from './host-pool.js';
 import { nativeBinary } from './load-addon.js';
 import { rmsNorm } from './operations/rms-norm.js';
 import { Random } from './testing/random.js';
-import { describeOnDevices } from './testing/test-devices.js';
+import { describeOnDeviceKinds } from './testing/test-devices.js';
 
 const MiB = 1 << 20;
 
@@ -25,7 +25,7 @@ async function expectSoon(value: () => number, wanted: number): Promise<void> {
   expect(value()).toBe(wanted);
 }
 
-describeOnDevices('host tensors', ({ open }) => {
+describeOnDeviceKinds('host tensors', ({ open }) => {
   const device = open();
   const random = new Random(18);
   const [rows, hidden] = [5, 64];
@@ -188,7 +188,7 @@ describeOnDevices('host tensors', ({ open }) => {
   });
 });
 
-describeOnDevices('a host pool', ({ open }) => {
+describeOnDeviceKinds('a host pool', ({ open }) => {
   const device = open();
 
   it('gives tensors at once, and takes back what is disposed', async () => {

@@ -2,10 +2,10 @@ import { expect, it } from 'vitest';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { embedding } from './operations/embedding.js';
 import { enqueuedFailure, enqueueFailure } from './testing/enqueue-failure.js';
-import { describeOnDevices } from './testing/test-devices.js';
+import { describeOnDeviceKinds } from './testing/test-devices.js';
 import type { Stream } from './handles.js';
 
-describeOnDevices('streams', ({ open }) => {
+describeOnDeviceKinds('streams', ({ open }) => {
   const device = open();
 
   it('run their work in order', async () => {

@@ -9,7 +9,7 @@ import {
   type PrefillAttention,
   type RowBatchEntry,
 } from '@kv/sparse-core';
-import { describeOnDevices, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { hcAttentionPrefill } from '../hc-attention-prefill.js';
 import type { Codec } from '../hc-attention-options.js';
@@ -46,7 +46,7 @@ async function storeOf(capacity: KvCapacity, { keys, values, hostKeys, missingMa
   return { store, blocks: quantizedOracle(64, bits) };
 }
 
-describeOnDevices('blocks that quantized forks share', ({ open }: TestDevice) => {
+describeOnDeviceKinds('blocks that quantized forks share', ({ open }: TestDevice) => {
   const entry = (slot: number, rows: number): RowBatchEntry => ({ slot, position: 0, rows });
 
   it.each([

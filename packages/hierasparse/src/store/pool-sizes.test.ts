@@ -1,5 +1,5 @@
 import { densePagedStore, type KvLayer, type KvStore, type KvStoreFactory, OutOfMemoryError } from '@kv/sparse-core';
-import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, Random, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import type { BlockSparsity } from '../block-sparsity.js';
 import { hieraSparsePrefill } from '../hiera-sparse-prefill.js';
@@ -10,7 +10,7 @@ import { StoreRun } from '../testing/store-run.js';
 const layer: KvLayer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 64 };
 const range = (length: number) => Array.from({ length }, (_, index) => index);
 
-describeOnDevices('pools', ({ open }: TestDevice) => {
+describeOnDeviceKinds('pools', ({ open }: TestDevice) => {
   it.each([
     { sparsity: { keys: 1, values: 1 }, equation6: 1.778 },
     { sparsity: { keys: 0.5, values: 1 }, equation6: 1.488 },

@@ -1,5 +1,5 @@
 import { CapabilityError, densePrefill, type KvLayer, OutOfMemoryError, type RowBatchEntry } from '@kv/sparse-core';
-import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, Random, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import type { Shares } from '../block-sparsity.js';
 import { hieraSparsePrefill } from '../hiera-sparse-prefill.js';
@@ -20,7 +20,7 @@ interface Sparsity {
   readonly after: Shares;
 }
 
-describeOnDevices('blocks that sparse forks share', ({ open }: TestDevice) => {
+describeOnDeviceKinds('blocks that sparse forks share', ({ open }: TestDevice) => {
   const entry = (slot: number, rows: number): RowBatchEntry => ({ slot, position: 0, rows });
 
   /** Losses by the block's place alone, so that the oracle knows them without a sum. */

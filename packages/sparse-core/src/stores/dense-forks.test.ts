@@ -3,7 +3,7 @@ import type { KvStore } from '../contracts/kv-store.js';
 import { createRowBatch, type RowBatchEntry } from '../contracts/row-batch.js';
 import { InvalidValueError, OutOfMemoryError } from '../errors.js';
 import { Random } from '../testing/random.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnDeviceKinds } from '../testing/test-devices.js';
 import { densePagedStore } from './dense-paged-store.js';
 
 const [kvHeads, headDim, blockTokens, slots, tokensPerSlot, tokens] = [2, 8, 4, 6, 40, 72];
@@ -14,7 +14,7 @@ const poolBlocks = tokens / blockTokens + slots;
 const blocksOf = (count: number) => Math.ceil(count / blockTokens);
 const range = (length: number) => Array.from({ length }, (_, index) => index);
 
-describeOnDevices('blocks that forks share', ({ open }) => {
+describeOnDeviceKinds('blocks that forks share', ({ open }) => {
   const device = open();
   const stream = device.createStream();
   const capacity = { device, slots, tokensPerSlot, tokens };

@@ -11,4 +11,4 @@ export { uniform } from './philox.js';
 export { decode, encode, Random, unitRoundoff } from './random.js';
 export { rawFile, safetensorsFile, type TensorToWrite, withDirectory } from './safetensors-file.js';
 export { StoreRun, type StoreRunOptions } from './store-run.js';
-export { describeOnDevices, type TestDevice } from './test-devices.js';
+export { describeOnDeviceKinds, describeOnDevices, type TestDevice } from './test-devices.js';

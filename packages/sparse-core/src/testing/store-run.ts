@@ -134,15 +134,14 @@ export class StoreRun<Head extends HeldRows> {
       if (prune) for (const { slot } of entries) this.heads[slot]?.forEach(prune);
     };
     pruneAll();
-    let token = 0;
+    let first = 0;
     for (const { slot, rows: count } of entries) {
-      for (let row = 0; row < count; row++, token++) {
-        this.heads[slot]?.forEach((head, index) => {
-          const first = (token * kvHeads + index) * headDim;
-          head.append('keys', keys.subarray(first, first + headDim));
-          head.append('values', values.subarray(first, first + headDim));
-        });
-      }
+      const held = this.heads[slot] ?? [];
+      held.forEach((head, kvHead) => {
+        head.append('keys', rowsOfHead(keys, { first, count, kvHeads, kvHead, headDim }));
+        head.append('values', rowsOfHead(values, { first, count, kvHeads, kvHead, headDim }));
+      });
+      first += count;
     }
     if (phase === 'prefill') pruneAll();
 
@@ -174,4 +173,22 @@ export class StoreRun<Head extends HeldRows> {
     for (const tensor of [batch, call.keys, call.values, query, output]) tensor.dispose();
     return { queries: decode(dtype, elements), bits };
   }
+}
+
+interface HeadRows {
+  readonly first: number;
+  readonly count: number;
+  readonly kvHeads: number;
+  readonly kvHead: number;
+  readonly headDim: number;
+}
+
+/** `[row, dim]`: some rows of one head out of `[token, kvHead, dim]`. */
+function rowsOfHead(elements: Uint16Array, { first, count, kvHeads, kvHead, headDim }: HeadRows): Uint16Array {
+  const rows = new Uint16Array(count * headDim);
+  for (let row = 0; row < count; row++) {
+    const from = ((first + row) * kvHeads + kvHead) * headDim;
+    rows.set(elements.subarray(from, from + headDim), row * headDim);
+  }
+  return rows;
 }

@@ -24,7 +24,20 @@ function presentDevices(): TestDevice[] {
 
 /** The same tests on every device. Without a GPU those of CUDA are reported as skipped. */
 export function describeOnDevices(subject: string, tests: (device: TestDevice) => void): void {
-  for (const device of presentDevices()) {
+  describeOn(presentDevices(), subject, tests);
+}
+
+/**
+ * The same tests on every device, but on the CPU with its widest instruction set alone: for what is not in a kernel,
+ * such as which blocks a store hands out, and therefore the same on every set.
+ */
+export function describeOnDeviceKinds(subject: string, tests: (device: TestDevice) => void): void {
+  const widest = `cpu ${loadAddon().instructionSet}`;
+  describeOn(presentDevices().filter(({ name }) => name === widest || name === 'cuda'), subject, tests);
+}
+
+function describeOn(present: readonly TestDevice[], subject: string, tests: (device: TestDevice) => void): void {
+  for (const device of present) {
     describe(`${subject} on ${device.name}`, () => {
       tests(device);
     });
