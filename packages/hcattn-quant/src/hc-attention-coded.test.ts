@@ -94,13 +94,32 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     await steps.check(chunk(1, 731, 1), 'decode', quantize);
   });
 
+  it.each([{}, { hostKeys: true }, { missingMass: 'meanValue' }] as const)('holds kv heads of unequal lengths, and empty ones: %o', async (kind) => {
+    const steps = await run({ prefill: densePrefill(), sinkTokens: 0, localWindow: 32, ...kind });
+    await steps.check([...chunk(0, 0, 400), ...chunk(1, 0, 300)], 'prefill');
+    for (const [slot, kept] of [[0, [0, 350]], [1, [200, 60]]] as const) {
+      using indices = steps.stream.device.tensor('i32', ['kvHead', 'kept'], [2, 350], Int32Array.from([...range(350), ...range(350)]));
+      steps.store.keep(steps.stream, slot, { indices, counts: kept });
+      kept.forEach((count, head) => steps.heads[slot]?.[head]?.keep(range(count)));
+      steps.finishPrefill(slot, quantize);
+    }
+    expect(steps.store.lengths(0)).toEqual([0, 350]);
+    for (const step of range(3)) await steps.check([...chunk(1, 300 + step, 1), ...chunk(0, 400 + step, 1)], 'decode', quantize);
+    expect(steps.store.bytes()).toEqual(bytesOf(steps));
+    // The short heads come to have codes.
+    await read(steps, [...chunk(0, 403, 150), ...chunk(1, 303, 130)]);
+    await steps.check([...chunk(0, 553, 1), ...chunk(1, 433, 1)], 'decode', quantize);
+    expect(steps.store.bytes()).toEqual(bytesOf(steps));
+    steps.store.dispose();
+  });
+
   it('is the dense store, bit for bit, while a text is no longer than its window', async () => {
     const device = open();
     const [store] = densePagedStore({ dtype: 'f16' }).create([codedLayer], { device, slots: 3, tokensPerSlot: 1024, tokens: 3072 }) as [KvStore];
     const options = { device, random: new Random(1), dtype: 'f16', slots: 3, group: 2 } as const;
     const dense = new StoreRun(store, densePrefill(), options, () => new HeldRows('f16', 64));
     const results = [];
-    for (const steps of [dense, await run({ localWindow: 600 }), await run({ sinkTokens: 600, tau: 0.5 }), await run({ localWindow: 600, prefill: densePrefill() })]) {
+    for (const steps of [dense, await run({ localWindow: 600 }), await run({ sinkTokens: 600, tau: 0.5 }), await run({ localWindow: 600, tau: 0.5, hostKeys: true }), await run({ localWindow: 600, prefill: densePrefill() })]) {
       const bits = [await steps.step(chunk(1, 0, 500), 'prefill'), await steps.step(chunk(1, 500, 33), 'prefill')];
       steps.finishPrefill(1);
       for (const step of range(3)) bits.push(await steps.step(chunk(1, 533 + step, 1), 'decode'));
@@ -188,9 +207,9 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     expect(second).not.toEqual(first);
   });
 
-  it('shows a number that is none in its own sequence alone', async () => {
+  it.each([{}, { hostKeys: true }])('shows a number that is none in its own sequence alone: %o', async (kind) => {
     const device = open();
-    const { stores } = await codedStores(device, [codedLayer], { prefill: hcAttentionPrefill(), values: 'int8', tau: 1 });
+    const { stores } = await codedStores(device, [codedLayer], { prefill: hcAttentionPrefill(), values: 'int8', tau: 1, ...kind });
     const [store] = stores as [KvStore];
     const stream = device.createStream();
     const dtype = device.kind === 'cuda' ? 'f16' : 'f32';
@@ -220,9 +239,14 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     store.dispose();
   });
 
-  async function answers(prefill: PrefillAttention, chunks: readonly number[], batched: boolean, { recorded = false, threads = 2 } = {}) {
+  interface Answering {
+    readonly recorded?: boolean;
+    readonly threads?: number;
+    readonly kind?: Partial<CodedSettings>;
+  }
+  async function answers(prefill: PrefillAttention, chunks: readonly number[], batched: boolean, { recorded = false, threads = 2, kind }: Answering = {}) {
     const device = open(threads);
-    const { stores } = await codedStores(device, [codedLayer], { prefill, localWindow: 32, tau: 0.8 });
+    const { stores } = await codedStores(device, [codedLayer], { prefill, localWindow: 32, tau: 0.8, ...kind });
     const [store] = stores as [KvStore];
     return await answersOf(device.createStream(), store, prefill, { chunks, batched, recorded });
   }
@@ -239,6 +263,18 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     if (open().kind === 'cpu') expect(batched).toEqual(whole);
     expect(await answers(hcAttentionPrefill(), [300, 275], true, { recorded: true })).toEqual(batched);
   });
+
+  it.each([{ hostKeys: true }, { missingMass: 'meanValue' }] as const)(
+    'answers the same bits with any threads, alone or in a batch, recorded or not: %o',
+    async (kind) => {
+      const whole = await answers(hcAttentionPrefill(), [400, 175], false, { kind });
+      for (const threads of [1, 16]) expect(await answers(hcAttentionPrefill(), [300, 275], false, { kind, threads })).toEqual(whole);
+      const batched = await answers(hcAttentionPrefill(), [400, 175], true, { kind });
+      // A GPU splits the windows of a batch otherwise than those of one sequence.
+      if (open().kind === 'cpu') expect(batched).toEqual(whole);
+      expect(await answers(hcAttentionPrefill(), [400, 175], true, { kind, recorded: true })).toEqual(batched);
+    },
+  );
 
   it('takes what it says of device and host, and gives all of it back', async () => {
     const { kind } = open();
