@@ -11,7 +11,6 @@ Napi::Value coded_key_scores(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument query = call.tensor(1);
   const OutputArgument scores = call.output(2);
-  const TensorArgument codes = call.tensor(3);
   const TensorArgument table = call.tensor(7);
   const OutputArgument counts = call.output(8);
   const TensorArgument slots = call.tensor(9);
@@ -23,7 +22,7 @@ Napi::Value coded_key_scores(const Napi::CallbackInfo& info) {
   arguments.query_start = call.tensor(10).as<int32_t>();
   arguments.query_tokens = static_cast<int32_t>(query.extent(0));
   arguments.slots = slots.as<int32_t>();
-  arguments.block_count = static_cast<int32_t>(codes.extent(0));
+  arguments.block_count = arguments.coded.block_count;
   arguments.block_table = table.as<int32_t>();
   arguments.table_width = static_cast<int32_t>(table.extent(2));
   arguments.key_counts = counts.as<int32_t>();

@@ -9,8 +9,10 @@ namespace kv {
 // Four consecutive arguments from `first` on: codedKeys [codedBlock, byte], centroids [kvHead, book, centroid, subDim],
 // channelScale [kvHead, dim] or undefined, codeBits.
 inline void describe_coded_keys(OperationCall& call, size_t first, int64_t head_dim, CodedKeys& keys) {
+  const TensorArgument codes = call.tensor(first);
   const TensorArgument centroids = call.tensor(first + 1);
-  keys.codes = static_cast<uint8_t*>(const_cast<void*>(call.tensor(first).data));
+  keys.codes = static_cast<uint32_t*>(const_cast<void*>(codes.data));
+  keys.block_count = static_cast<int32_t>(codes.extent(0));
   keys.code_bits = static_cast<int32_t>(call.integer(first + 3));
   keys.centroids = centroids.as<uint16_t>();
   keys.kv_heads = static_cast<int32_t>(centroids.extent(0));

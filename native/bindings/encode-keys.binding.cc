@@ -10,7 +10,7 @@ Napi::Value encode_keys(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   EncodeKeysArguments arguments;
   describe_copies(call, 1, arguments);
-  arguments.codes = call.output(2).as<uint8_t>();
+  arguments.codes = call.output(2).as<uint32_t>();
   arguments.index = call.tensor(7).as<uint8_t>();
   return call.enqueue("encodeKeys", [arguments](ExecutionContext& context) { return encode_keys(arguments, context); });
 }

@@ -77,6 +77,7 @@ struct CodedCase {
     };
     const int64_t dense = int64_t{test.all_blocks()} * kCodedBlockTokens * sizes.head_dim;
     fill(test.keys, dense);
+    for (int i = 0; i < 3; ++i) write_element(sizes.dtype, test.keys, pick(random, 0, static_cast<int>(dense) - 1), i == 0 ? NAN : INFINITY);
     test.decoded.assign(test.keys.size(), 0xa5);
     test.codes.assign(static_cast<size_t>(test.all_blocks() * coded_block_bytes(test.groups(), sizes.bits)), 0xa5);
     fill(test.queries, int64_t{test.tokens()} * test.query_heads() * sizes.head_dim);
@@ -87,7 +88,8 @@ struct CodedCase {
 
   CodedKeys coded() {
     CodedKeys k;
-    k.codes = codes.data();
+    k.codes = reinterpret_cast<uint32_t*>(codes.data());
+    k.block_count = all_blocks();
     k.code_bits = sizes.bits;
     k.centroids = centroids.data();
     k.centroid_count = sizes.centroids;
@@ -141,6 +143,13 @@ struct CodedCase {
            coded_key_scores(scoring(), context).ok();
   }
 
+  // NaN as one number that equals itself.
+  std::vector<double> decoded_numbers() const {
+    std::vector<double> numbers = read_elements(sizes.dtype, decoded, 0, static_cast<int64_t>(decoded.size() / byte_size(sizes.dtype)));
+    for (double& x : numbers) x = std::isnan(x) ? HUGE_VAL : x;
+    return numbers;
+  }
+
   // The dense block that has the keys of a place in the table.
   int dense_block(int slot, int head, int block) const { return (slot * sizes.kv_heads + head) * sizes.blocks + block; }
 
@@ -148,6 +157,7 @@ struct CodedCase {
   // relatively by `query_rounding`; and how many were written that should not have been.
   int64_t wrong_scores(double query_rounding) const {
     int64_t wrong = 0;
+    const std::vector<bool> spoilt = spoilt_tokens();
     const int dims = sizes.head_dim;
     const double scale = 1.0f / std::sqrt(static_cast<float>(dims));
     for (int row = 0; row < tokens() * query_heads(); ++row) {
@@ -172,7 +182,8 @@ struct CodedCase {
           length += std::abs(key);
         }
         const double error = ((dims + 6) * 0x1p-24 + query_rounding) * magnitude + query_rounding * 0x1p-14 * largest * length;
-        wrong += !(std::abs(given / scale - exact) <= error);
+        const bool is_spoilt = spoilt[static_cast<size_t>(block * kCodedBlockTokens + token % kCodedBlockTokens)];
+        wrong += is_spoilt ? !std::isnan(given) : !(std::abs(given / scale - exact) <= error);
       }
     }
     return wrong;
@@ -215,6 +226,16 @@ struct CodedCase {
     a.heads = heads.data();
     a.copies = static_cast<int32_t>(read.size());
     return a;
+  }
+
+  // Of the tokens of the dense blocks, those with a number that is not finite.
+  std::vector<bool> spoilt_tokens() const {
+    const std::vector<double> numbers = read_elements(sizes.dtype, keys, 0, static_cast<int64_t>(keys.size() / byte_size(sizes.dtype)));
+    std::vector<bool> spoilt(numbers.size() / static_cast<size_t>(sizes.head_dim));
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if (!std::isfinite(numbers[i])) spoilt[i / static_cast<size_t>(sizes.head_dim)] = true;
+    }
+    return spoilt;
   }
 
   // What the code of a token of the dense blocks stands for, before any rounding to the blocks' dtype.

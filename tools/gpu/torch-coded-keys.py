@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, timed
 
 BLOCK, KV_HEADS, QUERY_HEADS, HEAD_DIM, CENTROIDS, BITS = 64, 8, 32, 128, 8192, 13
+TAU = 0.9
 
 
 def stream():
@@ -38,7 +39,10 @@ class Keys:
         spread = ((sub_dim + 2) / sub_dim) ** 0.5
         self.centroids = (torch.randn(KV_HEADS, 1, CENTROIDS, sub_dim, device='cuda') * spread).half()
         self.keys = torch.randn(count, BLOCK, HEAD_DIM, device='cuda', dtype=torch.float16)
-        self.codes = torch.full((count, BLOCK * self.groups * BITS // 8), 0xa5, device='cuda', dtype=torch.uint8)
+        code_bytes = count * BLOCK * self.groups * BITS // 8
+        # The codes of all blocks, and then 8 bytes of each.
+        self.pool = torch.full((code_bytes + 8 * count,), 0xa5, device='cuda', dtype=torch.uint8)
+        self.codes = self.pool[:code_bytes].view(count, -1)
         self.order = torch.arange(count, device='cuda', dtype=torch.int32)
         self.heads = (self.order // self.blocks).int()
         bytes_of_index = library.kv_centroid_index_bytes(numbers(CENTROIDS, sub_dim))
@@ -49,7 +53,7 @@ class Keys:
         self.sizes = [KV_HEADS, HEAD_DIM, sub_dim, CENTROIDS, BITS]
 
     def encode(self, library):
-        tensors = [self.codes, self.centroids, self.keys, self.index, self.order, self.order, self.heads]
+        tensors = [self.pool, self.centroids, self.keys, self.index, self.order, self.order, self.heads]
         assert library.kv_encode_keys(numbers(*self.sizes, len(self.order)), pointers_of(tensors), stream()) == 0
 
     def nearest(self, head, rows):
@@ -84,7 +88,7 @@ class Keys:
 
 
 class Scores:
-    """A row's scores with all keys."""
+    """A row's scores with all keys, and the choice of tokens by them."""
 
     def __init__(self, keys):
         self.keys = keys
@@ -93,13 +97,34 @@ class Scores:
         table = torch.randperm(KV_HEADS * keys.blocks, device='cuda', dtype=torch.int32)
         # Blocks lie anywhere in the pool.
         keys.codes[table.long()] = keys.codes.clone()
-        self.tensors = [keys.codes, keys.centroids, self.query, self.scores, table,
+        self.tensors = [keys.pool, keys.centroids, self.query, self.scores, table,
                         torch.full((KV_HEADS,), keys.tokens, device='cuda', dtype=torch.int32),
                         torch.zeros(1, device='cuda', dtype=torch.int32), torch.tensor([0, 1], device='cuda', dtype=torch.int32)]
         self.sizes = numbers(*keys.sizes, QUERY_HEADS, keys.blocks)
 
     def run(self, library):
         assert library.kv_coded_key_scores(self.sizes, pointers_of(self.tensors), ctypes.c_float(HEAD_DIM ** -0.5), stream()) == 0
+
+    def run_and_choose(self, library):
+        """Scores of a spread with which lists have about 5 % of the tokens, and the lists, on the device."""
+        scale = ctypes.c_float(3.5 * HEAD_DIM ** -0.5)
+        assert library.kv_coded_key_scores(self.sizes, pointers_of(self.tensors), scale, stream()) == 0
+        assert library.kv_select_by_mass(self.list_sizes, pointers_of(self.list_tensors), ctypes.c_double(TAU), stream()) == 0
+
+    def make_lists(self):
+        tokens, capacity, blocks = self.keys.tokens, self.keys.tokens // 10, KV_HEADS * self.keys.blocks
+        self.counts = torch.empty(KV_HEADS, device='cuda', dtype=torch.int32)
+        self.list_tensors = [self.scores, torch.zeros(QUERY_HEADS, device='cuda'), *self.tensors[4:],
+                             torch.empty(KV_HEADS, capacity, device='cuda', dtype=torch.int32),
+                             torch.empty(KV_HEADS, capacity, QUERY_HEADS // KV_HEADS, device='cuda'), self.counts,
+                             torch.empty(QUERY_HEADS, device='cuda')]
+        self.list_sizes = numbers(1, QUERY_HEADS, KV_HEADS, tokens, self.keys.blocks, blocks, capacity)
+
+    def sort(self):
+        """PyTorch's choice: a sort of all shares of a head."""
+        shares, order = torch.softmax(3.5 * self.scores, dim=-1).sort(dim=-1, descending=True)
+        taken = shares.cumsum(dim=-1) - shares < TAU
+        return torch.zeros_like(taken).scatter_(1, order, taken)
 
     def codes(self):
         """[kvHead, group, token], as int64: what PyTorch gathers with."""
@@ -158,7 +183,7 @@ def main():
     sampler = Sampler()
     machine, rows = machine_of(sampler.handle), []
     shapes = dict(queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, headDim=HEAD_DIM, centroids=CENTROIDS, bits=BITS, dtype='float16')
-    for sub_dim, target in ((2, 0.32), (4, 0.28)):
+    for sub_dim, target, with_lists in ((2, 0.32, 0.48), (4, 0.28, 0.44)):
         keys = Keys(last, options.tokens, sub_dim)
         keys.encode(last)
         torch.cuda.synchronize()
@@ -169,16 +194,23 @@ def main():
         dense = keys.keys.view(KV_HEADS, keys.tokens, HEAD_DIM)
         queries = scores.query.view(KV_HEADS, -1, HEAD_DIM)
         functions = {name: captured(lambda library=library: scores.run(library), 10) for name, library in libraries.items()}
+        scores.make_lists()
+        functions |= {f'{name}, lists': captured(lambda library=library: scores.run_and_choose(library), 10)
+                      for name, library in libraries.items()}
         functions['f16'] = captured(lambda: torch.matmul(dense, queries.transpose(1, 2)), 10)
         results = timed(functions, options.rounds, sampler, 1)
         results = {name: ({key: value / 10 if key != 'samples' else value for key, value in each[0].items()}, *each[1:])
                    for name, each in results.items()}
         results |= timed({'gather': lambda: scores.gather(codes)}, 3, sampler, 1)
+        results |= timed({'gather and sort': lambda: (scores.gather(codes), scores.sort())}, 3, sampler, 1)
+        scores.run_and_choose(last)
+        chosen = round(scores.counts.sum().item() / KV_HEADS / keys.tokens, 4)
         for name, library in libraries.items():
             scores.scores.fill_(float('nan'))
             scores.run(library)
             print(f'{keys.groups} groups, {name}: {results[name][0]["median"]:.4f} ms [{results[name][0]["low"]:.4f}] '
-                  f'{results[name][1]} MHz, error {scores.error(codes):.1e}', flush=True)
+                  f'{results[name][1]} MHz, error {scores.error(codes):.1e}; '
+                  f'with lists {results[f"{name}, lists"][0]["median"]:.4f} ms', flush=True)
         print(f'  f16 keys {results["f16"][0]["median"]:.4f}, gather {results["gather"][0]["median"]:.3f} ms, '
               f'{wrong} wrong codes', flush=True)
         moved = keys.codes.numel() + 4 * scores.scores.numel()
@@ -186,6 +218,9 @@ def main():
                            results[list(libraries)[-1]], ('PyTorch gather', results['gather']), machine, target,
                            relativeError=scores.error(codes), denseMilliseconds=round(results['f16'][0]['median'], 4),
                            gigabytesPerSecond=round(moved / results[list(libraries)[-1]][0]['median'] / 1e6, 1)))
+        rows.append(row_of(f'scores of {keys.tokens} tokens in codes, {keys.groups} groups, and lists, in one graph',
+                           dict(keys=keys.tokens, groups=keys.groups, tau=TAU, chosen=chosen, **shapes),
+                           results[f'{list(libraries)[-1]}, lists'], ('PyTorch gather and sort', results['gather and sort']), machine, with_lists))
         del keys, scores, codes, dense, functions
         torch.cuda.empty_cache()
     query = torch.randn(1, QUERY_HEADS, 32768, HEAD_DIM, device='cuda', dtype=torch.float16)

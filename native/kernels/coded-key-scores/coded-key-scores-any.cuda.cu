@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads)
          index += static_cast<int>(gridDim.x) * kBlocks) {
       const int32_t number = entry.block(index, a.block_count, faults);
       if (number < 0) continue;
-      const uint32_t* block = coded_block(coded, number);
+      const uint32_t* block = coded.block(number);
+      const bool spoilt = (coded.spoilt(number)[token / 32] >> token % 32 & 1) != 0;
       float sums[kColumns] = {};
       for (int group = 0; group < coded.groups(); ++group) {
         const int64_t centroid = code_at(coded, block, token, group);
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
         if (c >= count) break;
         float* scores = a.scores + (entry.first_row + (first + c) / group_heads) * a.score_token_stride +
                         (head * group_heads + (first + c) % group_heads) * a.score_head_stride;
-        scores[int64_t{index} * kCodedBlockTokens + token] = sums[c] * a.scale;
+        scores[int64_t{index} * kCodedBlockTokens + token] = spoilt ? NAN : sums[c] * a.scale;
       }
     }
   }

@@ -311,6 +311,13 @@ void score_columns(const CodedKeyScoresArguments& a, int head, const uint32_t* b
   score_any<kColumns>(a, head, block, queries, stride, scores);
 }
 
+// Scores with spoilt tokens are NaN.
+void spoil(const uint32_t* tokens, float* scores) {
+  for (int word = 0; word < kSpoiltWords; ++word) {
+    for (uint32_t left = tokens[word]; left != 0; left &= left - 1) scores[32 * word + __builtin_ctz(left)] = __builtin_nanf("");
+  }
+}
+
 void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task, Workers& workers, int worker) {
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
   const int blocks = a.key_counts[cache_head] / kCodedBlockTokens;
@@ -331,13 +338,16 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task,
       scores[c] = columns.scores(a, column + c) + int64_t{first} * kCodedBlockTokens;
     }
     for (int number = first; number < end; ++number) {
-      const auto* block = reinterpret_cast<const uint32_t*>(a.coded.codes + table[number] * a.coded.block_bytes());
+      const uint32_t* block = a.coded.block(table[number]);
       const auto score = count == 4   ? score_columns<4>
                          : count == 3 ? score_columns<3>
                          : count == 2 ? score_columns<2>
                                       : score_columns<1>;
       score(a, head, block, queries, stride, scores);
-      for (int c = 0; c < count; ++c) scores[c] += kCodedBlockTokens;
+      for (int c = 0; c < count; ++c) {
+        spoil(a.coded.spoilt(table[number]), scores[c]);
+        scores[c] += kCodedBlockTokens;
+      }
     }
   }
 }

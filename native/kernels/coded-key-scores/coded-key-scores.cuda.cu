@@ -192,6 +192,19 @@ __device__ void add_product(const uint32_t (&words)[kBits], const uint2* book, i
   add_group<3, kProduct>(words, book, count, operands, sums);
 }
 
+// Sums of spoilt tokens are NaN.
+__device__ void spoil(uint2 tokens, float (&sums)[kProducts][4]) {
+  const int first = static_cast<int>(threadIdx.x) % kWarp / 4 * 4;
+#pragma unroll
+  for (int product = 0; product < kProducts; ++product) {
+    const uint32_t own = (product / 2 == 0 ? tokens.x : tokens.y) >> (first + product % 2 * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((own >> (i / 2) & 1) != 0) sums[product][i] = NAN;
+    }
+  }
+}
+
 template <int kSubDim, int kBits, int kChunks>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     score_blocks(const __grid_constant__ CodedKeyScoresArguments a, const FaultSink faults) {
@@ -213,7 +226,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     for (int index = own; index < end; index += kWarps) {
       const int32_t next = number_of(index + kWarps);
       if (number >= 0) {
-        const uint32_t* block = coded_block(a.coded, number);
+        const uint32_t* block = a.coded.block(number);
+        const uint2 spoilt = *reinterpret_cast<const uint2*>(a.coded.spoilt(number));
         float sums[kProducts][4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -224,6 +238,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
           add_product<2>(words, book, count, &queries.operand(chunk, 0), sums[2]);
           add_product<3>(words, book, count, &queries.operand(chunk, 0), sums[3]);
         }
+        if ((spoilt.x | spoilt.y) != 0) spoil(spoilt, sums);
         queries.write(int64_t{index} * kCodedBlockTokens, sums);
       }
       number = next;

@@ -12,6 +12,7 @@ void decode_chunk(const DecodeKeysArguments& a, int64_t copy, int number, T* blo
   const CodeChunk chunk = chunk_of(a, a.from[copy], number);
   const int head = a.heads[copy];
   const float* scales = a.channel_scale == nullptr ? nullptr : a.channel_scale + int64_t{head} * a.head_dim;
+  const uint32_t* spoilt = a.spoilt(a.from[copy]);
   for (int stream = 0; stream < chunk.streams(); ++stream) {
     const int octet = stream / chunk.quads;
     for (int place = 0; place < kStreamCodes; ++place) {
@@ -20,10 +21,12 @@ void decode_chunk(const DecodeKeysArguments& a, int64_t copy, int number, T* blo
       const int code = chunk.code(stream, place);
       const int centroid = code < a.centroid_count ? code : a.centroid_count - 1;
       const uint16_t* elements = a.centroids + a.book_offset(head, group) + int64_t{centroid} * a.sub_dim;
-      T* row = block + token_of(octet, place) * a.token_stride;
+      const int token = token_of(octet, place);
+      T* row = block + token * a.token_stride;
       for (int i = 0; i < a.sub_dim; ++i) {
         const int dim = group * a.sub_dim + i;
-        from_float(row + dim, half_to_float(elements[i]) * (scales == nullptr ? 1.0f : scales[dim]));
+        const float x = half_to_float(elements[i]) * (scales == nullptr ? 1.0f : scales[dim]);
+        from_float(row + dim, (spoilt[token / 32] >> token % 32 & 1) != 0 ? __builtin_nanf("") : x);
       }
     }
   }

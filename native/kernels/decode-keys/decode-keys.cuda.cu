@@ -9,7 +9,8 @@ constexpr int kThreads = 256;
 // One thread block writes one block of keys. Neighbouring threads write neighbouring dims.
 template <class T>
 __global__ void __launch_bounds__(kThreads) decode_blocks(const __grid_constant__ DecodeKeysArguments a) {
-  const uint32_t* codes = coded_block(a, a.from[blockIdx.x]);
+  const uint32_t* codes = a.block(a.from[blockIdx.x]);
+  const uint32_t* spoilt = a.spoilt(a.from[blockIdx.x]);
   T* dense = static_cast<T*>(a.keys) + a.to[blockIdx.x] * a.block_stride;
   const int head = a.heads[blockIdx.x];
   const float* scales = a.channel_scale == nullptr ? nullptr : a.channel_scale + int64_t{head} * a.head_dim;
@@ -19,7 +20,8 @@ __global__ void __launch_bounds__(kThreads) decode_blocks(const __grid_constant_
     const int group = dim / a.sub_dim;
     const int64_t centroid = code_at(a, codes, token, group);
     const float element = half_value(a.centroids[a.book_offset(head, group) + centroid * a.sub_dim + dim % a.sub_dim]);
-    dense[token * a.token_stride + dim] = from_float<T>(scales == nullptr ? element : __fmul_rn(element, scales[dim]));
+    const float x = scales == nullptr ? element : __fmul_rn(element, scales[dim]);
+    dense[token * a.token_stride + dim] = from_float<T>((spoilt[token / 32] >> token % 32 & 1) != 0 ? NAN : x);
   }
 }
 

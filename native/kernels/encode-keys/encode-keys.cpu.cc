@@ -20,6 +20,7 @@ class Book {
     std::memcpy(&header_, index_, sizeof header_);
   }
 
+  // Below 0 if none is near.
   int nearest(const float* x) const {
     if (header_.levels < 0 || header_.levels > shape_.most_levels || dims_ > kMostIndexedDims) return nearest_of_all(x);
     if (dims_ > kMostListedDims) return header_.levels == shape_.most_levels ? nearest_in_boxes(x) : nearest_of_all(x);
@@ -29,7 +30,7 @@ class Book {
  private:
   struct Nearest {
     float distance = __builtin_inff();
-    int centroid = 0;
+    int centroid = -1;
   };
 
   bool inside(const float* x) const {
@@ -190,6 +191,7 @@ template <class T>
 void encode_chunk(const EncodeKeysArguments& a, int64_t copy, int number, const T* block) {
   const CodeChunk chunk = chunk_of(a, a.to[copy], number);
   const int head = a.heads[copy];
+  uint32_t spoilt[kSpoiltWords] = {};
   const float* scales = a.channel_scale == nullptr ? nullptr : a.channel_scale + int64_t{head} * a.head_dim;
   for (int quad = 0; quad < chunk.quads; ++quad) {
     uint16_t codes[kChunkOctets][kStreamCodes] = {};
@@ -206,11 +208,17 @@ void encode_chunk(const EncodeKeysArguments& a, int64_t copy, int number, const 
             x[i] = to_float(block[first + dim]);
             if (scales != nullptr) x[i] /= scales[dim];
           }
-          codes[octet][place] = static_cast<uint16_t>(book.nearest(x));
+          const int code = book.nearest(x);
+          codes[octet][place] = static_cast<uint16_t>(code < 0 ? 0 : code);
+          const int token = token_of(octet, place);
+          if (code < 0) spoilt[token / 32] |= 1u << token % 32;
         }
       }
     }
     for (int octet = 0; octet < kChunkOctets; ++octet) chunk.write(octet * chunk.quads + quad, codes[octet]);
+  }
+  for (int word = 0; word < kSpoiltWords; ++word) {
+    if (spoilt[word] != 0) __atomic_fetch_or(a.spoilt(a.to[copy]) + word, spoilt[word], __ATOMIC_RELAXED);
   }
 }
 
@@ -218,6 +226,7 @@ void encode_chunk(const EncodeKeysArguments& a, int64_t copy, int number, const 
 
 void encode_keys(const EncodeKeysArguments& a, Workers& workers) {
   const int chunks = coded_chunks(a.groups());
+  for (int32_t copy = 0; copy < a.copies; ++copy) std::memset(a.spoilt(a.to[copy]), 0, kSpoiltWords * sizeof(uint32_t));
   workers.for_each(static_cast<size_t>(a.copies) * chunks, [&](size_t index, int) {
     const int64_t copy = static_cast<int64_t>(index) / chunks;
     with_float_type(a.dtype, [&](auto element) {

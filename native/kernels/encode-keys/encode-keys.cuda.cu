@@ -38,7 +38,7 @@ class Search {
  public:
   __device__ Search(const Book& book, int sub_dim) : book_(book), dims_(kSubDim == 0 ? sub_dim : kSubDim) {}
 
-  // `x` is [dims].
+  // `x` is [dims]. Below 0 if none is near.
   __device__ int nearest(const float* x) {
     if (!indexed(x)) {
       for (int c = 0; c < book_.count; ++c) compare(distance(x, book_.centroids, c), c);
@@ -172,13 +172,17 @@ class Search {
   const Book& book_;
   const int dims_;
   float best_ = INFINITY;
-  int code_ = 0;
+  int code_ = -1;
 };
 
-// Writes the codes of a stream: eight tokens of a quad, from `quad_group` on.
+__device__ void clear_spoilt(const EncodeKeysArguments& a, int copy) {
+  *reinterpret_cast<uint2*>(a.spoilt(a.to[copy])) = make_uint2(0, 0);
+}
+
+// Writes the codes of a stream: eight tokens of a quad, from `quad_group` on. Adds to the spoilt tokens of the block.
 template <class T, int kSubDim, class BookOfGroup>
 __device__ void encode_stream(const EncodeKeysArguments& a, const T* dense, int head, int octet, int quad_group,
-                              uint32_t* words, int step, BookOfGroup&& book_of_group) {
+                              uint32_t* words, int step, uint32_t* spoilt, BookOfGroup&& book_of_group) {
   constexpr int kRoom = kSubDim == 0 ? kMostCodedDims : kSubDim;
   const int sub_dim = kSubDim == 0 ? a.sub_dim : kSubDim;
   const float* scales = a.channel_scale == nullptr ? nullptr : a.channel_scale + int64_t{head} * a.head_dim;
@@ -196,6 +200,11 @@ __device__ void encode_stream(const EncodeKeysArguments& a, const T* dense, int 
         if (scales != nullptr) x[d] = __fdiv_rn(x[d], scales[group * sub_dim + d]);
       }
       code = Search<kSubDim>(book_of_group(group), sub_dim).nearest(x);
+      if (code < 0) {
+        code = 0;
+        const int token = token_of(octet, place);
+        atomicOr(spoilt + token / 32, 1u << token % 32);
+      }
     }
     pending |= static_cast<uint64_t>(code) << filled;
     filled += a.code_bits;
@@ -214,10 +223,9 @@ __device__ void encode_chunk(const EncodeKeysArguments& a, int copy, int chunk, 
   const int quads = quads_of_chunk(a.groups(), chunk);
   const int step = kChunkOctets * quads;
   if (lane >= step) return;
-  uint8_t* block = a.codes + a.to[copy] * a.block_bytes();
   encode_stream<T, kSubDim>(a, static_cast<const T*>(a.keys) + a.from[copy] * a.block_stride, a.heads[copy], lane / quads,
                             chunk * kChunkGroups + lane % quads * kQuadGroups,
-                            reinterpret_cast<uint32_t*>(block) + chunk_offset(chunk, a.code_bits) + lane, step, book_of_group);
+                            a.block(a.to[copy]) + chunk_offset(chunk, a.code_bits) + lane, step, a.spoilt(a.to[copy]), book_of_group);
 }
 
 // ---- One book of all groups, in shared memory. ----
@@ -257,6 +265,7 @@ __global__ void __launch_bounds__(kThreads, 2) encode_with_shared_book(const __g
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   int copy = static_cast<int>(int64_t{a.copies} * blockIdx.x / gridDim.x);
   const int end = static_cast<int>(int64_t{a.copies} * (blockIdx.x + 1) / gridDim.x);
+  for (int i = copy + static_cast<int>(threadIdx.x); i < end; i += kThreads) clear_spoilt(a, i);
   while (copy < end) {
     const int head = a.heads[copy];
     int last = copy + 1;
@@ -289,6 +298,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) encode_any(const __grid_constant__ EncodeKeysArguments a) {
   const int chunks = coded_chunks(a.groups());
   const int head = a.heads[blockIdx.x];
+  if (threadIdx.x == 0) clear_spoilt(a, static_cast<int>(blockIdx.x));
+  __syncthreads();
   for (int chunk = static_cast<int>(threadIdx.x) / kWarp; chunk < chunks; chunk += kWarps) {
     encode_chunk<T, 0>(a, static_cast<int>(blockIdx.x), chunk, [&](int group) { return book_of(a, head, group); });
   }

@@ -42,8 +42,7 @@ struct CodeChunk {
 };
 
 inline CodeChunk chunk_of(const CodedKeys& keys, int64_t block, int chunk) {
-  uint8_t* bytes = keys.codes + block * keys.block_bytes() + 4 * chunk_offset(chunk, keys.code_bits);
-  return {reinterpret_cast<uint32_t*>(bytes), quads_of_chunk(keys.groups(), chunk), keys.code_bits};
+  return {keys.block(block) + chunk_offset(chunk, keys.code_bits), quads_of_chunk(keys.groups(), chunk), keys.code_bits};
 }
 
 }  // namespace KV_ISA

@@ -21,10 +21,6 @@ __device__ inline int code_at(const CodedKeys& keys, const uint32_t* block, int 
   return code < keys.centroid_count ? code : keys.centroid_count - 1;
 }
 
-__device__ inline const uint32_t* coded_block(const CodedKeys& keys, int64_t number) {
-  return reinterpret_cast<const uint32_t*>(keys.codes + number * keys.block_bytes());
-}
-
 __device__ inline float half_value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
 }  // namespace kv

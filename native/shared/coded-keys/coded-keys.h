@@ -2,9 +2,14 @@
 // of D / groups neighbouring dims each. The code of a sub-vector is the number of its nearest centroid in a codebook.
 //
 // A coded block is 64 consecutive tokens of one kv head, and all its tokens count. A pool of coded blocks is
-// u8 [coded_block, byte]. A code takes `bits` bits. Groups are filled up to a multiple of four with codes of 0.
+// u8 [coded_block, byte]: first the codes of all blocks, which so begin at whole lines of memory, then two words for each
+// block. Bit t of the first says that token t is spoilt, and of the second that token 32 + t is: no centroid is near to a sub-vector of its key, which holds a NaN, an infinity,
+// or a number whose distances are infinite. That sub-vector has code 0; scores with the token, and its key when it is
+// decoded, are NaN.
 //
-// A block is a row of little-endian words of 32 bits, cut into chunks of 16 groups; the last chunk may have fewer. Within a
+// A code takes `bits` bits. Groups are filled up to a multiple of four with codes of 0.
+//
+// The codes of a block are a row of little-endian words of 32 bits, cut into chunks of 16 groups; the last chunk may have fewer. Within a
 // chunk, four groups are a quad. The 32 codes of a stream are those of the eight tokens that are congruent to
 // 4 * octet .. 4 * octet + 3 modulo 32, in one quad: the code of token 32 * tile + 4 * octet + t and of group g of the quad
 // has place p = 16 * tile + 4 * t + g in the stream, and lies in its bits p * bits and following, lowest first. So a
@@ -31,12 +36,16 @@ constexpr int kChunkGroups = 16;
 constexpr int kQuadGroups = 4;
 constexpr int kStreamCodes = 32;
 constexpr int kChunkOctets = 8;
+constexpr int kSpoiltWords = kCodedBlockTokens / 32;
 
 // Groups with those that fill up the last quad.
 constexpr int coded_groups(int groups) { return (groups + kQuadGroups - 1) / kQuadGroups * kQuadGroups; }
 
+// Words of a block's codes, and bytes of all that a block takes.
 constexpr int64_t coded_block_words(int groups, int bits) { return int64_t{2} * coded_groups(groups) * bits; }
-constexpr int64_t coded_block_bytes(int groups, int bits) { return 4 * coded_block_words(groups, bits); }
+constexpr int64_t coded_block_bytes(int groups, int bits) {
+  return 4 * (coded_block_words(groups, bits) + kSpoiltWords);
+}
 
 // How many quads a chunk has.
 constexpr int quads_of_chunk(int groups, int chunk) {
@@ -56,7 +65,8 @@ constexpr int group_of(int place) { return place % kQuadGroups; }
 // What the operations over coded blocks share.
 struct CodedKeys {
   // Coded blocks, [coded_block, byte].
-  uint8_t* codes = nullptr;
+  uint32_t* codes = nullptr;
+  int32_t block_count = 0;
   int32_t code_bits = 13;  // 1 to 16
   // Codebooks, f16 [kv_head, book, centroid, sub_dim], contiguous. One book is of all groups, or each group has its own.
   const uint16_t* centroids = nullptr;
@@ -69,7 +79,9 @@ struct CodedKeys {
   int32_t head_dim = 0;
 
   constexpr int groups() const { return head_dim / sub_dim; }
-  constexpr int64_t block_bytes() const { return coded_block_bytes(groups(), code_bits); }
+  // The codes of a block, and the bits of its spoilt tokens.
+  constexpr uint32_t* block(int64_t number) const { return codes + number * coded_block_words(groups(), code_bits); }
+  constexpr uint32_t* spoilt(int64_t number) const { return block(block_count) + number * kSpoiltWords; }
   constexpr int64_t book_elements() const { return int64_t{centroid_count} * sub_dim; }
   // Where the book of a group of a kv head begins in `centroids`.
   constexpr int64_t book_offset(int head, int group) const {

@@ -10,8 +10,8 @@ describe('codedBlockBytes', () => {
     { groups: 20, codeBits: 12, bytesOfToken: 30 },
     { groups: 7, codeBits: 3, bytesOfToken: 3 },
     { groups: 1, codeBits: 1, bytesOfToken: 0.5 },
-  ])('counts codes, groups filled up to four ($groups groups of $codeBits bits)', ({ groups, codeBits, bytesOfToken }) => {
-    expect(codedBlockBytes(groups, codeBits)).toBe(64 * bytesOfToken);
+  ])('counts codes, groups filled up to four, and what says which tokens have none ($groups groups of $codeBits bits)', ({ groups, codeBits, bytesOfToken }) => {
+    expect(codedBlockBytes(groups, codeBits)).toBe(64 * bytesOfToken + 8);
   });
 
   it('refuses formats that there are not', () => {

@@ -10,7 +10,10 @@ export const quadGroups = 4;
 
 /** Keys in codes, and what the codes stand for: `key ≈ channelScale * centroid` in each sub-vector. */
 export interface CodedKeys {
-  /** u8 `[codedBlock, byte]`: blocks of 64 tokens of one kv head, `codedBlockBytes(groups, codeBits)` bytes each. */
+  /**
+   * u8 `[codedBlock, byte]`: blocks of 64 tokens of one kv head, of `codedBlockBytes(groups, codeBits)` bytes. The codes of
+   * all blocks come first, then 8 bytes of each block.
+   */
   readonly codedKeys: TensorHandle<'u8', readonly ['codedBlock', 'byte']>;
   /** f16 `[kvHead, book, centroid, subDim]`: 2 to 8192 finite centroids; one book of all groups, or one for each. */
   readonly centroids: TensorHandle<'f16', readonly ['kvHead', 'book', 'centroid', 'subDim']>;
@@ -20,9 +23,12 @@ export interface CodedKeys {
   readonly codeBits: number;
 }
 
+/** Bytes of a block that say which of its tokens have no codes. */
+export const spoiltBytes = 8;
+
 /**
  * Bytes of 64 tokens of one kv head: the codes of their sub-vectors, of which there are `groups` a token, filled up to a
- * multiple of 4 (`native/shared/coded-keys/coded-keys.h`).
+ * multiple of 4, and a bit for each token whose key is not finite (`native/shared/coded-keys/coded-keys.h`).
  * @throws CapabilityError for other than 1 to 16 bits, or less than one group
  */
 export function codedBlockBytes(groups: number, codeBits: number): number {
@@ -40,5 +46,5 @@ export function codedBlockBytes(groups: number, codeBits: number): number {
       wanted: 1,
     });
   }
-  return (blockTokens * Math.ceil(groups / quadGroups) * quadGroups * codeBits) / 8;
+  return (blockTokens * Math.ceil(groups / quadGroups) * quadGroups * codeBits) / 8 + spoiltBytes;
 }

@@ -116,7 +116,7 @@ const listedKeys = (device: Device) => ({
 
 /** Two kv heads of 16 dims, with an index without levels. */
 const coded = (device: Device) => ({
-  codedKeys: device.tensor('u8', ['codedBlock', 'byte'], [2, 256], new Uint8Array(512)),
+  codedKeys: device.tensor('u8', ['codedBlock', 'byte'], [2, 264], new Uint8Array(528)),
   centroids: device.tensor('f16', ['kvHead', 'book', 'centroid', 'subDim'], [2, 1, 16, 2], new Random(3).elements('f16', 64)),
   channelScale: device.tensor('f32', ['kvHead', 'dim'], [2, 16], new Float32Array(32).fill(2)),
   codeBits: 4,

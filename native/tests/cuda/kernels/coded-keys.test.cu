@@ -58,7 +58,7 @@ Status run_on_gpu(CodedCase& test) {
   DeviceBuffer<int32_t> from(test.from), to(test.to), heads(test.heads), table(test.table), counts(test.counts),
       slots(test.slot_numbers), starts(test.query_start);
   const auto move = [&](CodedKeys& k) {
-    k.codes = codes.get();
+    k.codes = reinterpret_cast<uint32_t*>(codes.get());
     k.centroids = centroids.get();
     if (k.channel_scale != nullptr) k.channel_scale = scales.get();
   };
@@ -102,7 +102,7 @@ Outcome compare(const Case& given, Random& random) {
   const Status status = run_on_gpu(there);
   outcome.expect(status.ok(), status.message);
   outcome.expect(there.codes == here.codes, "codes differ from the CPU's");
-  outcome.expect(there.decoded == here.decoded, "decoded keys differ from the CPU's");
+  outcome.expect(there.decoded_numbers() == here.decoded_numbers(), "decoded keys differ from the CPU's");
   const bool tensor_cores = cuda::fits_coded_key_scores(there.scoring());
   const int64_t wrong = there.wrong_scores(tensor_cores ? 0x1p-11 : 0.0);
   outcome.expect(wrong == 0, std::to_string(wrong) + " scores are wrong");
@@ -141,14 +141,15 @@ TEST("coded-key-scores reports tables that lead outside") {
 namespace {
 
 // `sizes`: kv heads, head dim, sub-vector's dims, centroids, bits. `pointers`: codes, centroids.
-kv::CodedKeys coded_keys_for_python(const int64_t* sizes, void* const* pointers) {
+kv::CodedKeys coded_keys_for_python(const int64_t* sizes, void* const* pointers, int64_t blocks) {
   kv::CodedKeys k;
+  k.block_count = static_cast<int32_t>(blocks);
   k.kv_heads = static_cast<int32_t>(sizes[0]);
   k.head_dim = static_cast<int32_t>(sizes[1]);
   k.sub_dim = static_cast<int32_t>(sizes[2]);
   k.centroid_count = static_cast<int32_t>(sizes[3]);
   k.code_bits = static_cast<int32_t>(sizes[4]);
-  k.codes = static_cast<uint8_t*>(pointers[0]);
+  k.codes = static_cast<uint32_t*>(pointers[0]);
   k.centroids = static_cast<const uint16_t*>(pointers[1]);
   return k;
 }
@@ -168,10 +169,10 @@ KV_FOR_PYTHON void kv_index_centroids(const int64_t* sizes, void* const* pointer
                            static_cast<uint8_t*>(pointers[1]));
 }
 
-// `sizes`: those of coded_keys_for_python, then copies. `pointers`: codes, centroids, keys, index, from, to, kv heads.
+// `sizes`: those of coded_keys_for_python, then copies, which are all blocks. `pointers`: codes, centroids, keys, index, from, to, kv heads.
 KV_FOR_PYTHON int kv_encode_keys(const int64_t* sizes, void* const* pointers, void* stream) {
   kv::EncodeKeysArguments arguments;
-  static_cast<kv::CodedKeys&>(arguments) = coded_keys_for_python(sizes, pointers);
+  static_cast<kv::CodedKeys&>(arguments) = coded_keys_for_python(sizes, pointers, sizes[5]);
   arguments.copies = static_cast<int32_t>(sizes[5]);
   arguments.keys = pointers[2];
   arguments.dtype = kv::DType::f16;
@@ -188,7 +189,7 @@ KV_FOR_PYTHON int kv_encode_keys(const int64_t* sizes, void* const* pointers, vo
 // centroids, query, scores, table, counts, slots, query start.
 KV_FOR_PYTHON int kv_coded_key_scores(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
   kv::CodedKeyScoresArguments arguments;
-  arguments.coded = coded_keys_for_python(sizes, pointers);
+  arguments.coded = coded_keys_for_python(sizes, pointers, sizes[0] * sizes[6]);
   arguments.batch = arguments.slot_count = arguments.query_tokens = 1;
   arguments.kv_heads = static_cast<int32_t>(sizes[0]);
   arguments.head_dim = static_cast<int32_t>(sizes[1]);

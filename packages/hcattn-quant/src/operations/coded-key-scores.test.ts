@@ -5,6 +5,7 @@ import { blockTokens } from '../quantized-blocks.js';
 import { type CodedSizes, randomCodedCache } from '../testing/random-coded-cache.js';
 import { codedKeyScores } from './coded-key-scores.js';
 import { decodeKeys } from './decode-keys.js';
+import { encodeKeys } from './encode-keys.js';
 
 const axes = ['token', 'queryHead', 'dim'] as const;
 const dtypes = ['f32', 'f16', 'bf16'] as const;
@@ -165,6 +166,30 @@ describeOnDevices('codedKeyScores', ({ open }) => {
       expect(spoilt.row(0, 4).every(Number.isNaN)).toBe(true);
       for (const head of [0, 1, 2, 3, 5]) expect(spoilt.row(0, head)).toEqual(sound.row(0, head));
       expect(spoilt.row(1, 4)).toEqual(sound.row(1, 4));
+    }
+  });
+
+  it('shows a key that is not finite in the scores of its token, and in no other', async () => {
+    const device = open();
+    const odd = [5, 31, 32, 63];
+    for (const [dtype, headDim] of [['f16', 64], ['f16', 80], ['f32', 64]] as const) {
+      const sizes = { ...small, headDim, groups: headDim / 2 };
+      const stream = device.createStream();
+      const cache = await randomCodedCache(stream, new Random(13), sizes);
+      const [kvHead, place] = [1, 2]; // of the first entry, which has the last slot
+      const block = (await cache.arguments.blockTable.read())[(sizes.kvHeads + kvHead) * cache.width + place] ?? NaN;
+      const numbers = Float32Array.from({ length: blockTokens * headDim }, (_, index) => Math.sin(index));
+      odd.forEach((token, index) => (numbers[token * headDim + 7 * index] = [NaN, Infinity, -Infinity, NaN][index] ?? 0));
+      const keys = device.tensor('f32', ['block', 'blockToken', 'dim'], [1, blockTokens, headDim], numbers);
+      encodeKeys(stream, { ...cache.arguments, keys, from: [0], to: [block], kvHeads: [kvHead] });
+      await stream.synchronize();
+      const result = await score(device, new Random(14), sizes, cache, dtype);
+      for (let head = 0; head < sizes.kvHeads * sizes.group; head++) {
+        const length = (sizes.blocks[0]?.[Math.floor(head / sizes.group)] ?? NaN) * blockTokens;
+        const scores = Array.from(result.row(0, head).subarray(0, length));
+        const lost = scores.flatMap((x, token) => (Number.isNaN(x) ? [token] : []));
+        expect(lost).toEqual(head < sizes.group ? [] : odd.map((token) => place * blockTokens + token));
+      }
     }
   });
 

@@ -38,7 +38,8 @@ const enqueue = operation('codedKeyScores', rules, ['scores']);
  * equation 3): `scores[t, h, j] = scale * sum_g (channelScale * q)_g . centroid[code(j, g)]`, for j below the kv head's
  * `keyCounts`; other scores are not written. Sums are f32. On CUDA, 16-bit queries of 64 or 128 dims over one book of
  * sub-vectors of 2 or 4 dims are rounded to f16, relative to their largest dim, where they are multiplied by
- * `channelScale` or are bf16. A NaN shows in the scores of its own row and head.
+ * `channelScale` or are bf16. A NaN of a query shows in the scores of its own row and
+ * head, and a key that was not finite in all scores with its token.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError, InvalidValueError
  * @throws CapabilityError for codes of more than 16 bits, heads of more than 512 dims, more than 8192 centroids; tables that
  * lead outside, and counts that are no multiples of 64, reject the stream's next wait with an InvalidValueError

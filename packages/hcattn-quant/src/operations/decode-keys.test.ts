@@ -3,7 +3,7 @@ import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testi
 import { expect, it } from 'vitest';
 import { codedBlockBytes } from '../coded-keys.js';
 import { blockTokens } from '../quantized-blocks.js';
-import { decodedKeys, unpacked } from '../testing/coded-keys-oracle.js';
+import { decodedKeys, PooledBlock, unpacked } from '../testing/coded-keys-oracle.js';
 import { type BookSizes, placedCodebooks } from '../testing/placed-codebooks.js';
 import { decodeKeys } from './decode-keys.js';
 import { encodeKeys } from './encode-keys.js';
@@ -24,7 +24,7 @@ describeOnDevices('decodeKeys', ({ open }) => {
   const device = open();
   const stream = device.createStream();
 
-  it.each(shapes)('writes what any codes stand for, bit for bit, and no other block ($headDim dims, $groups groups)', async (sizes) => {
+  it.each(shapes)('writes what any codes stand for, bit for bit, NaN for spoilt tokens, and no other block ($headDim dims, $groups groups)', async (sizes) => {
     const random = new Random(sizes.headDim);
     const { placed, oracle } = await placedCodebooks(stream, random, sizes);
     for (const dtype of dtypes) {
@@ -40,9 +40,11 @@ describeOnDevices('decodeKeys', ({ open }) => {
         const wanted = new Float64Array(4 * length);
         to.forEach((target, copy) => {
           const source = from[copy] ?? NaN;
-          const codes = unpacked(contents.subarray(source * bytes, (source + 1) * bytes), sizes.groups, codeBits);
+          const block = new PooledBlock(contents, source, sizes.groups, codeBits);
           const books = oracle[kvHeads[copy] ?? NaN];
-          if (books !== undefined) wanted.set(decodedKeys(codes, books), target * length);
+          if (books === undefined) throw new Error('there is no such kv head');
+          const rows = decodedKeys(unpacked(block.codes, sizes.groups, codeBits), books);
+          wanted.set(rows.map((x, index) => (block.isSpoilt(Math.floor(index / sizes.headDim)) ? NaN : x)), target * length);
         });
         expect(decode(dtype, await keys.read())).toEqual(decode(dtype, encode(dtype, wanted)));
       }

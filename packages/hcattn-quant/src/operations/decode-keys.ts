@@ -17,6 +17,7 @@ const enqueue = operation('decodeKeys', denseKeyRules, ['keys']);
 /**
  * Writes coded blocks of keys as dense ones, what `encodeKeys` left of them: each code's centroid of kv head `kvHeads[i]`,
  * times `channelScale` in f32, rounded once to the dtype of `keys`. A code beyond the last centroid counts as the last.
+ * Spoilt tokens, whose keys were not finite, are NaN.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
  * @throws CapabilityError for codes of more than 16 bits, heads of more than 512 dims, more than 8192 centroids
  * @throws InvalidValueError for blocks or kv heads that there are not, a block of `to` that appears twice, sub-vectors that

@@ -3,7 +3,7 @@ import { decode, describeOnDevices, encode, Random } from '@kv/sparse-core/testi
 import { expect, it } from 'vitest';
 import { codedBlockBytes } from '../coded-keys.js';
 import { blockTokens } from '../quantized-blocks.js';
-import { nearestCodes, packed } from '../testing/coded-keys-oracle.js';
+import { nearestCodes, PooledBlock } from '../testing/coded-keys-oracle.js';
 import { type BookSizes, placedCodebooks } from '../testing/placed-codebooks.js';
 import { encodeKeys } from './encode-keys.js';
 
@@ -53,7 +53,8 @@ describeOnDevices('encodeKeys', ({ open }) => {
         to.forEach((target, copy) => {
           const rows = stored.slice((from[copy] ?? NaN) * length, ((from[copy] ?? NaN) + 1) * length);
           const books = oracle[kvHeads[copy] ?? NaN];
-          if (books !== undefined) wanted.set(packed(nearestCodes(rows, books), sizes.groups, codeBits), target * bytes);
+          if (books === undefined) throw new Error('there is no such kv head');
+          new PooledBlock(wanted, target, sizes.groups, codeBits).write(nearestCodes(rows, books), sizes.groups, codeBits);
         });
         expect(await codedKeys.read()).toEqual(wanted);
       }
@@ -72,23 +73,35 @@ describeOnDevices('encodeKeys', ({ open }) => {
       const codedKeys = codedPool(1, 32, placed.codeBits);
       encodeKeys(stream, { ...placed, codedKeys, keys, from: [0], to: [0], kvHeads: [0] });
       const [books] = oracle;
-      if (books !== undefined) expect(await codedKeys.read()).toEqual(packed(nearestCodes(numbers, books), 32, placed.codeBits));
+      if (books === undefined) throw new Error('there is one kv head');
+      const wanted = new Uint8Array(codedKeys.byteLength);
+      new PooledBlock(wanted, 0, 32, placed.codeBits).write(nearestCodes(numbers, books), 32, placed.codeBits);
+      expect(await codedKeys.read()).toEqual(wanted);
     }
   });
 
-  it('gives code 0 to what is near to no centroid, and only there', async () => {
+  it('gives code 0 to what is near to no centroid, and marks its token, no other', async () => {
     const sizes = { kvHeads: 1, headDim: 64, groups: 32, centroids: 64 };
     const { placed, oracle } = await placedCodebooks(stream, new Random(2), sizes);
     const numbers = Float64Array.from({ length: blockTokens * 64 }, (_, index) => Math.sin(index));
-    [NaN, Infinity, -Infinity, 3e38].forEach((x, token) => (numbers[token * 64 + 5] = x));
+    const odd = [0, 31, 32, 63];
+    [NaN, Infinity, -Infinity, 3e38].forEach((x, index) => (numbers[(odd[index] ?? NaN) * 64 + 5] = x));
     const keys = device.tensor('f32', axes, [1, blockTokens, 64], encode('f32', numbers));
     const codedKeys = codedPool(1, 32, placed.codeBits);
     encodeKeys(stream, { ...placed, codedKeys, keys, from: [0], to: [0], kvHeads: [0] });
     const [books] = oracle;
     if (books === undefined) throw new Error('there is one kv head');
-    const wanted = nearestCodes(decode('f32', encode('f32', numbers)), books);
-    expect([0, 1, 2, 3].map((token) => wanted[token * 32 + 2])).toEqual([0, 0, 0, 0]);
-    expect(await codedKeys.read()).toEqual(packed(wanted, 32, placed.codeBits));
+    const codes = nearestCodes(decode('f32', encode('f32', numbers)), books);
+    expect(codes.filter((code) => code < 0)).toHaveLength(4);
+    const wanted = new Uint8Array(codedKeys.byteLength);
+    const block = new PooledBlock(wanted, 0, 32, placed.codeBits);
+    block.write(codes, 32, placed.codeBits);
+    expect(Array.from({ length: blockTokens }, (_, token) => block.isSpoilt(token) && token).filter((token) => token !== false)).toEqual(odd);
+    expect(await codedKeys.read()).toEqual(wanted);
+    // The next keys of the block are sound again.
+    const sound = device.tensor('f32', axes, [1, blockTokens, 64], encode('f32', numbers.map((_, index) => Math.cos(index))));
+    encodeKeys(stream, { ...placed, codedKeys, keys: sound, from: [0], to: [0], kvHeads: [0] });
+    expect(new PooledBlock(await codedKeys.read(), 0, 32, placed.codeBits).spoilt).toEqual(new Uint8Array(8));
   });
 
   it.each([2, 4])('stays inside its memory whatever an index holds (sub-vectors of %i dims)', async (subDim) => {

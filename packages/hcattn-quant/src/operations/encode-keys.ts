@@ -27,7 +27,8 @@ const enqueue = operation('encodeKeys', rules, ['codedKeys']);
  * Writes dense blocks of keys in codes, `codedKeys[to[i]] = code(keys[from[i]])`: of each sub-vector of a key, divided by
  * `channelScale`, the number of the nearest centroid of kv head `kvHeads[i]` (HCAttention, section 3.1). The nearest is
  * exact in f32, the lowest number of equally near ones, and the same on every device. A sub-vector with a NaN, or
- * infinitely far from every centroid, gets code 0. It is fastest if blocks of one kv head follow each other.
+ * infinitely far from every centroid, gets code 0, and its token is marked as spoilt. It is fastest if blocks of one kv
+ * head follow each other.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
  * @throws CapabilityError for codes of more than 16 bits, heads of more than 512 dims, more than 8192 centroids
  * @throws InvalidValueError for blocks or kv heads that there are not, a block of `to` that appears twice, sub-vectors that

@@ -1,5 +1,5 @@
 import { decode } from '@kv/sparse-core/testing';
-import { codedBlockBytes, quadGroups } from '../coded-keys.js';
+import { codedBlockBytes, quadGroups, spoiltBytes } from '../coded-keys.js';
 import { blockTokens } from '../quantized-blocks.js';
 
 const [chunkGroups, streamCodes, octets] = [16, 32, 8];
@@ -16,9 +16,39 @@ function placeOf(token: number, group: number, groups: number, codeBits: number)
   return { word, next: word + octets * quads, bit: bit % 32 };
 }
 
-/** A coded block of these codes, `[token][group]`. */
-export function packed(codes: ArrayLike<number>, groups: number, codeBits: number): Uint8Array {
-  const words = new Uint32Array(codedBlockBytes(groups, codeBits) / 4);
+const codesBytes = (groups: number, codeBits: number) => codedBlockBytes(groups, codeBits) - spoiltBytes;
+
+/** One block of the bytes of a pool. */
+export class PooledBlock {
+  readonly codes: Uint8Array;
+  /** A bit for each token. */
+  readonly spoilt: Uint8Array;
+
+  constructor(pool: Uint8Array, block: number, groups: number, codeBits: number) {
+    const bytes = codesBytes(groups, codeBits);
+    const spoilt = (pool.length / (bytes + spoiltBytes)) * bytes + block * spoiltBytes;
+    this.codes = pool.subarray(block * bytes, (block + 1) * bytes);
+    this.spoilt = pool.subarray(spoilt, spoilt + spoiltBytes);
+  }
+
+  isSpoilt(token: number): boolean {
+    return (((this.spoilt[token >> 3] ?? NaN) >> (token % 8)) & 1) === 1;
+  }
+
+  /** Writes `[token][group]` codes, with -1 where there is none. */
+  write(codes: ArrayLike<number>, groups: number, codeBits: number): void {
+    this.codes.set(packed(Array.from(codes, (code) => Math.max(code, 0)), groups, codeBits));
+    this.spoilt.fill(0);
+    Array.from(codes).forEach((code, index) => {
+      const token = Math.floor(index / groups);
+      if (code < 0) this.spoilt[token >> 3] = (this.spoilt[token >> 3] ?? 0) | (1 << (token % 8));
+    });
+  }
+}
+
+/** The codes `[token][group]` of a block as they lie in it. */
+function packed(codes: ArrayLike<number>, groups: number, codeBits: number): Uint8Array {
+  const words = new Uint32Array(codesBytes(groups, codeBits) / 4);
   for (let index = 0; index < blockTokens * groups; index++) {
     const { word, next, bit } = placeOf(Math.floor(index / groups), index % groups, groups, codeBits);
     const code = BigInt(codes[index] ?? NaN) << BigInt(bit);
@@ -66,13 +96,13 @@ export function booksOf(
   };
 }
 
-/** The nearest centroid of each sub-vector of rows `[token][dim]`, with distances in f32. */
-export function nearestCodes(rows: Float64Array, { headDim, groups, books, count, centroids, scale }: OracleBooks): Uint16Array {
+/** The nearest centroid of each sub-vector of rows `[token][dim]`, with distances in f32; -1 where none is near. */
+export function nearestCodes(rows: Float64Array, { headDim, groups, books, count, centroids, scale }: OracleBooks): Int16Array {
   const subDim = headDim / groups;
-  return Uint16Array.from({ length: rows.length / subDim }, (_, index) => {
+  return Int16Array.from({ length: rows.length / subDim }, (_, index) => {
     const group = index % groups;
     const book = books === 1 ? 0 : group;
-    let [best, code] = [Infinity, 0];
+    let [best, code] = [Infinity, -1];
     for (let c = 0; c < count; c++) {
       let distance = 0;
       for (let i = 0; i < subDim; i++) {

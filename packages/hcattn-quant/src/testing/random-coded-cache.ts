@@ -2,7 +2,7 @@ import type { Stream } from '@kv/sparse-core';
 import type { Random } from '@kv/sparse-core/testing';
 import { codedBlockBytes } from '../coded-keys.js';
 import { blockTokens } from '../quantized-blocks.js';
-import { decodedKeys, packed } from './coded-keys-oracle.js';
+import { decodedKeys, PooledBlock } from './coded-keys-oracle.js';
 import { type BookSizes, placedCodebooks } from './placed-codebooks.js';
 
 export interface CodedSizes extends BookSizes {
@@ -33,7 +33,7 @@ export async function randomCodedCache(stream: Stream, random: Random, sizes: Co
   // Of each place in the table.
   const codes = Array.from(order, (block) => {
     const drawn = Uint16Array.from({ length: blockTokens * groups }, () => random.integer(0, centroids - 1));
-    pool.set(packed(drawn, groups, codeBits), block * bytes);
+    new PooledBlock(pool, block, groups, codeBits).write(drawn, groups, codeBits);
     return drawn;
   });
   const { device } = stream;
