@@ -25,6 +25,7 @@ struct BasicTensorArgument {
   bool on_host = false;
   bool reached = false;  // the stream's device reads and writes the memory by address
   bool foreign = false;  // of another device, which may free the memory before the stream's device is done
+  const Storage* storage = nullptr;  // of the memory; held until the operation has run
 
   explicit operator bool() const { return data != nullptr; }
   int64_t extent(int axis) const { return layout.shape[axis]; }
@@ -48,7 +49,7 @@ class OperationCall {
   TensorArgument tensor(size_t index) { return tensor(info_[index]); }
   TensorArgument tensor(const Napi::Value& value) {
     const OutputArgument argument = argument_of(value);
-    return {argument.data, argument.layout, argument.on_host, argument.reached, argument.foreign};
+    return {argument.data, argument.layout, argument.on_host, argument.reached, argument.foreign, argument.storage};
   }
   // A field of an argument that is an object. Throws a JavaScript error when the field is missing.
   Napi::Value field(size_t index, const char* name) const {
@@ -84,7 +85,7 @@ class OperationCall {
     holds_.push_back(storage);
     const bool foreign = &storage->device() != stream().device().get();
     return {static_cast<char*>(storage->data()) + object.layout().byte_offset, object.layout(), storage->on_host(),
-            !foreign && storage->on_device(), foreign};
+            !foreign && storage->on_device(), foreign, storage.get()};
   }
 
   const Napi::CallbackInfo& info_;

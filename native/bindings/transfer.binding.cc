@@ -55,6 +55,18 @@ Status send(const TensorArgument& source, const char* elements, void* destinatio
   return status.ok() ? context.owner->upload(destination, packed, *context.queue) : status;
 }
 
+// Whether a contiguous tensor lies behind another in the same memory.
+bool follows(const TensorArgument& tensor, const TensorArgument& next) {
+  return tensor.storage == next.storage && tensor.as<char>() + tensor.bytes() == next.data;
+}
+
+// Adds the elements of `next`, which follows a contiguous tensor.
+void append(TensorArgument& tensor, const TensorArgument& next) {
+  tensor.layout.shape[0] = tensor.layout.elements() + next.layout.elements();
+  tensor.layout.rank = 1;
+  tensor.layout.strides[0] = 1;
+}
+
 // Whether the device can copy alone, because it reaches source and destination by address.
 bool copies_directly(const TensorArgument& source, const OutputArgument& destination) {
   return source.layout.contiguous() && source.reached && destination.reached;
@@ -125,18 +137,40 @@ Napi::Value write(const Napi::CallbackInfo& info) {
   });
 }
 
-// copy(stream, source, destination): as many bytes. The destination is contiguous. Either may be on the host.
+// copy(stream, destination, source, ...): as many bytes. The destination is contiguous, and so is each of several sources.
+// Any may be on the host.
 Napi::Value copy(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument source = call.tensor(1);
-  const OutputArgument destination = call.output(2);
-  const bool in_host_memory = source.on_host && destination.on_host && !source.foreign && !destination.foreign;
-  if (!copies_directly(source, destination) && !in_host_memory) {
-    refuse_recording(call.stream(), info.Env(), "a copy through host memory");
+  struct Copy {
+    TensorArgument source;
+    OutputArgument destination;
+  };
+  std::vector<Copy> copies;
+  OutputArgument destination = call.output(1);
+  for (size_t index = 2; index < info.Length(); ++index) {
+    const TensorArgument source = call.tensor(index);
+    if (source.layout.elements() == 0) continue;
+    if (!copies.empty() && follows(copies.back().source, source)) {
+      append(copies.back().source, source);
+    } else {
+      copies.push_back({source, destination});
+    }
+    destination.data = static_cast<char*>(destination.data) + source.bytes();
   }
-  if (source.layout.elements() == 0) return info.Env().Undefined();
-  return call.enqueue("copy", [source, destination](ExecutionContext& context) {
-    return copy_tensor(source, destination, context);
+  for (const Copy& copy : copies) {
+    const auto& [source, to] = copy;
+    const bool in_host_memory = source.on_host && to.on_host && !source.foreign && !to.foreign;
+    if (!copies_directly(source, to) && !in_host_memory) {
+      refuse_recording(call.stream(), info.Env(), "a copy through host memory");
+    }
+  }
+  if (copies.empty()) return info.Env().Undefined();
+  return call.enqueue("copy", [copies](ExecutionContext& context) {
+    Status status;
+    for (size_t i = 0; i < copies.size() && status.ok(); ++i) {
+      status = copy_tensor(copies[i].source, copies[i].destination, context);
+    }
+    return status;
   });
 }
 

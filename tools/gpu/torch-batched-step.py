@@ -1,13 +1,14 @@
 """Times a decode step of many sequences beside the same step in PyTorch, in turns, and writes rows for docs/benchmarks.
 
-    python3 tools/gpu/torch-batched-step.py MODEL [--sequences 1,8,16,32,64] [--length 4096] [--json rows.json]
+    python3 tools/gpu/torch-batched-step.py MODEL [--batches 1x4096 8x4096 63x1024,1x131072] [--json rows.json]
 
 MODEL is a directory of tools/make-random-model.mjs with the shapes of an 8B Llama; run it in the test kit. PyTorch's step
 is what one would write: compiled, cuDNN's attention over a contiguous cache, captured in one CUDA graph. It neither
-samples nor checks anything.
+samples nor checks anything. Batches of several lengths have no PyTorch beside them: its attention would pad them all.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+BATCHES = ["1x4096", "8x4096", "16x4096", "32x4096", "64x4096", "128x4096", "63x1024,1x131072"]
 LAYERS, HIDDEN, QUERY_HEADS, KV_HEADS, DIM, INTERMEDIATE, VOCABULARY = 32, 4096, 32, 8, 128, 14336, 128256
 DEVICE = {"device": "cuda", "dtype": torch.float16}
 
@@ -65,12 +67,14 @@ class TorchStep:
 
     def capture(self, sequences, length):
         """A graph of one step, and the caches that it works on."""
-        cache = [torch.randn(2, sequences, KV_HEADS, length, DIM, **DEVICE) for _ in range(LAYERS)]
+        # Layers share caches where all of them would not fit beside our model: several still do not fit into L2.
+        distinct = LAYERS if sequences * length <= 2**18 else LAYERS // 4
+        cache = [torch.randn(2, sequences, KV_HEADS, length, DIM, **DEVICE) for _ in range(distinct)]
         ids = torch.randint(0, VOCABULARY, (sequences,), device="cuda")
 
         def step():
             x = self.embedding[ids]
-            for layer, (keys, values) in zip(self.layers, cache):
+            for layer, (keys, values) in zip(self.layers, itertools.cycle(cache)):
                 qkv = project(x, layer["norms"][0], layer["qkv"]).view(sequences, QUERY_HEADS + 2 * KV_HEADS, DIM)
                 q, k, v = (part.unsqueeze(2) for part in qkv.split((QUERY_HEADS, KV_HEADS, KV_HEADS), 1))
                 q, k = turn(q, k, self.cos, self.sin)
@@ -130,16 +134,29 @@ def least_bytes(lengths):
     return 2 * (weights + LAYERS * 2 * KV_HEADS * DIM * sum(lengths))
 
 
-def row(measure, lengths, ours, theirs, machine):
+def parse_lengths(batch):
+    """`63x1024,1x131072` as the length of each sequence."""
+    parts = [map(int, part.split("x")) for part in batch.split(",")]
+    return [length for count, length in parts for _ in range(count)]
+
+
+def measure_of(lengths):
+    counts = {length: lengths.count(length) for length in sorted(set(lengths))}
+    sequences = [f"{count} sequence{'s' if count > 1 else ''} of {length}" for length, count in counts.items()]
+    return f"decode step of {' and '.join(sequences)} tokens"
+
+
+def row(lengths, ours, theirs, machine):
+    reference = {"reference": {"name": "PyTorch, compiled, one CUDA graph", **summary(theirs)}} if theirs else {}
     return {
-        "measure": measure,
+        "measure": measure_of(lengths),
         "shapes": {"layers": LAYERS, "hiddenSize": HIDDEN, "dtype": "f16", "leastBytes": least_bytes(lengths)},
         "device": "cuda",
         "kind": "measured",
         "unit": "ms",
         "better": "lower",
         "result": summary(ours),
-        "reference": {"name": "PyTorch, compiled, one CUDA graph", **summary(theirs)},
+        **reference,
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine,
     }
@@ -148,26 +165,26 @@ def row(measure, lengths, ours, theirs, machine):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    parser.add_argument("--sequences", default="1,8,16,32,64")
-    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--batches", nargs="+", default=BATCHES)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--json")
     options = parser.parse_args()
     ours, torch_step = OurStep(options.model), TorchStep()
     rows = []
-    for sequences in map(int, options.sequences.split(",")):
-        graph, cache = torch_step.capture(sequences, options.length)
+    for batch in options.batches:
+        lengths = parse_lengths(batch)
+        alike = len(set(lengths)) == 1
+        graph, cache = torch_step.capture(len(lengths), lengths[0]) if alike else (None, None)
         samples = {"ours": [], "torch": []}
         for _ in range(options.rounds):
-            samples["torch"] += torch_step.time(graph, options.steps)
-            samples["ours"] += ours.time(f"{sequences}x{options.length}", options.steps)
+            if alike:
+                samples["torch"] += torch_step.time(graph, options.steps)
+            samples["ours"] += ours.time(batch, options.steps)
         del graph, cache
         torch.cuda.empty_cache()
-        measure = f"decode step of {sequences} sequences of {options.length} tokens"
-        rows.append(row(measure, [options.length] * sequences, samples["ours"], samples["torch"], ours.machine))
-        ratio = rows[-1]["result"]["median"] / rows[-1]["reference"]["median"]
-        print(f"{measure}: {rows[-1]['result']} beside {rows[-1]['reference']}: {ratio:.3f}", file=sys.stderr, flush=True)
+        rows.append(row(lengths, samples["ours"], samples["torch"], ours.machine))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print("quit", file=ours.process.stdin, flush=True)
     text = json.dumps(rows, indent=2)
     if options.json:

@@ -205,7 +205,7 @@ export interface Addon {
   ): void;
   crossEntropy(stream: NativeStream, logits: NativeTensor, targets: NativeTensor, output: NativeTensor): void;
   cudaReport(): CudaReport;
-  copy(stream: NativeStream, source: NativeTensor, destination: NativeTensor): void;
+  copy(stream: NativeStream, destination: NativeTensor, ...sources: NativeTensor[]): void;
   copyBlocks(stream: NativeStream, pool: NativeTensor, copies: NativeTensor): void;
   copyIndexMap(
     stream: NativeStream,

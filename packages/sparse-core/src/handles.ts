@@ -132,11 +132,15 @@ export interface Stream extends Disposable {
   write<D extends DType>(tensor: TensorHandle<D>, source: ElementArray<D>): void;
   /**
    * Copies a tensor into a contiguous one of the same dtype and element count, in stream order. One of the
-   * two may be on the CPU when the stream is of another device.
+   * two may be on the CPU when the stream is of another device. Of several sources, each contiguous, the elements follow
+   * each other; sources that do so in memory already take one copy.
    * @throws DTypeError, ShapeError when they differ, InvalidValueError when they share memory or the destination is
    * read-only
    */
-  copy<D extends DType, A extends Axes>(source: TensorHandle<D, A>, destination: TensorHandle<D, A>): void;
+  copy<D extends DType, A extends Axes>(
+    source: TensorHandle<D, A> | readonly TensorHandle<D, A>[],
+    destination: TensorHandle<D, A>,
+  ): void;
   /** Drops what has not begun; waits that are still pending reject. */
   dispose(): void;
 }

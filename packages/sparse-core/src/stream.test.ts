@@ -170,6 +170,31 @@ describeOnDeviceKinds('streams', ({ open }) => {
     expect(Array.from(await destination.read())).toEqual([2, 3, 5, 6]);
   });
 
+  it('copy several tensors one behind the other', async () => {
+    using numbers = device.tensor('i32', ['value'], [6], new Int32Array([1, 2, 3, 4, 5, 6]));
+    using alone = device.tensor('i32', ['value'], [1], new Int32Array([7]));
+    using none = device.tensor('i32', ['value'], [0]);
+    using destination = device.tensor('i32', ['value'], [6]);
+    const part = (first: number, end: number) => numbers.slice('value', first, end);
+    const sources = [part(2, 3), part(3, 5), none, alone, part(1, 2), part(1, 2)];
+    device.defaultStream.copy(sources, destination);
+    expect(Array.from(await destination.read())).toEqual([3, 4, 5, 7, 2, 2]);
+    device.defaultStream.copy([], none);
+    expect(() => {
+      device.defaultStream.copy([alone, numbers], destination);
+    }).toThrow(ShapeError);
+    expect(() => {
+      device.defaultStream.copy([alone, part(0, 5), destination.slice('value', 0, 0)], destination.slice('value', 0, 6));
+    }).not.toThrow();
+    expect(() => {
+      device.defaultStream.copy([alone, destination.slice('value', 0, 5)], destination);
+    }).toThrow(InvalidValueError);
+    using matrix = device.tensor('i32', ['row', 'value'], [2, 3]);
+    expect(() => {
+      device.defaultStream.copy([matrix.slice('value', 0, 1)], device.tensor('i32', ['row', 'value'], [2, 1]));
+    }).toThrow(ShapeError);
+  });
+
   it('refuse what does not fit', () => {
     const stream = device.defaultStream;
     using tensor = device.tensor('i32', ['value'], [2]);

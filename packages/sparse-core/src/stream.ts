@@ -11,8 +11,10 @@ import { ownStream } from './own-objects.js';
 import { overlap } from './overlap.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
-import { describe, nativeOf, reachableFrom } from './tensor.js';
-import { expectBoolean, expectContiguous, expectObject, expectWritable } from './validate.js';
+import { describe, nativeOf, reachableFrom, type TensorObject } from './tensor.js';
+import { expectBoolean, expectContiguous, expectObject, expectWritable, listOf } from './validate.js';
+
+const mostSources = 2 ** 20; // of one copy
 
 export class StreamObject implements Stream {
   readonly device: Device;
@@ -166,31 +168,28 @@ export class StreamObject implements Stream {
     native.writtenBy(this);
   }
 
-  copy<D extends DType, A extends Axes>(source: TensorHandle<D, A>, destination: TensorHandle<D, A>): void {
-    const from = reachableFrom('copy', 'source', source, this);
+  copy<D extends DType, A extends Axes>(
+    source: TensorHandle<D, A> | readonly TensorHandle<D, A>[],
+    destination: TensorHandle<D, A>,
+  ): void {
+    const several = Array.isArray(source) ? listOf<TensorHandle>('copy', 'source', source, mostSources) : undefined;
+    const from = (several ?? [source]).map((each) => reachableFrom('copy', 'source', each, this));
     const to = reachableFrom('copy', 'destination', destination, this);
     expectWritable('copy', 'destination', to);
-    if (from.dtype !== to.dtype) {
-      throw new DTypeError(`copy: ${describe(from)} does not fit ${describe(to)}; copy does not convert.`, {
-        subject: 'copy',
-        given: from.dtype,
-        wanted: to.dtype,
-      });
+    for (const each of from) {
+      expectCopyable(each, to);
+      if (several) expectContiguous('copy', 'source', each);
     }
-    if (elementCount(from.shape) !== elementCount(to.shape) || !to.contiguous) {
+    const elements = from.reduce((sum, { shape }) => sum + elementCount(shape), 0);
+    if (elements !== elementCount(to.shape) || !to.contiguous) {
       throw new ShapeError(
-        `copy: ${describe(from)} does not fit ${describe(to)}; ` +
+        `copy: ${from.map(describe).join(', ')} does not fit ${describe(to)}; ` +
           'the destination must be contiguous with as many elements.',
-        { subject: 'copy', given: from.shape, wanted: to.shape },
+        { subject: 'copy', given: from.flatMap(({ shape }) => shape), wanted: to.shape },
       );
     }
-    if (overlap(from, to)) {
-      throw new InvalidValueError('copy: the destination shares memory with the source; give it its own.', {
-        subject: 'destination',
-      });
-    }
     throwsPublicly('copy', () => {
-      loadAddon().copy(this.native, from.native, to.native);
+      loadAddon().copy(this.native, to.native, ...from.map(({ native }) => native));
     });
     to.writtenBy(this);
   }
@@ -208,6 +207,22 @@ export class StreamObject implements Stream {
   #endRecording(): NativeRecording {
     if (this.#session !== undefined) this.#session.open = false;
     return this.native.endRecording();
+  }
+}
+
+/** @throws DTypeError, InvalidValueError when the elements of one tensor cannot be those of the other */
+function expectCopyable(from: TensorObject, to: TensorObject): void {
+  if (from.dtype !== to.dtype) {
+    throw new DTypeError(`copy: ${describe(from)} does not fit ${describe(to)}; copy does not convert.`, {
+      subject: 'copy',
+      given: from.dtype,
+      wanted: to.dtype,
+    });
+  }
+  if (overlap(from, to)) {
+    throw new InvalidValueError('copy: the destination shares memory with the source; give it its own.', {
+      subject: 'destination',
+    });
   }
 }
 

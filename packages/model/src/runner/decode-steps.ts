@@ -25,8 +25,7 @@ class DecodeStep implements Disposable {
   readonly #size: number;
   /** The tokens, slots and positions of a step's rows, and where those of each entry begin, one behind the other. */
   readonly #input: TensorHandle<'i32', readonly ['value']>;
-  /** Of each entry. */
-  readonly #ids: readonly DeviceIds[];
+  readonly #ids: DeviceIds;
   readonly #rows: RowBatch;
   readonly #logits: Logits;
   readonly #recording: Recording;
@@ -47,8 +46,7 @@ class DecodeStep implements Disposable {
       this.#input = own(device.tensor('i32', ['value'], [4 * size + 1]));
       const part = <Axis extends string>(start: number, axis: Axis, count = size): TensorHandle<'i32', readonly [Axis]> =>
         this.#input.slice('value', start, start + count).view([axis], [count]);
-      const ids = part(0, 'token');
-      this.#ids = Array.from({ length: size }, (_, index) => ids.slice('token', index, index + 1));
+      this.#ids = part(0, 'token');
       this.#rows = {
         entries: [],
         rows: size,
@@ -66,7 +64,7 @@ class DecodeStep implements Disposable {
       this.#logits = own(device.tensor('f32', ['row', 'vocabulary'], [size, config.vocabularySize]));
       const enqueue = (): void => {
         const rows: HiddenRows = { rows: this.#rows, hidden, count };
-        embedding(stream, { ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
+        embedding(stream, { ids: this.#ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
         for (const layer of layers) layer.enqueueDecode(rows, scratch);
         enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits, count });
       };
@@ -91,15 +89,23 @@ class DecodeStep implements Disposable {
     return madeTogether((own) => {
       const logits = own(model.device.tensor('f32', ['row', 'vocabulary'], [count, model.config.vocabularySize]));
       stream.write(this.#input, this.#inputOf(entries));
-      entries.forEach(({ ids }, index) => {
-        const target = this.#ids[index];
-        if (target !== undefined && 'dtype' in ids) stream.copy(ids, target);
-      });
+      this.#copyIds(entries);
       stream.replay(this.#recording);
       for (const { store } of this.#layers) store.advance(rows);
       stream.copy(this.#logits.slice('row', 0, count), logits);
       return logits;
     });
+  }
+
+  /** Ids in device memory that follow each other there, as a sampled step's do, are one copy. */
+  #copyIds(entries: readonly BatchEntry[]): void {
+    const { stream } = this.#runner;
+    let first = 0;
+    while (first < entries.length) {
+      const ids = idsOnDevice(entries, first);
+      if (ids.length > 0) stream.copy(ids, this.#ids.slice('token', first, first + ids.length));
+      first += ids.length + 1; // behind them are no ids, or those of the host
+    }
   }
 
   /** Entries behind those given have no rows. Kernels want a slot of each, and none twice: they name the unused ones. */
@@ -123,6 +129,16 @@ class DecodeStep implements Disposable {
   [Symbol.dispose](): void {
     for (const owned of this.#owned) owned[Symbol.dispose]();
   }
+}
+
+/** The ids of the entries from `first` on, up to one whose ids are in host memory. */
+function idsOnDevice(entries: readonly BatchEntry[], first: number): DeviceIds[] {
+  const ids: DeviceIds[] = [];
+  for (const entry of entries.slice(first)) {
+    if (!('dtype' in entry.ids)) break;
+    ids.push(entry.ids);
+  }
+  return ids;
 }
 
 /**
