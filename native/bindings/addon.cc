@@ -54,6 +54,7 @@
   OPERATION(selectTokens, select_tokens)                    \
   OPERATION(swiglu, swiglu)                                 \
   OPERATION(trainCodebook, train_codebook)                  \
+  OPERATION(transferBlocks, transfer_blocks)                \
   OPERATION(verticalSlashBlockScores, vertical_slash_block_scores) \
   OPERATION(weightedValues, weighted_values)                \
   OPERATION(write, write)

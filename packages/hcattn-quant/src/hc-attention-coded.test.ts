@@ -25,13 +25,19 @@ import { randomCodebooks } from './testing/random-codebooks.js';
 const chunk = (slot: number, position: number, rows: number) => [{ slot, position, rows }];
 const range = (length: number) => Array.from({ length }, (_, index) => index);
 const quantize = (head: HeadOracle) => head.quantize();
+const finish = (head: HeadOracle) => {
+  head.finished = true;
+  head.quantize();
+};
 
 describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
   const run = (settings: Partial<CodedSettings> = {}) => codedRun(open(), { prefill: hcAttentionPrefill(), ...settings });
 
   /** A chunk of a prompt that is quantized behind its attention. */
   async function read(steps: StoreRun<HeadOracle>, entries: ReturnType<typeof chunk>) {
+    for (const head of steps.heads.flat()) head.readsPrompt = true;
     await steps.check(entries, 'prefill');
+    for (const head of steps.heads.flat()) head.readsPrompt = false;
     for (const { slot } of entries) steps.heads[slot]?.forEach(quantize);
   }
   function bytesOf(steps: StoreRun<HeadOracle>) {
@@ -52,7 +58,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     await read(steps, chunk(2, 0, 70));
     await read(steps, [...chunk(0, 300, 270), ...chunk(2, 70, 410)]);
     expect(steps.store.bytes()).toEqual(bytesOf(steps));
-    for (const slot of [0, 2]) steps.finishPrefill(slot, quantize);
+    for (const slot of [0, 2]) steps.finishPrefill(slot, finish);
     // Answers cross the end of a block, behind which another leaves the local window.
     for (const step of range(8)) {
       await steps.check([...chunk(2, 480 + step, 1), ...chunk(0, 570 + step, 1)], 'decode', quantize);
@@ -84,7 +90,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const keep = () => steps.store.keep(steps.stream, 1, { indices, counts: kept.map(({ length }) => length) });
     keep();
     kept.forEach((tokens, head) => steps.heads[1]?.[head]?.keep(tokens));
-    steps.finishPrefill(1, quantize);
+    steps.finishPrefill(1, finish);
     await steps.check(chunk(1, 530, 1), 'decode', quantize);
     expect(steps.store.bytes()).toEqual(bytesOf(steps));
     expect(bytesOf(steps).host).toBeGreaterThan(0);
@@ -134,7 +140,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
       const steps = await run({ ...options, localWindow: 64 });
       await read(steps, chunk(0, 0, 500));
       await read(steps, [...chunk(0, 500, 100), ...chunk(1, 0, 400)]);
-      for (const slot of [0, 1]) steps.finishPrefill(slot, quantize);
+      for (const slot of [0, 1]) steps.finishPrefill(slot, finish);
       for (const head of steps.heads.flat()) {
         head.tau = options.tau;
         head.missingMass = 'missingMass' in options ? options.missingMass : 'renormalise';
@@ -148,7 +154,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const steps = await run({ group: 1, tau: 0.6, hostKeys: true, values, localWindow: 64 });
     await read(steps, chunk(0, 0, 500));
     await read(steps, [...chunk(0, 500, 100), ...chunk(1, 0, 400)]);
-    for (const slot of [0, 1]) steps.finishPrefill(slot, quantize);
+    for (const slot of [0, 1]) steps.finishPrefill(slot, finish);
     const answer = async (entries: ReturnType<typeof chunk>) => {
       for (const head of steps.heads.flat()) head.tau = 0.6;
       await steps.check(entries, 'decode', quantize);
@@ -165,7 +171,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
   it('leaves to the mean value of its sequence what a row does not read, through forks, cuts and second prompts', async () => {
     const steps = await run({ tau: 0.7, missingMass: 'meanValue', localWindow: 64 });
     await read(steps, chunk(0, 0, 400));
-    steps.finishPrefill(0, quantize);
+    steps.finishPrefill(0, finish);
     const answer = async (slots: readonly number[]) => {
       for (const slot of slots) for (const head of steps.heads[slot] ?? []) Object.assign(head, { tau: 0.7, missingMass: 'meanValue' });
       const position = (slot: number) => steps.store.lengths(slot)[0] ?? NaN;
@@ -185,7 +191,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     steps.release(2);
     // Another sequence gets the blocks, and their means.
     await read(steps, chunk(2, 0, 500));
-    steps.finishPrefill(2, quantize);
+    steps.finishPrefill(2, finish);
     await answer([2, 1, 0]);
     steps.store.dispose();
   });

@@ -6,7 +6,7 @@ export { loadCodebooks, type LoadCodebooksOptions, saveCodebooks } from './codeb
 export { placeCodebooks, type PlacedCodebooks, type PlacedLayer } from './codebooks/place-codebooks.js';
 export { decodeAttentionListed, type DecodeAttentionListedArguments } from './operations/decode-attention-listed.js';
 export { decodeAttentionQuantized, type DecodeAttentionQuantizedArguments } from './operations/decode-attention-quantized.js';
-export { hcAttentionPrefill } from './hc-attention-prefill.js';
+export { hcAttentionPrefill, type HcAttentionPrefillOptions } from './hc-attention-prefill.js';
 export { type CodedOptions, type Codec, type HcAttentionOptions, type HostValues, type QuantizedOptions } from './hc-attention-options.js';
 export { hcAttentionHostBytes, hcAttentionStore } from './hc-attention-store.js';
 export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';

@@ -243,6 +243,19 @@ const options: readonly MisusedFunction[] = [
   },
 ];
 
+const prefills: readonly MisusedFunction[] = [
+  {
+    name: 'hcAttentionPrefill',
+    args: () => ({ options: { blockTokens: 128 } }),
+    call: ({ options: given }: { options: never }) => void hcattnQuant.hcAttentionPrefill(given),
+    legal: [
+      optional('options|options\\.blockTokens'),
+      legalAt('options', 'an object without prototype|an empty array', 'all has defaults'),
+      legalAt('options\\.blockTokens', '\\d{10}', 'other multiples of 64'),
+    ],
+  },
+];
+
 const stores = misusedStore(
   () => hcattnQuant.hcAttentionStore({ keys: 'int8', values: 'int4', valuesOn: 'device', localWindow: 0 }),
   'attend',
@@ -259,13 +272,12 @@ const untried = {
   placeCodebooks: 'is asynchronous, and checks codebooks as loadCodebooks does: place-codebooks.test.ts',
   hcAttentionHostBytes: 'checks its options as hcAttentionStore does: hc-attention-coded.test.ts',
   codeBitsOf: 'arithmetic of numbers',
-  hcAttentionPrefill: 'takes nothing',
   loadCodebooks: 'reads any file: codebooks-file.test.ts',
   saveCodebooks: 'writes any file: codebooks-file.test.ts',
 };
 
 it('covers every export', () => {
-  expectAllTried(hcattnQuant, [...functions, ...options], untried);
+  expectAllTried(hcattnQuant, [...functions, ...options, ...prefills], untried);
 });
 
 describeOnDevices('misuse', ({ name, open }) => {
@@ -275,7 +287,7 @@ describeOnDevices('misuse', ({ name, open }) => {
   // The tensors of `listedValues` and `listedKeys` are in the memory of the device, and codebooks are trained on CPU devices alone.
   const onCpuAlone = ['weightedValues', 'decodeAttentionListed', 'trainCodebook'];
   const operations = functions.filter((subject) => name !== 'cuda' || !onCpuAlone.includes(subject.name));
-  it.each([...operations, ...options, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
+  it.each([...operations, ...options, ...prefills, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
     await suite.misuse(subject);
   });
 

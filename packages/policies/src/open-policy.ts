@@ -58,14 +58,15 @@ export async function openReading(reading: Reading, model: PolicyModel, cache: P
     const options: CodedOptions = { ...reading.options, keys, valuesOn: 'host' };
     const { contextTokens, sequences = 1 } = cache;
     const layers = Array.from({ length: config.layers }, (_, index) => ({ ...config, index }));
-    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: sequences * contextTokens };
+    const prefill = reading.prefill?.();
+    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: sequences * contextTokens, prefill };
     const pool = await hostPool(device, { bytes: hcAttentionHostBytes(options, layers, capacity) });
     const store = hcAttentionStore({ ...options, hostPool: pool });
     const dispose = () => {
       pool.dispose();
       keys[Symbol.dispose]();
     };
-    return { parts: reading.codedParts(store), [Symbol.dispose]: dispose };
+    return { parts: { prefill, store }, [Symbol.dispose]: dispose };
   } catch (error) {
     keys[Symbol.dispose]();
     throw error;

@@ -3,7 +3,7 @@ import { type Codec, type CodedOptions, hcAttentionPrefill, hcAttentionStore } f
 import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
 import type { BlockSparsity } from '@kv/hierasparse';
 import { CapabilityError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
-import type { KvPolicy, KvPolicyParts, KvSelector, KvStoreFactory } from '@kv/sparse-core';
+import type { KvPolicy, KvPolicyParts, KvSelector, PrefillAttention } from '@kv/sparse-core';
 import { show } from '@kv/sparse-core/native';
 import { clusteredPrefill, skeletonPrefill } from '@kv/skeleton-prefill';
 
@@ -23,7 +23,8 @@ export interface CodedReading {
   readonly dimsOfCode: number;
   /** Of the store. Default: its own. */
   readonly options?: Omit<CodedOptions, 'keys' | 'valuesOn' | 'hostPool'> | undefined;
-  readonly codedParts: (store: KvStoreFactory) => KvPolicyParts;
+  /** Default: dense attention; keys are coded when the prompt is complete and the selection made. */
+  readonly prefill?: (() => PrefillAttention) | undefined;
 }
 
 /** A policy under the name that `--policy` and the rows of `kv compare` use. */
@@ -71,7 +72,7 @@ const quantizedAfterSelection: Reading = { name: 'halo-1/4+int4', parts: () => (
 const coded = ([[4, 2], [8, 4]] as const).map(([share, dimsOfCode]): Reading => ({
   name: `hcattn-1/${share}`,
   dimsOfCode,
-  codedParts: (store) => ({ prefill: hcAttentionPrefill(), store }),
+  prefill: () => hcAttentionPrefill(),
 }));
 
 /**
@@ -82,11 +83,11 @@ const rescored = ([[8, 4], [16, 8]] as const).map(([share, dimsOfCode]): Reading
   name: `hcattn-rescored-1/${share}`,
   dimsOfCode,
   options: { hostKeys: true, tau: 0.98, sinkTokens: 0, localWindow: 64 },
-  codedParts: (store) => ({ prefill: hcAttentionPrefill(), store }),
+  prefill: () => hcAttentionPrefill(),
 }));
 
 /** Coded when the prompt is complete and the selection made. */
-const codedAfterSelection: Reading = { name: 'hbw-1/4+hcattn', dimsOfCode: 2, codedParts: (store) => ({ store }) };
+const codedAfterSelection: Reading = { name: 'hbw-1/4+hcattn', dimsOfCode: 2 };
 
 /** Prompts over the key blocks that count, and a dense cache: with the paper's threshold, and with a budget. */
 const skeleton: Reading = { name: 'skeleton', parts: () => ({ prefill: skeletonPrefill({ epsilon: 0.8 }) }) };

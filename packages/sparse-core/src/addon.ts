@@ -207,6 +207,7 @@ export interface Addon {
   cudaReport(): CudaReport;
   copy(stream: NativeStream, destination: NativeTensor, ...sources: NativeTensor[]): void;
   copyBlocks(stream: NativeStream, pool: NativeTensor, copies: NativeTensor): void;
+  transferBlocks(stream: NativeStream, source: NativeTensor, destination: NativeTensor, copies: Int32Array): void;
   copyIndexMap(
     stream: NativeStream,
     keys: NativeTensor,

@@ -99,6 +99,16 @@ const operations: readonly MisusedFunction[] = [
     { outputs: ['pool'], legal: [legalAt('pool', '[fbiu]+\\d+', 'any dtype'), legalAt('pool', 'one axis more', 'any axes'), freeAxis('pool', 'block|blockToken|dim')] },
   ),
   misusedOperation(
+    core.transferBlocks,
+    (device) => ({
+      source: filled(device, 'f32', ['block', 'blockToken', 'dim'], [6, 4, 8]),
+      destination: filled(device, 'f32', ['block', 'blockToken', 'dim'], [5, 4, 8]),
+      from: [0, 1],
+      to: [4, 2],
+    }),
+    { outputs: ['destination'], legal: [freeAxis('source|destination', 'block')] },
+  ),
+  misusedOperation(
     core.embedding,
     (device) => ({
       table: filled(device, 'f32', ['row', 'feature'], [5, 8]),

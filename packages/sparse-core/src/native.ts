@@ -6,7 +6,7 @@ expectNode();
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { blockEntry, type BlockKind, blockNumber, isDense, mostBlocks, noBlock } from './block-entry.js';
 export { Capability } from './contracts/capability.js';
-export { expectPolicy, expectSelector } from './contracts/kv-policy.js';
+export { endsUndense, expectPolicy, expectSelector } from './contracts/kv-policy.js';
 export { checkedCall, entriesOf } from './contracts/row-batch.js';
 export { openFile, readBytes } from './files/open-file.js';
 export { describeValue, excerpt, isRecord, parseJson, readJson, readOptionalJson, readOptionalText } from './files/read-json.js';

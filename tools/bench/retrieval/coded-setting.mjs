@@ -9,7 +9,7 @@ export const codes = (name, keysOf, { prefill, ...options }) => ({
     const { device, config } = model;
     const store = { keys: await keysOf(model), valuesOn: 'host', ...options };
     const layers = Array.from({ length: config.layers }, (_, index) => ({ ...config, index }));
-    const capacity = { device, slots: 1, tokensPerSlot: contextTokens, tokens: contextTokens };
+    const capacity = { device, slots: 1, tokensPerSlot: contextTokens, tokens: contextTokens, prefill };
     const pool = await hostPool(device, { bytes: hcAttentionHostBytes(store, layers, capacity) });
     return kvPolicy({ prefill, store: hcAttentionStore({ ...store, hostPool: pool }) });
   },

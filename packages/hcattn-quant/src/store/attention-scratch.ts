@@ -22,23 +22,30 @@ export interface AttentionParts {
 /** Blocks of each kv head that are made dense at once, where a sequence has as many. */
 const mostDenseBlocks = 64;
 
+/** The same of what comes over the link: the fewer the pieces, the fewer the merges. */
+const mostFetchedBlocks = 256;
+
 /** What attention over codes works in. All layers of a cache share it: their work is in stream order. */
 export class AttentionScratch {
   /** Blocks of earlier tokens that a prompt attends to, made dense piece by piece. */
   readonly pool: KvBlockPool;
-  /** Blocks of the pool for each kv head. */
+  /** Blocks for each kv head in a half of the pool. */
   readonly blocksOfHead: number;
+  /** Of the pool: while one is attended to, the other is filled. One where nothing comes over the link. */
+  readonly halves: 1 | 2;
   readonly #outputs: Tensor<'u8', readonly ['byte']>;
   readonly #logSumExps: Tensor<'f32', readonly ['part', 'element']>;
 
   /** @throws OutOfMemoryError */
-  constructor(layers: readonly KvLayer[], capacity: KvCapacity, dtype: FloatDType) {
+  constructor(layers: readonly KvLayer[], capacity: KvCapacity, dtype: FloatDType, fetches: boolean) {
     const { device, slots, tokensPerSlot, tokens, batchRows = tokens, rowDType = 'f32' } = capacity;
     const most = (count: (layer: KvLayer) => number) => Math.max(...layers.map(count));
     const headDim = most((layer) => layer.headDim);
     const rows = batchRows * most((layer) => layer.queryHeads);
-    this.blocksOfHead = Math.max(slots, Math.min(mostDenseBlocks, Math.ceil(tokensPerSlot / blockTokens)));
-    const blocks = this.blocksOfHead * most((layer) => layer.kvHeads);
+    const mostBlocks = fetches ? mostFetchedBlocks : mostDenseBlocks;
+    this.blocksOfHead = Math.max(slots, Math.min(mostBlocks, Math.ceil(tokensPerSlot / blockTokens)));
+    this.halves = fetches ? 2 : 1;
+    const blocks = this.halves * this.blocksOfHead * most((layer) => layer.kvHeads);
     [this.pool, this.#outputs, this.#logSumExps] = madeTogether((own) => [
       own(new KvBlockPool({ device, dtype, headDim, blockTokens, blocks })),
       own(device.tensor('u8', ['byte'], [rows * headDim * byteSize(rowDType)])),

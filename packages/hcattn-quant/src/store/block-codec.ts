@@ -1,5 +1,6 @@
 import type { AttentionArguments, AttentionPart, KvBytes, KvLayer, PagedBlocks, Stream } from '@kv/sparse-core';
 import type { BlockIds, BlockTable, SlotBlocks } from '@kv/sparse-core/native';
+import type { LinkStream } from './link-stream.js';
 
 /** A block of a kv head that is read, and the one that is written. */
 export interface BlockMove {
@@ -29,14 +30,36 @@ export interface RowsOverBlocks extends Pick<AttentionArguments, 'query' | 'slot
 
 export type DenseBlocks = Pick<PagedBlocks, 'keys' | 'values'>;
 
+/** A block on its way between dense blocks and both of its places: `to` or `from` of the cache, and where it is staged. */
+export interface StagedMove extends BlockMove {
+  /** Its number among the staged blocks. */
+  readonly staged: number;
+}
+
+/** Blocks of prompts that are not complete, as they are, in host memory: what later rows of a prompt read of earlier ones. */
+export interface StagedPrompts {
+  /** Of the staged blocks, which all layers share. */
+  readonly ids: BlockIds;
+  /** Of one block, in host memory. */
+  readonly blockBytes: number;
+  /** Copies them. */
+  readonly link: LinkStream;
+  /** Enqueues the copying of staged blocks to dense ones. */
+  fetch(copies: Stream, dense: DenseBlocks, moves: readonly StagedMove[]): void;
+}
+
 /** How a layer holds blocks that have left the window: 64 tokens of one kv head, keys and values under one number. */
 export interface BlockCodec {
   /** Of the blocks, which all layers share. */
   readonly ids: BlockIds;
   /** Of one block's keys and values. */
   readonly blockBytes: KvBytes;
+  /** Where prompts are read from host memory. */
+  readonly staged?: StagedPrompts | undefined;
   /** Enqueues the writing of dense blocks as codes. */
   encode(stream: Stream, dense: DenseBlocks, blocks: readonly NewBlock[]): void;
+  /** The same of a prompt that is not complete, where there is `staged`. */
+  encodeStaged?(stream: Stream, dense: DenseBlocks, blocks: readonly (NewBlock & StagedMove)[]): void;
   /** Enqueues the writing of what codes say to dense blocks. */
   decode(stream: Stream, dense: DenseBlocks, moves: readonly BlockMove[]): void;
   /** Enqueues what `attend` needs to know of the blocks that a slot has now, beside their table and count. */
@@ -55,6 +78,8 @@ export interface BlockCodec {
 export interface CodeCache extends Disposable {
   /** How a layer, the n-th of the cache, holds them. */
   codecOf(layer: KvLayer, index: number): BlockCodec;
+  /** Whether prompts are read from host memory. */
+  readonly fetches: boolean;
   /** What was taken, for all layers. */
   reserved(): KvBytes;
 }

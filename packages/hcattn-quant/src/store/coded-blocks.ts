@@ -5,10 +5,11 @@ import { decodeAttentionListed } from '../operations/decode-attention-listed.js'
 import { loadValues } from '../operations/load-values.js';
 import { selectByMass, type SelectByMassArguments } from '../operations/select-by-mass.js';
 import { weightedValues } from '../operations/weighted-values.js';
-import { type BlockCodec, type BlockMove, type DenseBlocks, listsOf, type NewBlock, type RowsOverBlocks } from './block-codec.js';
+import { type BlockCodec, type BlockMove, type DenseBlocks, listsOf, type NewBlock, type RowsOverBlocks, type StagedMove } from './block-codec.js';
 import type { ChoiceRoom } from './choice-room.js';
 import type { HostBlocks } from './host-blocks.js';
 import type { KeyCodec } from './key-format.js';
+import type { StagedBlocks } from './staged-blocks.js';
 
 /** How rows choose the tokens whose values they read. */
 export type Choice = Pick<SelectByMassArguments, 'tau' | 'missingMass'>;
@@ -19,6 +20,7 @@ export interface CodedPools {
   readonly blockBytes: KvBytes;
   /** Under the same numbers as among keys. */
   readonly host: HostBlocks;
+  readonly staged: StagedBlocks | undefined;
 }
 
 /** Keys of a layer in codes on the device, their values on the host. */
@@ -26,6 +28,7 @@ export class CodedBlocks implements BlockCodec {
   readonly ids: BlockIds;
   readonly blockBytes: KvBytes;
   readonly mostRows: number;
+  readonly staged: StagedBlocks | undefined;
   readonly #layer: KvLayer;
   readonly #index: number;
   readonly #keys: KeyCodec;
@@ -38,6 +41,7 @@ export class CodedBlocks implements BlockCodec {
     this.ids = pools.ids;
     this.blockBytes = pools.blockBytes;
     this.mostRows = room.rows;
+    this.staged = pools.staged;
     this.#layer = layer;
     this.#index = index;
     this.#keys = keys;
@@ -46,13 +50,18 @@ export class CodedBlocks implements BlockCodec {
     this.#choice = choice;
   }
 
-  encode(stream: Stream, { keys, values }: DenseBlocks, blocks: readonly NewBlock[]): void {
-    const { keys: hostKeys, values: hostValues, valueScales, means } = this.#pools.host;
+  encode(stream: Stream, dense: DenseBlocks, blocks: readonly NewBlock[]): void {
+    const { keys: hostKeys } = this.#pools.host;
     const { from, to } = listsOf(blocks);
-    if (hostKeys !== undefined) copyValues(stream, { values: keys, hostValues: hostKeys, from, to });
-    this.#keys.encode(stream, keys, blocks);
-    copyValues(stream, { values, hostValues, valueScales, from, to });
-    means?.add(stream, values, blocks);
+    if (hostKeys !== undefined) copyValues(stream, { values: dense.keys, hostValues: hostKeys, from, to });
+    this.#encode(stream, dense, blocks);
+    this.#copyValues(stream, dense.values, blocks);
+  }
+
+  encodeStaged(stream: Stream, dense: DenseBlocks, blocks: readonly (NewBlock & StagedMove)[]): void {
+    this.#encode(stream, dense, blocks);
+    if (this.staged?.sendsValues !== true) this.#copyValues(stream, dense.values, blocks);
+    this.staged?.send(stream, dense, blocks);
   }
 
   decode(stream: Stream, { keys, values }: DenseBlocks, moves: readonly BlockMove[]): void {
@@ -84,5 +93,16 @@ export class CodedBlocks implements BlockCodec {
       decodeAttentionListed(stream, { ...chosen, ...exact, keys, values, valueScales, output, scale: rows.scale });
       mergeAttention(stream, { ...part, other: { output, logSumExp: exact.logSumExp } });
     }
+  }
+
+  #encode(stream: Stream, { keys, values }: DenseBlocks, blocks: readonly NewBlock[]): void {
+    this.#keys.encode(stream, keys, blocks);
+    this.#pools.host.means?.add(stream, values, blocks);
+  }
+
+  #copyValues(stream: Stream, values: DenseBlocks['values'], blocks: readonly BlockMove[]): void {
+    const { values: hostValues, valueScales } = this.#pools.host;
+    const { from, to } = listsOf(blocks);
+    copyValues(stream, { values, hostValues, valueScales, from, to });
   }
 }

@@ -6,6 +6,7 @@ import { type Choice, CodedBlocks, type CodedPools } from './coded-blocks.js';
 import { blocksOf, HostBlocks, type HostBlockSizes } from './host-blocks.js';
 import { hostMemoryOf } from './host-memory.js';
 import type { KeyFormat, KeyPool } from './key-format.js';
+import { StagedBlocks, stagedSizes } from './staged-blocks.js';
 
 export interface CodedSizes extends ChoiceSizes, HostBlockSizes {}
 
@@ -24,7 +25,8 @@ export class CodedCache implements CodeCache {
 
   /** What it takes of a host pool. */
   static hostBytes(sizes: CodedSizes): number {
-    return HostBlocks.hostBytes(sizes) + ChoiceRoom.hostBytes(sizes);
+    const staged = stagedSizes(sizes);
+    return HostBlocks.hostBytes(sizes) + ChoiceRoom.hostBytes(sizes) + (staged ? StagedBlocks.hostBytes(staged) : 0);
   }
 
   /**
@@ -41,9 +43,15 @@ export class CodedCache implements CodeCache {
       const memory = hostMemoryOf('hcAttentionStore', device, hostPool, CodedCache.hostBytes(options));
       const host = own(new HostBlocks(options, memory));
       const ofBlock = host.blockBytes;
+      const sizes = stagedSizes(options);
+      const staged = sizes && own(new StagedBlocks(sizes, device, memory, host.values));
       const blockBytes = { device: keys.blockBytes + ofBlock.device, host: ofBlock.host };
-      return [keys, { ids: new BlockIds('coded blocks', blocks), blockBytes, host }, own(new ChoiceRoom(options, memory))];
+      return [keys, { ids: new BlockIds('coded blocks', blocks), blockBytes, host, staged }, own(new ChoiceRoom(options, memory))];
     });
+  }
+
+  get fetches(): boolean {
+    return this.#pools.staged !== undefined;
   }
 
   codecOf(layer: KvLayer, index: number): BlockCodec {
@@ -53,10 +61,12 @@ export class CodedCache implements CodeCache {
   /** Codebooks are the caller's. */
   reserved(): KvBytes {
     const { device, host } = this.#pools.host.bytes;
-    return { device: this.#keys.byteLength + device + this.#room.deviceBytes, host: host + this.#room.hostBytes };
+    const staged = this.#pools.staged?.byteLength ?? 0;
+    return { device: this.#keys.byteLength + device + this.#room.deviceBytes, host: host + staged + this.#room.hostBytes };
   }
 
   [Symbol.dispose](): void {
-    for (const each of [this.#keys, this.#pools.host, this.#room]) each[Symbol.dispose]();
+    const { host, staged } = this.#pools;
+    for (const each of [this.#keys, host, staged, this.#room]) each?.[Symbol.dispose]();
   }
 }

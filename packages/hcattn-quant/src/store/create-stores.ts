@@ -27,8 +27,8 @@ export interface StoreKind extends DenseTokens {
 export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, kind: StoreKind): KvStore[] {
   const { name, dtype, createCache, ...kept } = kind;
   const { prefill } = capacity;
-  const whilePrompts = prefill !== undefined && quantizesPrompts.of(prefill) !== undefined;
-  const denseCapacity = whilePrompts ? capacityOf(capacity, kept) : capacity;
+  const reading = prefill && quantizesPrompts.of(prefill);
+  const denseCapacity = reading ? capacityOf(capacity, kept) : capacity;
   const undo: (() => void)[] = [];
   const undone = <Kind extends Disposable>(made: Kind): Kind => {
     undo.push(() => made[Symbol.dispose]());
@@ -39,7 +39,7 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, k
     undo.push(() => dense.forEach((store) => store.dispose()));
     const elements = dense[0]?.denseBlocks().keys.dtype ?? 'f16';
     const cache = undone(createCache(layers, capacity, elements));
-    const scratch = undone(new AttentionScratch(layers, capacity, elements));
+    const scratch = undone(new AttentionScratch(layers, capacity, elements, cache.fetches));
     let open = layers.length;
     const close = () => {
       if (--open > 0) return;
@@ -48,7 +48,7 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, k
     };
     const { device, host } = cache.reserved();
     const shared = { device: (device + scratch.byteLength) / layers.length, host: host / layers.length };
-    const parts = { name, capacity, scratch, ...kept, quantizesPrompts: whilePrompts, close, shared };
+    const parts = { name, capacity, scratch, ...kept, reading, close, shared };
     return dense.map((ofLayer, index) => {
       const { layer } = ofLayer;
       const store = new QuantizedStore({ ...parts, layer, codec: cache.codecOf(layer, index), dense: ofLayer });

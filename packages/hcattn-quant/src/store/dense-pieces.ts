@@ -1,71 +1,95 @@
-import type { KvCapacity, KvLayer, PagedBlocks, Stream } from '@kv/sparse-core';
-import { type SlotBlocks, SlotTable } from '@kv/sparse-core/native';
-import { blockTokens } from '../quantized-blocks.js';
+import type { PagedBlocks, Stream } from '@kv/sparse-core';
 import type { AttentionScratch } from './attention-scratch.js';
-import type { BlockCodec, BlockMove } from './block-codec.js';
+import type { BlockCodec, StagedMove } from './block-codec.js';
+import { type PromptSegment, sees } from './prompt-segments.js';
+import { type ReadBlocks, rowTables } from './row-tables.js';
+import { notStaged, type SlotCodes } from './slot-codes.js';
 
-/** A slot of a batch and its quantized blocks. */
-export interface QuantizedSlot {
+/** A slot of a batch, its quantized blocks, and those of them that its rows see. */
+export interface SeenSlot {
   readonly slot: number;
-  readonly blocks: SlotBlocks;
+  readonly codes: SlotCodes;
+  /** Of each kv head: places among its quantized blocks, ascending. */
+  readonly seen: readonly (readonly number[])[];
+  /** Blocks before the quantized ones. */
+  readonly sinkBlocks: number;
 }
 
-/** The quantized blocks of slots as dense ones, a piece of each sequence at a time. */
+/** The part of the quantized blocks that fits the scratch at once. */
+interface Piece {
+  /** Of each slot, each kv head: places among its quantized blocks. */
+  readonly places: readonly (readonly (readonly number[])[])[];
+  /** The block of the scratch that holds the first of a slot's kv head. */
+  readonly firstBlock: (slot: number, kvHead: number) => number;
+  /** Blocks whose codes are decoded. */
+  readonly decoded: readonly StagedMove[];
+}
+
+/**
+ * Makes quantized blocks of slots dense, a piece of each sequence at a time: staged ones come over the link while the piece
+ * before is attended to.
+ */
 export class DensePieces {
   readonly #scratch: AttentionScratch;
   readonly #codec: BlockCodec;
-  /** Which of the scratch's blocks a piece of each slot is in. */
-  readonly #slots: SlotTable<undefined, 'blocks'>;
-  readonly #kvHeads: number;
 
-  /** @throws OutOfMemoryError */
-  constructor(layer: KvLayer, capacity: KvCapacity, codec: BlockCodec, scratch: AttentionScratch) {
-    const tokensPerSlot = Math.min(capacity.tokensPerSlot, scratch.blocksOfHead * blockTokens);
-    const empty = () => undefined;
-    this.#slots = new SlotTable({ layer, capacity: { ...capacity, tokensPerSlot }, blockTokens, tables: ['blocks'], empty });
-    this.#scratch = scratch;
+  constructor(codec: BlockCodec, scratch: AttentionScratch) {
     this.#codec = codec;
-    this.#kvHeads = layer.kvHeads;
+    this.#scratch = scratch;
   }
 
-  get byteLength(): number {
-    return this.#slots.byteLength;
+  /**
+   * Begins with the first piece, and enqueues the rest as it is asked for: each piece is valid until the next is.
+   * @returns what each of the segments sees of a piece, a slot for each
+   */
+  of(stream: Stream, slots: readonly SeenSlot[], segments: readonly PromptSegment[]): Iterable<PagedBlocks> {
+    return this.#all(stream, slots, segments, this.#begin(stream, slots, 0));
   }
 
-  /** Enqueues the writing of each piece, one after the other; each is valid until the next is asked for. */
-  *of(stream: Stream, slots: readonly QuantizedSlot[]): Generator<PagedBlocks> {
-    const { keyCounts, tables } = this.#slots;
+  *#all(stream: Stream, slots: readonly SeenSlot[], segments: readonly PromptSegment[], first: Piece | undefined) {
     const { keys, values } = this.#scratch.pool;
-    const width = Math.min(tables.blocks.shape[2], Math.floor(this.#scratch.blocksOfHead / slots.length));
-    const most = Math.max(...slots.flatMap(({ blocks }) => blocks.heads.map(({ length }) => length)));
-    for (let first = 0; first < most; first += width) {
-      this.#write(stream, slots, first, width);
-      yield { keys, values, blockTable: tables.blocks, keyCounts };
+    for (let [index, next] = [1, first]; next !== undefined; index += 1) {
+      const piece = next;
+      this.#codec.staged?.link.join(stream);
+      next = this.#begin(stream, slots, index);
+      if (piece.decoded.length > 0) this.#codec.decode(stream, { keys, values }, piece.decoded);
+      using tables = rowTables(stream.device, segments.map((segment) => seenOf(segment, slots, piece)));
+      yield { keys, values, blockTable: tables.blockTable, keyCounts: tables.keyCounts };
     }
   }
 
-  #write(stream: Stream, slots: readonly QuantizedSlot[], first: number, width: number): void {
-    const table = this.#slots.tables.blocks;
-    const moves: BlockMove[] = [];
-    slots.forEach(({ slot, blocks }, index) => {
-      const row = new Int32Array(this.#kvHeads * table.shape[2]);
-      const counts = blocks.heads.map((ids, kvHead) => {
-        const piece = ids.subarray(first, first + width);
-        const firstPlace = (index * this.#kvHeads + kvHead) * width;
-        piece.forEach((id, place) => {
-          moves.push({ kvHead, from: id, to: firstPlace + place });
-          row[kvHead * table.shape[2] + place] = firstPlace + place;
-        });
-        return piece.length * blockTokens;
-      });
-      stream.write(table.slice('slot', slot, slot + 1), row);
-      this.#slots.write(stream, slot, counts);
-    });
-    const { keys, values } = this.#scratch.pool;
-    this.#codec.decode(stream, { keys, values }, moves);
+  /** Enqueues the copies of what is staged of a piece, behind the attention that is enqueued so far. */
+  #begin(stream: Stream, slots: readonly SeenSlot[], index: number): Piece | undefined {
+    const { blocksOfHead, halves, pool } = this.#scratch;
+    const width = Math.floor(blocksOfHead / slots.length);
+    const kvHeads = slots[0]?.seen.length ?? 0;
+    const firstOfHalf = (index % halves) * blocksOfHead * kvHeads;
+    const firstBlock = (slot: number, kvHead: number) => firstOfHalf + (slot * kvHeads + kvHead) * width;
+    const places = slots.map(({ seen }) => seen.map((each) => each.slice(index * width, (index + 1) * width)));
+    const moves = slots.flatMap(({ codes }, slot) =>
+      (places[slot] ?? []).flatMap((own, kvHead) =>
+        own.map((place, at) => ({
+          kvHead,
+          from: codes.at(kvHead, place) ?? NaN,
+          staged: codes.staged.at(kvHead, place) ?? notStaged,
+          to: firstBlock(slot, kvHead) + at,
+        })),
+      ),
+    );
+    if (moves.length === 0) return undefined;
+    const { staged } = this.#codec;
+    const fetched = moves.filter((move) => move.staged !== notStaged);
+    if (staged !== undefined && fetched.length > 0) staged.fetch(staged.link.behind(stream), pool, fetched);
+    return { places, firstBlock, decoded: moves.filter((move) => move.staged === notStaged) };
   }
+}
 
-  dispose(): void {
-    this.#slots.dispose();
-  }
+/** What the kv heads of a segment see of a piece. */
+function seenOf({ slot, seen }: PromptSegment, slots: readonly SeenSlot[], { places, firstBlock }: Piece): ReadBlocks[] {
+  const of = slots.findIndex((each) => each.slot === slot);
+  const sinkBlocks = slots[of]?.sinkBlocks ?? 0;
+  return (places[of] ?? []).map((own, kvHead) => {
+    const first = firstBlock(of, kvHead);
+    return { ids: own.flatMap((place, at) => (sees(seen, sinkBlocks + place) ? [first + at] : [])) };
+  });
 }

@@ -16,7 +16,7 @@ import type { Codec } from '../hc-attention-options.js';
 import { hcAttentionStore } from '../hc-attention-store.js';
 import type { MissingMass } from '../operations/select-by-mass.js';
 import { type BlockOracle, codedOracle, quantizedOracle } from '../testing/block-oracles.js';
-import { codedStores } from '../testing/coded-run.js';
+import { codedStores, stagedBytesOf } from '../testing/coded-run.js';
 import { HeadOracle } from '../testing/head-oracle.js';
 
 const layer: KvLayer = { index: 0, queryHeads: 2, kvHeads: 1, headDim: 64 };
@@ -24,6 +24,10 @@ const [slots, tokensPerSlot, tokens] = [16, 320, 1280];
 const denseBytes = 2 * 64 * 64 * 2;
 const all = Array.from({ length: slots }, (_, slot) => slot);
 const quantize = (head: HeadOracle) => head.quantize();
+const finish = (head: HeadOracle) => {
+  head.finished = true;
+  head.quantize();
+};
 
 interface Options {
   readonly keys: Codec | 'codebooks';
@@ -64,7 +68,8 @@ describeOnDeviceKinds('blocks that quantized forks share', ({ open }: TestDevice
     const capacity = { device, slots, tokensPerSlot, tokens, batchRows: 512, prefill };
     const { store, blocks } = await storeOf(capacity, options);
     if (store === undefined) throw new Error('no store was made');
-    const head = { dtype: 'f16', headDim: 64, blocks, sinkBlocks: options.sinkTokens / 64, localWindow: options.localWindow } as const;
+    const stagedBytes = options.keys === 'codebooks' ? stagedBytesOf(prefill, { hostKeys: 'hostKeys' in options, values: options.values }) : undefined;
+    const head = { dtype: 'f16', headDim: 64, blocks, stagedBytes, sinkBlocks: options.sinkTokens / 64, localWindow: options.localWindow } as const;
     const steps = new StoreRun(store, prefill, { device, random, dtype: 'f16', slots, group: 2, roundings: 4 }, () => new HeadOracle(head));
     const finished = new Set<number>();
     const count = (slot: number) => store.lengths(slot)[0] ?? 0;
@@ -123,7 +128,7 @@ describeOnDeviceKinds('blocks that quantized forks share', ({ open }: TestDevice
       },
       finish(slot: number) {
         finished.add(slot);
-        steps.finishPrefill(slot, quantize);
+        steps.finishPrefill(slot, finish);
         done.finish += 1;
       },
       keep(slot: number) {
@@ -187,7 +192,7 @@ describeOnDeviceKinds('blocks that quantized forks share', ({ open }: TestDevice
     for (let slot = 0; slot < tokens / tokensPerSlot; slot++) {
       await steps.step([entry(slot, tokensPerSlot)], 'prefill');
       finished.add(slot);
-      steps.finishPrefill(slot, quantize);
+      steps.finishPrefill(slot, finish);
     }
     await steps.checkHeld([0, 1, 3]);
     store.dispose();

@@ -27,6 +27,7 @@ export interface QuantizedPoolsOptions {
 /** Keys and values in codes of 8 or 4 bits on the device, for all layers of a cache. */
 export class QuantizedPools implements BlockCodec, CodeCache {
   readonly mostRows = Infinity;
+  readonly fetches = false;
   readonly ids: BlockIds;
   readonly blockBytes: KvBytes;
   readonly #codes: Codes;

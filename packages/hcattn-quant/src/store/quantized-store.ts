@@ -8,9 +8,7 @@ import {
   type KvCapacity,
   type KvLayer,
   type KvStore,
-  mergeAttention,
   type PagedBlocks,
-  prefillAttention,
   type RowBatch,
   type SelectionOutcomes,
   type Stream,
@@ -18,11 +16,13 @@ import {
 } from '@kv/sparse-core';
 import { checkedCall, countDistinct, type DensePagedStore, entriesOf, expectThat, shorterBy, SlotTable } from '@kv/sparse-core/native';
 import { blockTokens } from '../quantized-blocks.js';
-import { type QuantizedPrompts, quantizedPrompts } from '../quantized-prompts.js';
+import { type PromptReading, type QuantizedPrompts, quantizedPrompts } from '../quantized-prompts.js';
 import type { AttentionScratch } from './attention-scratch.js';
-import type { BlockCodec, DenseBlocks, NewBlock } from './block-codec.js';
-import { DensePieces } from './dense-pieces.js';
-import { SlotCodes } from './slot-codes.js';
+import type { BlockCodec, DenseBlocks } from './block-codec.js';
+import { encodeBlocks } from './encode-blocks.js';
+import { PromptAttention } from './prompt-attention.js';
+import { type SeenBlocks, seenIn, sees } from './prompt-segments.js';
+import { notStaged, SlotCodes } from './slot-codes.js';
 
 export interface StoreParts {
   readonly name: string;
@@ -38,8 +38,8 @@ export interface StoreParts {
   readonly sinkBlocks: number;
   /** Tokens. */
   readonly localWindow: number;
-  /** Whether prompts are quantized while they are read, not when they are complete. */
-  readonly quantizesPrompts: boolean;
+  /** How prompts are read that are quantized meanwhile; undefined where they are when they are complete. */
+  readonly reading: PromptReading | undefined;
   /** Called once, when the store is disposed. */
   readonly close: () => void;
 }
@@ -52,31 +52,30 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   readonly #dense: DensePagedStore;
   /** Of the quantized tokens alone. */
   readonly #slots: SlotTable<SlotCodes, 'blocks'>;
-  readonly #pieces: DensePieces;
+  readonly #prompts: PromptAttention;
 
   /** @throws OutOfMemoryError */
   constructor(parts: StoreParts) {
-    const { name, layer, capacity, dense, codec, scratch } = parts;
+    const { name, layer, capacity, dense } = parts;
     this.name = name;
     this.layer = layer;
     this.#parts = parts;
     this.#dense = dense;
     const empty = (mostBlocks: number) => new SlotCodes(layer.kvHeads, mostBlocks);
     this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty });
-    try {
-      this.#pieces = new DensePieces(layer, capacity, codec, scratch);
-    } catch (error) {
-      this.#slots.dispose();
-      throw error;
-    }
+    this.#prompts = new PromptAttention(parts, {
+      codes: (slot) => this.#slots.blocks(slot),
+      promptSlot: (slot) => ({ lengths: this.lengths(slot), blockTokens: this.#blockTokensOf(slot) }),
+    });
   }
 
   /** Blocks that have left the local window since are quantized first, which makes room. */
   prepare(stream: Stream, batch: RowBatch): void {
-    this.#slots.expectUsable('prepare', stream);
+    this.#expectUsable('prepare', stream);
     const entries = entriesOf('prepare', batch);
     for (const { slot, rows } of entries) for (const held of this.lengths(slot)) this.#slots.blocksFor(slot, held + rows);
     this.#quantize(stream, entries.map(({ slot }) => slot));
+    this.#joinCopies(stream);
     // The step may end in quantizing, which nothing may keep from having room.
     const needed = entries.map(({ slot, rows }) => ({ slot, blocks: sum(this.#leaving(slot, rows)) }));
     const { ids } = this.#parts.codec;
@@ -86,6 +85,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   }
 
   append(stream: Stream, call: AppendCall): void {
+    this.#expectUsable('append', stream);
     this.#dense.append(stream, call);
   }
 
@@ -93,25 +93,13 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     this.#dense.advance(batch);
   }
 
-  /** Attention of the rows of prompts over all that their slots hold, which is quantized behind it. */
-  attend(stream: Stream, call: AttentionCall): void {
-    this.#slots.expectUsable('attend', stream);
-    const { batch, query, output, scale } = checkedCall('attend', call);
-    const { slots, queryStart } = batch;
-    const rows = { query, slots, queryStart, scale };
-    const ofBatch = batch.entries.map(({ slot }) => slot);
-    const dense = { ...rows, output, blocks: this.#dense.denseBlocks(), causal: true };
-    if (this.denseBlocks(ofBatch) !== undefined) prefillAttention(stream, dense);
-    else {
-      const { logSumExp, second } = this.#parts.scratch.partsOf('attend', stream, output, this.layer);
-      prefillAttention(stream, { ...dense, logSumExp });
-      const codes = ofBatch.map((slot) => ({ slot, blocks: this.#slots.blocks(slot) }));
-      for (const blocks of this.#pieces.of(stream, codes)) {
-        prefillAttention(stream, { ...rows, ...second, blocks, causal: false });
-        mergeAttention(stream, { output, logSumExp, other: second });
-      }
-    }
-    this.#quantize(stream, ofBatch);
+  /** Attention of the rows of prompts over what they see of their slots, which is quantized behind it. */
+  attend(stream: Stream, given: AttentionCall): number {
+    this.#expectUsable('attend', stream);
+    const call = checkedCall('attend', given);
+    const density = this.#prompts.attend(stream, call);
+    this.#quantize(stream, call.batch.entries.map(({ slot }) => slot));
+    return density;
   }
 
   capability(name: string): QuantizedPrompts | undefined {
@@ -133,7 +121,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
 
   /** @throws CapabilityError when tokens of the slot are quantized: they can be dropped before, not after */
   keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
-    this.#slots.expectUsable('keep', stream);
+    this.#expectUsable('keep', stream);
     if (this.denseBlocks([slot]) === undefined) {
       throw new CapabilityError(
         `${this.name}: cannot keep a selection of slot ${slot}, tokens of which are quantized already. Use dense prefill ` +
@@ -145,9 +133,9 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     this.#promise(slot, sum(this.#leaving(slot)));
   }
 
-  /** A quantized block that loses some of its tokens becomes dense again: what its codes say, no more. */
+  /** A quantized block that loses some of its tokens becomes dense again: what its codes say, unless it is staged. */
   truncate(stream: Stream, slot: number, tokens: number): void {
-    this.#slots.expectUsable('truncate', stream);
+    this.#expectUsable('truncate', stream);
     const counts = shorterBy('truncate', this.lengths(slot), tokens);
     const { codec, sinkBlocks } = this.#parts;
     const codes = this.#slots.blocks(slot);
@@ -168,22 +156,32 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const dense = this.#dense.blockIds(slot);
     const moves = opened.flatMap((from, kvHead) => {
       const to = dense[kvHead]?.[sinkBlocks];
-      return from === undefined || to === undefined ? [] : [{ kvHead, from, to }];
+      const staged = codes.staged.at(kvHead, kept[kvHead] ?? 0) ?? notStaged;
+      return from === undefined || to === undefined ? [] : [{ kvHead, from, to, staged }];
     });
-    if (moves.length > 0) codec.decode(stream, this.#densePools(), moves);
-    kept.forEach((blocks, kvHead) => codec.ids.free(codes.cut(kvHead, blocks)));
+    const [decoded, fetched] = [moves.filter(({ staged }) => staged === notStaged), moves.filter(({ staged }) => staged !== notStaged)];
+    if (decoded.length > 0) codec.decode(stream, this.#densePools(), decoded);
+    if (fetched.length > 0) codec.staged?.fetch(stream, this.#densePools(), fetched);
+    kept.forEach((blocks, kvHead) => {
+      this.#cut(codes, kvHead, blocks);
+    });
     this.#writeCounts(stream, slot);
     this.#promise(slot, sum(this.#leaving(slot)));
   }
 
   finishPrefill(stream: Stream, slot: number): void {
-    this.#slots.expectUsable('finishPrefill', stream);
-    this.#slots.blocks(slot).finished = true;
+    this.#expectUsable('finishPrefill', stream);
+    const codes = this.#slots.blocks(slot);
+    codes.finished = true;
     this.#quantize(stream, [slot]);
+    codes.heads.forEach((_, kvHead) => {
+      this.#parts.codec.staged?.ids.free(codes.stagedIds(kvHead));
+      codes.staged.of(kvHead).fill(notStaged);
+    });
   }
 
   copy(stream: Stream, fromSlot: number, toSlot: number, dropped = 0): void {
-    this.#slots.expectUsable('copy', stream);
+    this.#expectUsable('copy', stream);
     shorterBy('copy', this.lengths(fromSlot), dropped);
     this.#slots.expectEmpty(toSlot);
     const { ids } = this.#parts.codec;
@@ -194,6 +192,8 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     codes.copy(source, source.heads.map(({ length }) => length));
     codes.finished = source.finished;
     for (const held of codes.heads) ids.share(held);
+    codes.staged.copy(source.staged, source.heads.map(({ length }) => length));
+    codes.heads.forEach((_, kvHead) => this.#parts.codec.staged?.ids.share(codes.stagedIds(kvHead)));
     this.#promise(toSlot, needed);
     this.#writeCodes(stream, toSlot);
     if (dropped === 0) return;
@@ -206,11 +206,13 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   }
 
   release(stream: Stream, slot: number): void {
-    this.#slots.expectUsable('release', stream);
+    this.#expectUsable('release', stream);
     this.#dense.release(stream, slot);
     const codes = this.#slots.blocks(slot);
     codes.finished = false;
-    codes.heads.forEach((_, kvHead) => this.#parts.codec.ids.free(codes.cut(kvHead, 0)));
+    codes.heads.forEach((_, kvHead) => {
+      this.#cut(codes, kvHead, 0);
+    });
     this.#writeCounts(stream, slot);
     this.#promise(slot, 0);
   }
@@ -226,26 +228,29 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   }
 
   bytes(slots?: readonly number[]): KvBytes {
-    const blocks = countDistinct(this.#slots.allBlocks(slots).flatMap(({ heads }) => heads));
+    const all = this.#slots.allBlocks(slots);
+    const blocks = countDistinct(all.flatMap(({ heads }) => heads));
+    const staged = countDistinct(all.flatMap((codes) => codes.heads.map((_, kvHead) => codes.stagedIds(kvHead))));
     const { device, host } = this.#dense.bytes(slots);
-    const { blockBytes } = this.#parts.codec;
-    return { device: device + blocks * blockBytes.device, host: host + blocks * blockBytes.host };
+    const { codec } = this.#parts;
+    const onHost = blocks * codec.blockBytes.host + staged * (codec.staged?.blockBytes ?? 0);
+    return { device: device + blocks * codec.blockBytes.device, host: host + onHost };
   }
 
   reserved(): KvBytes {
     const { device, host } = this.#dense.reserved();
     const { shared } = this.#parts;
-    const tables = this.#slots.byteLength + this.#pieces.byteLength;
-    return { device: device + shared.device + tables, host: host + shared.host };
+    return { device: device + shared.device + this.#slots.byteLength, host: host + shared.host };
   }
 
   dispose(): void {
     if (this.#slots.disposed) return;
     for (const codes of this.#slots.allBlocks()) {
-      for (const held of codes.heads) this.#parts.codec.ids.free(held);
+      codes.heads.forEach((_, kvHead) => {
+        this.#cut(codes, kvHead, 0);
+      });
     }
     this.#slots.dispose();
-    this.#pieces.dispose();
     this.#dense.dispose();
     this.#parts.close();
   }
@@ -266,39 +271,80 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
 
   /** Quantizes what has left the local window of slots, and returns its dense blocks. They were promised as many. */
   #quantize(stream: Stream, slots: readonly number[]): void {
-    const { codec, sinkBlocks, quantizesPrompts } = this.#parts;
+    const { codec, sinkBlocks, reading } = this.#parts;
+    for (const slot of slots) this.#unstageUnseen(slot);
     const leaving = slots
-      .filter((slot) => quantizesPrompts || this.#slots.blocks(slot).finished)
+      .filter((slot) => reading !== undefined || this.#slots.blocks(slot).finished)
       .map((slot) => ({ slot, counts: this.#leaving(slot) }))
       .filter(({ counts }) => sum(counts) > 0);
     if (leaving.length === 0) return;
-    const read = leaving.flatMap(({ slot, counts }) =>
-      this.#dense.blockIds(slot).flatMap((held, kvHead) => {
-        const codes = this.#slots.blocks(slot).of(kvHead);
-        return Array.from(held.subarray(sinkBlocks, sinkBlocks + (counts[kvHead] ?? 0)), (from, nth) => ({ kvHead, from, nth, codes }));
-      }),
-    );
-    let fresh = codec.ids.allocate(read.length);
-    const blocks = read.map(({ kvHead, from, nth, codes }, index): NewBlock => {
-      const before = nth === 0 ? codes.at(-1) : fresh[index - 1];
-      return { kvHead, from, to: fresh[index] ?? NaN, place: codes.length + nth, before };
+    const read = leaving.flatMap(({ slot, counts }) => {
+      const [codes, stays] = [this.#slots.blocks(slot), this.#seenNext(slot)];
+      return this.#dense.blockIds(slot).flatMap((held, kvHead) => {
+        const leave = held.subarray(sinkBlocks, sinkBlocks + (counts[kvHead] ?? 0));
+        const own = codes.of(kvHead);
+        const passes = stays !== undefined;
+        return Array.from(leave, (from, nth) => ({
+          ...{ kvHead, from, codes: own, nth, passes },
+          stays: passes && sees(stays, sinkBlocks + own.length + nth),
+        }));
+      });
     });
-    try {
-      codec.encode(stream, this.#densePools(), blocks);
-    } catch (error) {
-      codec.ids.free(fresh);
-      throw error;
-    }
+    const moves = encodeBlocks(stream, codec, this.#densePools(), read);
+    let first = 0;
     for (const { slot, counts } of leaving) {
       const codes = this.#slots.blocks(slot);
       counts.forEach((count, kvHead) => {
-        codes.push(kvHead, fresh.subarray(0, count));
-        fresh = fresh.subarray(count);
+        const own = moves.slice(first, (first += count));
+        codes.push(kvHead, Int32Array.from(own, ({ to }) => to));
+        codes.staged.push(kvHead, Int32Array.from(own, ({ staged }) => staged));
       });
       this.#dense.removeBlocks(stream, slot, sinkBlocks, counts);
       this.#promise(slot, codes.promised - sum(counts));
       this.#writeCodes(stream, slot);
     }
+  }
+
+  /** Tokens of a block of the prompt that a slot reads; undefined where its rows see all. */
+  #blockTokensOf(slot: number): number | undefined {
+    return this.#slots.blocks(slot).finished ? undefined : this.#parts.reading?.blockTokens;
+  }
+
+  /** What the next rows of a prompt see of their slot; undefined where none passes through host memory. */
+  #seenNext(slot: number): SeenBlocks | undefined {
+    const { codec, reading } = this.#parts;
+    if (codec.staged === undefined || reading === undefined || this.#slots.blocks(slot).finished) return undefined;
+    const { blockTokens: size } = reading;
+    return seenIn(size === undefined ? 0 : Math.floor((this.lengths(slot)[0] ?? 0) / size), size);
+  }
+
+  /** Gives back the staged blocks that no later row of the prompt sees. */
+  #unstageUnseen(slot: number): void {
+    const { codec, sinkBlocks } = this.#parts;
+    const seen = this.#seenNext(slot);
+    if (seen === undefined) return;
+    const codes = this.#slots.blocks(slot);
+    const first = Math.max(0, seen.firstEnd - sinkBlocks);
+    codes.heads.forEach((_, kvHead) => codec.staged?.ids.free(codes.unstage(kvHead, first, seen.own - sinkBlocks)));
+  }
+
+  /** Frees the blocks of a kv head behind its first `count`. */
+  #cut(codes: SlotCodes, kvHead: number, count: number): void {
+    const { codec } = this.#parts;
+    codec.staged?.ids.free(codes.stagedIds(kvHead, count));
+    codes.staged.cut(kvHead, count);
+    codec.ids.free(codes.cut(kvHead, count));
+  }
+
+  /** @throws DeviceError, DisposedError unless work of the store can be enqueued there; it comes behind all copies */
+  #expectUsable(operation: string, stream: Stream): void {
+    this.#slots.expectUsable(operation, stream);
+    this.#joinCopies(stream);
+  }
+
+  /** What is recorded has none in front of it: `prepare` saw to that. */
+  #joinCopies(stream: Stream): void {
+    if (!stream.recording) this.#parts.codec.staged?.link.join(stream);
   }
 
   #densePools(): DenseBlocks {

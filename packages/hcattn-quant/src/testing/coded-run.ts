@@ -3,6 +3,8 @@ import { Random, StoreRun } from '@kv/sparse-core/testing';
 import { placeCodebooks } from '../codebooks/place-codebooks.js';
 import type { CodedOptions } from '../hc-attention-options.js';
 import { hcAttentionHostBytes, hcAttentionStore } from '../hc-attention-store.js';
+import { blockTokens } from '../quantized-blocks.js';
+import { quantizesPrompts } from '../quantized-prompts.js';
 import { codedOracle } from './block-oracles.js';
 import { HeadOracle } from './head-oracle.js';
 import { type RandomCodebooks, randomCodebooks } from './random-codebooks.js';
@@ -41,6 +43,15 @@ export async function codedRun(device: Device, { group = 2, ...settings }: Coded
   const run = { device, random: new Random(settings.seed ?? 1), dtype: 'f16', slots, group, roundings: 8 } as const;
   return new StoreRun(store, settings.prefill, run, (kvHead) => {
     const blocks = codedOracle(books, kvHead, options);
-    return new HeadOracle({ dtype: 'f16', headDim: 64, blocks, sinkBlocks: Math.ceil(sinkTokens / 64), localWindow });
+    const stagedBytes = stagedBytesOf(settings.prefill, options);
+    const promptBlockTokens = quantizesPrompts.of(settings.prefill)?.blockTokens;
+    const kept = { sinkBlocks: Math.ceil(sinkTokens / 64), localWindow };
+    return new HeadOracle({ dtype: 'f16', headDim: 64, blocks, ...kept, stagedBytes, promptBlockTokens });
   });
+}
+
+/** Bytes of a block of a prompt in host memory, beside those that are there for good. */
+export function stagedBytesOf(prefill: PrefillAttention, { values, hostKeys }: Pick<CodedOptions, 'values' | 'hostKeys'>): number | undefined {
+  if (quantizesPrompts.of(prefill) === undefined || hostKeys === true) return undefined;
+  return (values === 'int8' ? 2 : 1) * blockTokens * 64 * 2;
 }

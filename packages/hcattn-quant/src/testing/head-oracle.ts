@@ -11,6 +11,10 @@ export interface HeadOptions {
   readonly sinkBlocks: number;
   /** Tokens. */
   readonly localWindow: number;
+  /** Whether blocks of a prompt are in host memory as they are until it is complete: their bytes. */
+  readonly stagedBytes?: number | undefined;
+  /** Rows of the first prompt see the first so many tokens, and those of their own such block. */
+  readonly promptBlockTokens?: number | undefined;
 }
 
 /** How near a sum of weights may come to `tau`: no f32 sum says otherwise then. */
@@ -20,12 +24,22 @@ function mass(scores: readonly number[], tokens: readonly number[]): number {
   return tokens.reduce((sum, token) => sum + Math.exp(scores[token] ?? NaN), 0);
 }
 
+/** Appendix B: the tokens that the row of a position sees, its own among them. */
+function seenTokens(position: number, size = Infinity): number[] {
+  const own = size === Infinity ? 0 : Math.floor(position / size) * size;
+  return Array.from({ length: position + 1 }, (_, token) => token).filter((token) => token < size || token >= own);
+}
+
 /** What a store should hold of one kv head of one sequence, in plain steps. */
 export class HeadOracle extends HeldRows {
   /** The share of a row's attention that it reads the fewest codes for; 1 reads all. */
   tau = 1;
   /** What becomes of the weight of what it does not read. */
   missingMass: MissingMass = 'renormalise';
+  /** Whether its prompt is complete. */
+  finished = false;
+  /** Whether rows are those of a prompt, which see staged blocks as they are. */
+  readsPrompt = false;
   readonly #options: HeadOptions;
   /** Blocks behind the sinks that are quantized. */
   #quantized = 0;
@@ -42,6 +56,8 @@ export class HeadOracle extends HeldRows {
     copy.take(this);
     copy.tau = this.tau;
     copy.missingMass = this.missingMass;
+    copy.finished = this.finished;
+    copy.readsPrompt = this.readsPrompt;
     copy.#quantized = this.#quantized;
     for (const operand of ['keys', 'values'] as const) {
       for (const [block, rows] of this.#decoded[operand]) copy.#decoded[operand].set(block, rows);
@@ -56,12 +72,25 @@ export class HeadOracle extends HeldRows {
     this.#quantized = Math.max(this.#quantized, end - sinkBlocks);
   }
 
-  /** A quantized block that is cut is dense again: what its codes said, rounded to elements. */
+  /** Whether what was quantized passes through host memory. */
+  get #isStaged(): boolean {
+    return this.#options.stagedBytes !== undefined && !this.finished;
+  }
+
+  /** How many quantized blocks are staged: those that the next row sees. */
+  get #staged(): number {
+    if (!this.#isStaged) return 0;
+    const { sinkBlocks, promptBlockTokens: size } = this.#options;
+    const blocks = Array.from({ length: this.#quantized }, (_, index) => sinkBlocks + index);
+    return blocks.filter((block) => seenTokens(this.count, size).includes(block * blockTokens)).length;
+  }
+
+  /** A quantized block that is cut is dense again: what its codes said, rounded to elements, unless it is staged. */
   override truncate(tokens: number): void {
     const { sinkBlocks, dtype, headDim } = this.#options;
     const size = blockTokens * headDim;
     const cut = Math.floor((this.count - tokens) / blockTokens);
-    if (cut >= sinkBlocks && cut < sinkBlocks + this.#quantized) {
+    if (cut >= sinkBlocks && cut < sinkBlocks + this.#quantized && !this.#isStaged) {
       for (const operand of ['keys', 'values'] as const) {
         const rows = this.rows[operand].slice();
         rows.set(encode(dtype, this.numbers(operand).subarray(cut * size, (cut + 1) * size)), cut * size);
@@ -76,20 +105,28 @@ export class HeadOracle extends HeldRows {
   }
 
   bytes(): KvBytes {
-    const { blocks, headDim } = this.#options;
+    const { blocks, headDim, stagedBytes = 0 } = this.#options;
     const dense = Math.ceil(this.count / blockTokens) - this.#quantized;
     return {
       device: dense * 2 * blockTokens * headDim * 2 + this.#quantized * blocks.bytes.device,
-      host: this.#quantized * blocks.bytes.host,
+      host: this.#quantized * blocks.bytes.host + this.#staged * stagedBytes,
     };
   }
 
   override attention(): (query: Float64Array, visible: number, weightRoundoff: number) => OracleRow {
-    if (this.tau === 1) return super.attention();
-    const { headDim } = this.#options;
+    const { headDim, promptBlockTokens: size } = this.#options;
+    const inBlocks = this.readsPrompt && !this.finished && size !== undefined;
+    if (this.tau === 1 && !inBlocks) return super.attention();
     const [keys, values] = [this.numbers('keys'), this.numbers('values')];
     const chosenBy = this.#chosenBy(keys);
     const rowOf = (numbers: Float64Array, token: number) => numbers.subarray(token * headDim, (token + 1) * headDim);
+    if (inBlocks) {
+      return (query, visible, weightRoundoff) => {
+        const seen = seenTokens(visible - 1, size);
+        const row = (numbers: Float64Array) => (index: number) => rowOf(numbers, seen[index] ?? NaN);
+        return attentionRow(query, seen.length, headDim ** -0.5, row(keys), row(values), weightRoundoff);
+      };
+    }
     return (query, _visible, weightRoundoff) => {
       const scores = Array.from({ length: this.count }, (_, token) =>
         rowOf(chosenBy, token).reduce((sum, x, dim) => sum + (x * (query[dim] ?? NaN)) / Math.sqrt(headDim), 0),
@@ -143,6 +180,7 @@ export class HeadOracle extends HeldRows {
   protected override numbers(operand: Operand): Float64Array {
     const { sinkBlocks, blocks, dtype, headDim } = this.#options;
     const numbers = decode(dtype, this.rows[operand]);
+    if (this.readsPrompt && this.#isStaged) return numbers;
     const size = blockTokens * headDim;
     for (let block = sinkBlocks; block < sinkBlocks + this.#quantized; block++) {
       const rows = numbers.subarray(block * size, (block + 1) * size);

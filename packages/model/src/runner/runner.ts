@@ -149,11 +149,11 @@ export class Runner implements Disposable {
     return sumOfBytes(this.#layers.map(({ store }) => store.bytes([sequence.slot])));
   }
 
-  /** @throws QueueFullError when all sequences are in use */
+  /** @throws QueueFullError when all sequences are in use; CapabilityError for a selection of prompts that are not dense */
   openSequence(options: SequenceOptions = {}): Sequence {
     expectObject('openSequence', 'options', options);
     const { select = this.policy.select } = options;
-    expectSelector('openSequence', select);
+    expectSelector('openSequence', select, this.policy.prefill);
     return this.#open(select, new Int32Array(), 0);
   }
 
@@ -172,7 +172,7 @@ export class Runner implements Disposable {
     sequence.assertWhole();
     expectObject('fork', 'options', options);
     const { select = sequence.select, tokens = sequence.length } = options;
-    expectSelector('fork', select);
+    expectSelector('fork', select, this.policy.prefill);
     expectWholeNumber('tokens of a fork', tokens, 0, sequence.length);
     expectPrefix(this.#layers, sequence, tokens);
     const observed = sequence.select?.observationWindow ?? 0;

@@ -1,5 +1,7 @@
 import { densePrefill } from '../stores/dense-prefill.js';
 import { densePagedStore } from '../stores/dense-paged-store.js';
+import { CapabilityError } from '../errors.js';
+import { Capability } from './capability.js';
 import type { KvSelector } from './kv-selector.js';
 import type { KvStoreFactory } from './kv-store.js';
 import { expectObject, expectThat } from '../validate.js';
@@ -23,7 +25,13 @@ export interface KvPolicyParts {
   readonly store?: KvStoreFactory | undefined;
 }
 
-/** Composes a policy from one of each contract. `kvPolicy()` is dense attention over a dense paged cache. @throws InvalidValueError */
+/** What a prefill attention says with which no prompt is dense when it ends, so that nothing can be selected of it. */
+export const endsUndense = new Capability<object>('prompts that are not dense when they end', 'hcAttentionPrefill()');
+
+/**
+ * Composes a policy from one of each contract. `kvPolicy()` is dense attention over a dense paged cache.
+ * @throws InvalidValueError; CapabilityError when the prefill attention leaves nothing that could be selected of
+ */
 export function kvPolicy(parts: KvPolicyParts = {}): KvPolicy {
   expectObject('kvPolicy', 'parts', parts);
   const { prefill = densePrefill(), select, store = densePagedStore() } = parts;
@@ -39,18 +47,27 @@ export function expectPolicy(operation: string, given: KvPolicy): void {
   expectParts(operation, given);
 }
 
-/** @throws InvalidValueError unless it is undefined or can select */
-export function expectSelector(operation: string, given: KvSelector | undefined): void {
+/**
+ * @throws InvalidValueError unless it is undefined or can select; CapabilityError when it observes prompts that are not dense
+ * when they end
+ */
+export function expectSelector(operation: string, given: KvSelector | undefined, prefill: PrefillAttention): void {
   if (given === undefined) return;
   expectPart(operation, 'select', given, 'select');
   const { observationWindow } = given;
   const counts = Number.isInteger(observationWindow) && observationWindow >= 0;
   expectThat(operation, 'observationWindow', observationWindow, counts, 'a whole number from 0 on');
+  if (observationWindow === 0 || endsUndense.of(prefill) === undefined) return;
+  throw new CapabilityError(
+    `${operation}: '${given.name}' selects of prompts that are dense when they end, and with the prefill attention ` +
+      `'${prefill.name}' none is. Select with densePrefill().`,
+    { subject: 'select', given: given.name, wanted: 'prefill attention over dense prompts' },
+  );
 }
 
 function expectParts(operation: string, { prefill, select, store }: Omit<KvPolicy, 'name'>): void {
   expectPart(operation, 'prefill', prefill, 'attend');
-  expectSelector(operation, select);
+  expectSelector(operation, select, prefill);
   expectPart(operation, 'store', store, 'create');
 }
 

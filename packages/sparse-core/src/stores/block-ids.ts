@@ -36,7 +36,7 @@ export class BlockIds {
   }
 
   /**
-   * Blocks that had no holder, with one each.
+   * Blocks that had no holder, with one each, in ascending order: what follows each other is copied in one piece.
    * @throws OutOfMemoryError when fewer are available; none is taken then
    */
   allocate(count: number): Int32Array {
@@ -45,7 +45,7 @@ export class BlockIds {
       const id = this.#free.pop() ?? this.#next++;
       this.#holders[id] = 1;
       return id;
-    });
+    }).sort();
   }
 
   /** A holder more for each. */
