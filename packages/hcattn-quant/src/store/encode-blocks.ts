@@ -20,7 +20,7 @@ export interface LeavingBlock {
  */
 export function encodeBlocks(stream: Stream, codec: BlockCodec, dense: DenseBlocks, leaving: readonly LeavingBlock[]): StagedMove[] {
   const fresh = codec.ids.allocate(leaving.length);
-  let staged = new Int32Array();
+  let staged: Int32Array = new Int32Array();
   try {
     staged = codec.staged?.ids.allocate(leaving.filter(({ stays }) => stays).length) ?? staged;
     let next = 0;
