@@ -26,6 +26,8 @@ export function listsOf(moves: readonly BlockMove[]): Record<'from' | 'to' | 'kv
 export interface RowsOverBlocks extends Pick<AttentionArguments, 'query' | 'slots' | 'queryStart' | 'scale'> {
   readonly blockTable: BlockTable;
   readonly keyCounts: PagedBlocks['keyCounts'];
+  /** Which kv head of the layer is the first of the table. */
+  readonly firstKvHead: number;
 }
 
 export type DenseBlocks = Pick<PagedBlocks, 'keys' | 'values'>;
@@ -68,10 +70,9 @@ export interface BlockCodec {
   readonly mostRows: number;
   /**
    * Enqueues attention of rows over the codes of their slots.
-   * @param part attention of the same rows over what is dense, which becomes that over all
-   * @param room for a part of its own
+   * @param part attention of the same rows over what is dense, whose output becomes that over all
    */
-  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart, room: AttentionPart): void;
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void;
 }
 
 /** What holds the blocks of all layers of a cache. */

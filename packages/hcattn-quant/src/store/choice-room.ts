@@ -26,6 +26,7 @@ function elementsOf({ layers, capacity, maxTokens, missingMass, hostKeys }: Choi
   return {
     ...{ keys, chosen },
     scores: most(({ queryHeads }) => queryHeads * keys),
+    heads: most(({ queryHeads }) => queryHeads),
     host: {
       valueRows: most(({ kvHeads }) => kvHeads * chosen),
       weights: most(({ queryHeads }) => queryHeads * chosen),
@@ -39,14 +40,19 @@ function elementsOf({ layers, capacity, maxTokens, missingMass, hostKeys }: Choi
   };
 }
 
+/** A group of kv heads of a layer, and its rows' room. */
+export type GroupRoom = ReturnType<ChoiceRoom['of']>;
+
 /** Where rows of answers choose tokens by their scores, and sum the values of these: all layers' in turn. */
 export class ChoiceRoom implements Disposable {
   /** Rows that there is room for: one of each slot. */
   readonly rows: number;
   readonly #keys: number;
   readonly #chosen: number;
-  /** On the device; the others are on the host. */
+  /** These are on the device; the others are on the host. */
   readonly #scores: Flat<'f32'>;
+  readonly #logSumExps: Flat<'f32'>;
+  readonly #denseLogSumExps: Flat<'f32'>;
   readonly #valueRows: Flat<'i32'>;
   readonly #weights: Flat<'f32'>;
   readonly #counts: Flat<'i32'>;
@@ -61,13 +67,15 @@ export class ChoiceRoom implements Disposable {
   /** @throws OutOfMemoryError */
   constructor(sizes: ChoiceSizes, memory: HostMemory) {
     const { device, slots } = sizes.capacity;
-    const { keys, chosen, scores, host } = elementsOf(sizes);
+    const { keys, chosen, scores, heads, host } = elementsOf(sizes);
     this.rows = slots;
     this.#keys = keys;
     this.#chosen = chosen;
     const { query, logSumExp } = host;
-    [this.#scores, this.#valueRows, this.#weights, this.#counts, this.#output, this.#exact] = madeTogether((own) => [
+    const made = madeTogether((own) => [
       own(device.tensor('f32', ['element'], [scores])),
+      own(device.tensor('f32', ['element'], [heads])),
+      own(device.tensor('f32', ['element'], [heads])),
       own(memory.tensor('i32', ['element'], [host.valueRows])),
       own(memory.tensor('f32', ['element'], [host.weights])),
       own(memory.tensor('i32', ['element'], [host.counts])),
@@ -75,11 +83,16 @@ export class ChoiceRoom implements Disposable {
       query === undefined || logSumExp === undefined
         ? undefined
         : { query: own(memory.tensor('f32', ['element'], [query])), logSumExp: own(memory.tensor('f32', ['element'], [logSumExp])) },
-    ]);
+    ] as const);
+    [this.#scores, this.#logSumExps, this.#denseLogSumExps, this.#valueRows, this.#weights, this.#counts, this.#output, this.#exact] = made;
   }
 
   get deviceBytes(): number {
-    return this.#scores.byteLength;
+    return this.#onDevice.reduce((sum, { byteLength }) => sum + byteLength, 0);
+  }
+
+  get #onDevice(): Flat<'f32'>[] {
+    return [this.#scores, this.#logSumExps, this.#denseLogSumExps];
   }
 
   get hostBytes(): number {
@@ -90,28 +103,32 @@ export class ChoiceRoom implements Disposable {
     return [this.#valueRows, this.#weights, this.#counts, this.#output, ...Object.values(this.#exact ?? {})];
   }
 
-  /** Room for rows of a layer with these queries; `exact` is there with keys on the host. */
-  of({ kvHeads, queryHeads, headDim }: KvLayer, { shape, axes, dtype }: RowsOverBlocks['query']) {
+  /** Room for rows of the n-th group of a layer's kv heads; `exact` is there with keys on the host. */
+  of({ query: { shape, axes, dtype }, blockTable }: RowsOverBlocks, nth: number) {
     const [keys, chosen, exact] = [this.#keys, this.#chosen, this.#exact];
-    const [rows] = shape;
-    const first = <D extends DType>(flat: Flat<D>, elements: number) => flat.slice('element', 0, elements);
+    const [rows, queryHeads, headDim] = shape;
+    const kvHeads = blockTable.shape[1];
+    const part = <D extends DType>(flat: Flat<D>, elements: number) => flat.slice('element', nth * elements, (nth + 1) * elements);
+    const ofHeads = (flat: Flat<'f32'>) => part(flat, rows * queryHeads).view(['token', 'queryHead'], [rows, queryHeads]);
     return {
-      scores: first(this.#scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
-      valueRows: first(this.#valueRows, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]),
-      weights: first(this.#weights, rows * queryHeads * chosen).view(
+      logSumExp: ofHeads(this.#logSumExps),
+      denseLogSumExp: ofHeads(this.#denseLogSumExps),
+      scores: part(this.#scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
+      valueRows: part(this.#valueRows, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]),
+      weights: part(this.#weights, rows * queryHeads * chosen).view(
         ['token', 'kvHead', 'chosen', 'groupHead'],
         [rows, kvHeads, chosen, queryHeads / kvHeads],
       ),
-      counts: first(this.#counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),
-      output: first(this.#output, rows * queryHeads * headDim).view(axes, shape),
+      counts: part(this.#counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),
+      output: part(this.#output, rows * queryHeads * headDim).view(axes, shape),
       exact: exact && {
-        query: exact.query.derive(dtype, axes, shape, [queryHeads * headDim, headDim, 1], 0),
-        logSumExp: first(exact.logSumExp, rows * queryHeads).view(['token', 'queryHead'], [rows, queryHeads]),
+        query: exact.query.derive(dtype, axes, shape, [queryHeads * headDim, headDim, 1], 4 * nth * rows * queryHeads * headDim),
+        logSumExp: ofHeads(exact.logSumExp),
       },
     };
   }
 
   [Symbol.dispose](): void {
-    for (const tensor of [this.#scores, ...this.#onHost]) tensor.dispose();
+    for (const tensor of [...this.#onDevice, ...this.#onHost]) tensor.dispose();
   }
 }

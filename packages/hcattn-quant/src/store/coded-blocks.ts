@@ -1,4 +1,4 @@
-import { type AttentionPart, type KvBytes, type KvLayer, mergeAttention, type Stream } from '@kv/sparse-core';
+import { type AttentionPart, type KvBytes, mergeAttention, type Stream } from '@kv/sparse-core';
 import type { BlockIds, SlotBlocks } from '@kv/sparse-core/native';
 import { copyValues } from '../operations/copy-values.js';
 import { decodeAttentionListed } from '../operations/decode-attention-listed.js';
@@ -6,9 +6,11 @@ import { loadValues } from '../operations/load-values.js';
 import { selectByMass, type SelectByMassArguments } from '../operations/select-by-mass.js';
 import { weightedValues } from '../operations/weighted-values.js';
 import { type BlockCodec, type BlockMove, type DenseBlocks, listsOf, type NewBlock, type RowsOverBlocks, type StagedMove } from './block-codec.js';
-import type { ChoiceRoom } from './choice-room.js';
+import type { ChoiceRoom, GroupRoom } from './choice-room.js';
+import type { HeadGroups } from './head-groups.js';
 import type { HostBlocks } from './host-blocks.js';
 import type { KeyCodec } from './key-format.js';
+import type { LinkStream } from './link-stream.js';
 import type { StagedBlocks } from './staged-blocks.js';
 
 /** How rows choose the tokens whose values they read. */
@@ -23,31 +25,39 @@ export interface CodedPools {
   readonly staged: StagedBlocks | undefined;
 }
 
+/** What overlaps inside a layer. */
+export interface Overlap {
+  /** Undefined where one group is all. */
+  readonly groups: HeadGroups | undefined;
+  /** For what is summed on the host, where the device is another one. */
+  readonly link: LinkStream | undefined;
+}
+
 /** Keys of a layer in codes on the device, their values on the host. */
 export class CodedBlocks implements BlockCodec {
   readonly ids: BlockIds;
   readonly blockBytes: KvBytes;
   readonly mostRows: number;
   readonly staged: StagedBlocks | undefined;
-  readonly #layer: KvLayer;
   readonly #index: number;
   readonly #keys: KeyCodec;
   readonly #pools: CodedPools;
   readonly #room: ChoiceRoom;
   readonly #choice: Choice;
+  readonly #overlap: Overlap;
 
   /** @param index which layer of the cache it is */
-  constructor(layer: KvLayer, index: number, keys: KeyCodec, pools: CodedPools, room: ChoiceRoom, choice: Choice) {
+  constructor(index: number, keys: KeyCodec, pools: CodedPools, room: ChoiceRoom, choice: Choice, overlap: Overlap) {
     this.ids = pools.ids;
     this.blockBytes = pools.blockBytes;
     this.mostRows = room.rows;
     this.staged = pools.staged;
-    this.#layer = layer;
     this.#index = index;
     this.#keys = keys;
     this.#pools = pools;
     this.#room = room;
     this.#choice = choice;
+    this.#overlap = overlap;
   }
 
   encode(stream: Stream, dense: DenseBlocks, blocks: readonly NewBlock[]): void {
@@ -74,25 +84,56 @@ export class CodedBlocks implements BlockCodec {
 
   write(stream: Stream, slot: number, blocks: SlotBlocks): void {
     this.#pools.host.means?.write(stream, this.#index, slot, blocks);
+    this.#overlap.groups?.write(stream, slot, blocks);
   }
 
-  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart, { logSumExp }: AttentionPart): void {
-    const { keys, values, valueScales, means } = this.#pools.host;
+  attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
+    const { groups, link } = this.#overlap;
+    if (groups === undefined) {
+      const room = this.#room.of(rows, 0);
+      this.#choose(stream, rows, part.logSumExp, room);
+      mergeAttention(stream, { ...part, other: this.#sum(stream, rows, room) });
+      return;
+    }
+    const ofGroups = groups.of(rows);
+    let firstHead = 0;
+    const parts = ofGroups.map((group, nth) => {
+      const room = this.#room.of(group, nth);
+      const [first, end] = [firstHead, (firstHead += group.query.shape[1])];
+      const { denseLogSumExp: logSumExp } = room;
+      stream.copy(part.logSumExp.slice('queryHead', first, end), logSumExp);
+      this.#choose(stream, group, logSumExp, room);
+      const other = this.#sum(link?.behind(stream) ?? stream, group, room);
+      return { output: part.output.slice('queryHead', first, end), logSumExp, other };
+    });
+    link?.join(stream);
+    for (const each of parts) mergeAttention(stream, each);
+  }
+
+  /** Enqueues what rows choose. */
+  #choose(stream: Stream, rows: RowsOverBlocks, denseLogSumExp: AttentionPart['logSumExp'], room: GroupRoom): void {
+    const { values, valueScales, means } = this.#pools.host;
+    const { scores, valueRows, weights, counts, exact, logSumExp } = room;
     const { blockTable, keyCounts, slots, queryStart } = rows;
-    const { scores, output, exact, ...chosen } = this.#room.of(this.#layer, rows.query);
     this.#keys.score(stream, rows, scores);
-    const batch = { blockTable, keyCounts, slots, queryStart, denseLogSumExp: part.logSumExp, scores };
-    const choice = { ...this.#choice, ...chosen, valueBlocks: values.shape[0] };
-    if (keys === undefined || exact === undefined) {
-      selectByMass(stream, { ...batch, ...choice, valueScales, meanRows: means?.rowsOf(this.#index), logSumExp });
-      weightedValues(stream, { ...chosen, values, output });
-      mergeAttention(stream, { ...part, other: { output, logSumExp } });
-    } else {
+    const batch = { blockTable, keyCounts, slots, queryStart, denseLogSumExp, scores };
+    const choice = { ...this.#choice, valueRows, weights, counts, valueBlocks: values.shape[0] };
+    if (exact === undefined) selectByMass(stream, { ...batch, ...choice, valueScales, meanRows: means?.rowsOf(this.#index), logSumExp });
+    else {
       stream.copy(rows.query, exact.query);
       selectByMass(stream, { ...batch, ...choice, logSumExp: exact.logSumExp });
-      decodeAttentionListed(stream, { ...chosen, ...exact, keys, values, valueScales, output, scale: rows.scale });
-      mergeAttention(stream, { ...part, other: { output, logSumExp: exact.logSumExp } });
     }
+  }
+
+  /** Enqueues the sums on the host of what was chosen. */
+  #sum(stream: Stream, { scale }: RowsOverBlocks, { valueRows, weights, counts, exact, output, logSumExp }: GroupRoom): AttentionPart {
+    const { keys, values, valueScales } = this.#pools.host;
+    if (keys === undefined || exact === undefined) {
+      weightedValues(stream, { valueRows, weights, counts, values, output });
+      return { output, logSumExp };
+    }
+    decodeAttentionListed(stream, { ...exact, valueRows, counts, keys, values, valueScales, output, scale });
+    return { output, logSumExp: exact.logSumExp };
   }
 
   #encode(stream: Stream, { keys, values }: DenseBlocks, blocks: readonly NewBlock[]): void {

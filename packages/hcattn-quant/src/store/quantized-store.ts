@@ -111,11 +111,11 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const { slots, queryStart } = batch;
     const rows = { query, slots, queryStart, scale };
     const { codec, scratch } = this.#parts;
-    const { logSumExp, second } = scratch.partsOf('startDecode', stream, output, this.layer);
+    const { logSumExp } = scratch.partsOf('startDecode', stream, output, this.layer);
     expectThat('startDecode', 'rows', batch.rows, batch.rows <= codec.mostRows, `at most ${codec.mostRows}, one for each sequence`);
     decodeAttention(stream, { ...rows, output, logSumExp, blocks: this.#dense.denseBlocks() });
     const { keyCounts, tables } = this.#slots;
-    codec.attend(stream, { ...rows, blockTable: tables.blocks, keyCounts }, { output, logSumExp }, second);
+    codec.attend(stream, { ...rows, blockTable: tables.blocks, keyCounts, firstKvHead: 0 }, { output, logSumExp });
     return () => undefined;
   }
 
