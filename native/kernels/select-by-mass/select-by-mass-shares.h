@@ -43,10 +43,12 @@ struct BinFactors {
 constexpr uint32_t fixed_below(float below) { return static_cast<uint32_t>(below * 0x1p27f); }
 constexpr int bin_of(uint32_t fixed) { return static_cast<int>(fixed >> 21); }
 
-// 24 bits of a share, with the octave of its bin's factor. Within a bin e^-x is 1 - x (a - b x), to 2^-25.
+// Within a bin e^-x is 1 - x (a - b x), to 2^-25: a / 64 and b / 64^2, in units of 2^-32.
+constexpr uint32_t kLinear = 67107695;
+constexpr uint32_t kSquare = 520503;
+
+// 24 bits of a share, with the octave of its bin's factor.
 constexpr uint32_t share_bits(uint32_t fixed, uint32_t factor) {
-  constexpr uint32_t kLinear = 67107695;  // a / 64 and b / 64^2, in units of 2^-32
-  constexpr uint32_t kSquare = 520503;
   const uint32_t rest = fixed << 11;  // of the bin, as a fraction of 2^32
   const uint32_t number = factor & ~0xffu;
   return (number - product_high(number, product_high(rest, kLinear - product_high(rest, kSquare)))) >> 8;

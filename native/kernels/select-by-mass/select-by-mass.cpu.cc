@@ -17,6 +17,82 @@ uint64_t share_below(float below) {
   return share(share_bits(fixed, factor), factor & 0xff);
 }
 
+typedef uint32_t VecWord __attribute__((vector_size(kLanes * 4)));
+typedef uint64_t VecLong __attribute__((vector_size(kLanes * 4)));
+
+// The bit of each lane whose integer is -1. The others are 0.
+uint32_t bits_of(VecInt lanes) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(lanes));
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(lanes)));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= (static_cast<uint32_t>(lanes[i]) & 1) << i;
+  return bits;
+#endif
+}
+
+VecWord factors_of(VecWord bins) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecWord>(_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), kAllLanes,
+                                                               reinterpret_cast<__m512i>(bins), kBinFactors.of, 4));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VecWord>(
+      _mm256_i32gather_epi32(reinterpret_cast<const int*>(kBinFactors.of), reinterpret_cast<__m256i>(bins), 4));
+#else
+  VecWord factors;
+  for (int i = 0; i < kLanes; ++i) factors[i] = kBinFactors.of[bins[i]];
+  return factors;
+#endif
+}
+
+// The products of the lower halves of each 64 bits.
+VecLong low_products(VecWord a, VecWord b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<VecLong>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VecLong>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#else
+  return (reinterpret_cast<VecLong>(a) & UINT32_MAX) * (reinterpret_cast<VecLong>(b) & UINT32_MAX);
+#endif
+}
+
+VecWord high_lanes(VecWord a) { return reinterpret_cast<VecWord>(reinterpret_cast<VecLong>(a) >> 32); }
+
+VecWord high_products(VecWord a, VecWord b) {
+  const VecLong odd = low_products(high_lanes(a), high_lanes(b)) & ~uint64_t{UINT32_MAX};
+  return reinterpret_cast<VecWord>(low_products(a, b) >> 32 | odd);
+}
+
+// share_bits of each lane.
+VecWord bits_of_shares(VecWord fixed, VecWord factors) {
+  const VecWord rest = fixed << 11;
+  const VecWord numbers = factors & ~0xffu;
+  const VecWord square = high_products(rest, kSquare - VecWord{});
+  return (numbers - high_products(numbers, high_products(rest, kLinear - square))) >> 8;
+}
+
+// fixed_below of each lane.
+VecWord fixed_lanes(Vec below) {
+  const Vec scaled = below * 0x1p27f;
+  const VecInt large = scaled >= 0x1p31f;  // multiples of 128
+  const Vec beyond = reinterpret_cast<Vec>(reinterpret_cast<VecInt>(splat(0x1p31f)) & large);
+  return reinterpret_cast<VecWord>(__builtin_convertvector(scaled - beyond, VecInt) ^ (large & INT32_MIN));
+}
+
+// The sums over pairs of lanes of share_below.
+VecLong shares_below(Vec below) {
+  const VecInt counts = below < kNoShareBelow;
+  const VecWord fixed = fixed_lanes(reinterpret_cast<Vec>(reinterpret_cast<VecInt>(below) & counts));
+  const VecWord factors = factors_of(fixed >> 21);
+  const VecWord octaves = factors & 0xff;
+  const VecWord bits = bits_of_shares(fixed, factors) & reinterpret_cast<VecWord>(counts);
+  const auto even = [](VecWord v) { return reinterpret_cast<VecLong>(v) & UINT32_MAX; };
+  const auto odd = [](VecWord v) { return reinterpret_cast<VecLong>(v) >> 32; };
+  return (even(bits) << kPlainBits >> even(octaves)) + (odd(bits) << kPlainBits >> odd(octaves));
+}
+
 uint32_t score_order(float score) {
   const float unsigned_zero = score + 0.0f;
   uint32_t bits;
@@ -93,6 +169,33 @@ float largest(const float* scores, int32_t count) {
   return best;
 }
 
+uint64_t total_share(const float* scores, int32_t count, float most) {
+  VecLong sums = {};
+  int32_t token = 0;
+  for (; token + kLanes <= count; token += kLanes) sums += shares_below(most - load(scores + token));
+  uint64_t total = 0;
+  for (int i = 0; i < kLanes / 2; ++i) total += sums[i];
+  for (; token < count; ++token) total += share_below(most - scores[token]);
+  return total;
+}
+
+// Calls body(token, below) for the tokens whose scores are less than `reach`, and not less than `before`, below `most`.
+template <class Body>
+void collect(const float* scores, int32_t count, float most, float before, float reach, Body&& body) {
+  int32_t token = 0;
+  for (; token + kLanes <= count; token += kLanes) {
+    const Vec below = most - load(scores + token);
+    for (uint32_t bits = bits_of((below < reach) & (below >= before)); bits != 0; bits &= bits - 1) {
+      const int lane = __builtin_ctz(bits);
+      body(token + lane, most - scores[token + lane]);
+    }
+  }
+  for (; token < count; ++token) {
+    const float below = most - scores[token];
+    if (below < reach && below >= before) body(token, below);
+  }
+}
+
 // `sums` has kShareBins, and `candidates` room for all tokens.
 HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t count, uint64_t* sums, Candidate* candidates) {
   const float* scores = a.scores + row_head * a.score_tokens;
@@ -102,27 +205,30 @@ HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t coun
   if (!(dense < __builtin_inff())) sum.most = __builtin_nanf("");
   if (!sum.is_sound() || sum.most == -__builtin_inff()) return choice;
 
-  std::memset(sums, 0, kShareBins * sizeof(uint64_t));
-  for (int32_t token = 0; token < count; ++token) {
-    const float below = sum.most - scores[token];
-    if (!(below < kNoShareBelow)) continue;
-    const uint32_t fixed = fixed_below(below);
-    const uint32_t factor = kBinFactors.of[bin_of(fixed)];
-    sums[bin_of(fixed)] += share(share_bits(fixed, factor), factor & 0xff);
-  }
-  for (int bin = 0; bin < kShareBins; ++bin) sum.total += sums[bin];
+  sum.total = total_share(scores, count, sum.most);
   choice.log_of_all = log_of_all(sum, dense);
   uint64_t wanted = wanted_share(sum, dense, a.tau);
   if (wanted == 0) return choice;
-  int cut_bin = 0;
-  for (; sums[cut_bin] < wanted; ++cut_bin) wanted -= sums[cut_bin];
+  // Of the best tokens first, and of more only if they have too little share.
+  std::memset(sums, 0, kShareBins * sizeof(uint64_t));
   int32_t found = 0;
-  for (int32_t token = 0; token < count; ++token) {
-    const float below = sum.most - scores[token];
-    if (!(below < kNoShareBelow) || bin_of(fixed_below(below)) != cut_bin) continue;
-    candidates[found++] = {share_below(below), score_order(scores[token]), token};
+  int cut_bin = 0;
+  for (float reach = 4, before = 0; wanted > 0; before = reach, reach = 2 * reach < kNoShareBelow ? 2 * reach : kNoShareBelow) {
+    found = 0;
+    collect(scores, count, sum.most, before, reach, [&](int32_t token, float below) {
+      const uint64_t own = share_below(below);
+      sums[bin_of(fixed_below(below))] += own;
+      candidates[found++] = {own, score_order(scores[token]), token};
+    });
+    const int end = static_cast<int>(reach) * (kShareBins / static_cast<int>(kNoShareBelow));
+    while (cut_bin < end && sums[cut_bin] < wanted) wanted -= sums[cut_bin++];
+    if (cut_bin < end) break;
   }
-  choice.cut = find_cut(candidates, found, wanted);
+  int32_t in_bin = 0;
+  for (int32_t i = 0; i < found; ++i) {
+    if (bin_of(fixed_below(sum.most - scores[candidates[i].token])) == cut_bin) candidates[in_bin++] = candidates[i];
+  }
+  choice.cut = find_cut(candidates, in_bin, wanted);
   return choice;
 }
 
@@ -139,11 +245,16 @@ class List {
   // `candidates` has room for all tokens.
   void write(int32_t tokens, Candidate* candidates) const {
     int32_t count = 0;
-    for (int32_t token = 0; token < tokens; ++token) {
+    const auto add = [&](int32_t token) {
       bool taken = false;
       for (int32_t head = 0; head < a_.group(); ++head) taken = taken || takes(head, token);
       if (taken) candidates[count++] = {1, 0, token};
+    };
+    int32_t token = 0;
+    for (; token + kLanes <= tokens; token += kLanes) {
+      for (uint32_t bits = bits_of(may_take(token)); bits != 0; bits &= bits - 1) add(token + __builtin_ctz(bits));
     }
+    for (; token < tokens; ++token) add(token);
     if (count > a_.most_tokens()) count = keep_best(candidates, count);
     const int64_t first = index_ * a_.capacity;
     for (int32_t i = 0; i < count; ++i) {
@@ -161,6 +272,19 @@ class List {
   float score(int32_t head, int32_t token) const { return scores_[int64_t{head} * a_.score_tokens + token]; }
   bool takes(int32_t head, int32_t token) const {
     return choices_[head].cut.takes(score_order(score(head, token)), token);
+  }
+
+  // Which of kLanes tokens have scores that a head takes, at least of lower indices. Of no head that takes none: its cut is
+  // the order of a NaN.
+  VecInt may_take(int32_t token) const {
+    VecInt may = {};
+    for (int32_t head = 0; head < a_.group(); ++head) {
+      float cut;
+      const uint32_t bits = bits_of_order(choices_[head].cut.order);
+      std::memcpy(&cut, &bits, sizeof cut);
+      may |= load(scores_ + int64_t{head} * a_.score_tokens + token) >= cut;
+    }
+    return may;
   }
 
   // Leaves the candidates of the largest shares that there is room for.
