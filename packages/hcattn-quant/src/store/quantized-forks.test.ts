@@ -22,6 +22,8 @@ import { HeadOracle } from '../testing/head-oracle.js';
 const layer: KvLayer = { index: 0, queryHeads: 2, kvHeads: 1, headDim: 64 };
 const [slots, tokensPerSlot, tokens] = [16, 320, 1280];
 const denseBytes = 2 * 64 * 64 * 2;
+/** Of each kind of store. */
+const operationCount = Number(process.env.KV_STORE_OPERATIONS ?? 900);
 const all = Array.from({ length: slots }, (_, slot) => slot);
 const quantize = (head: HeadOracle) => head.quantize();
 const finish = (head: HeadOracle) => {
@@ -60,7 +62,7 @@ describeOnDeviceKinds('blocks that quantized forks share', ({ open }: TestDevice
     { keys: 'int4', values: 'int4', sinkTokens: 64, localWindow: 0, prompts: 'at their end' },
     { keys: 'codebooks', values: 'f16', sinkTokens: 0, localWindow: 32, missingMass: 'meanValue', prompts: 'as they are read' },
     { keys: 'codebooks', values: 'int8', sinkTokens: 64, localWindow: 0, hostKeys: true, prompts: 'at their end' },
-  ] as const)('hold what a plain model says after 900 random operations: $keys, $values, $sinkTokens, $localWindow, prompts $prompts', async (options) => {
+  ] as const)('hold what a plain model says after random operations: $keys, $values, $sinkTokens, $localWindow, prompts $prompts', async (options) => {
     const device = open();
     const random = new Random(7);
     const streamed = options.prompts === 'as they are read';
@@ -176,7 +178,7 @@ describeOnDeviceKinds('blocks that quantized forks share', ({ open }: TestDevice
       },
     };
     const mixture = ['append', 'append', 'append', 'append', 'append', 'abort', 'finish', 'keep', 'fork', 'fork', 'truncate', 'release'] as const;
-    for (let step = 1; step <= 900; step++) {
+    for (let step = 1; step <= operationCount; step++) {
       await operations[random.pick(mixture)](random.integer(0, slots - 1));
       expect(all.map(count)).toEqual(all.map((slot) => oracle(slot)[0]?.count));
       const bytes = all.map((slot) => store.bytes([slot]));
