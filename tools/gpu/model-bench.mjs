@@ -2,18 +2,17 @@
 // the test kit:
 //   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024,32768:hierasparse-k1-v1]... [--rounds 3]
 //     [--seconds 60] [--answer-tokens 64] [--rows 8192] [--device cuda]
-// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps, a policy of `kv`, or as in
-// 131072:skeleton=0.03 a preset of block-sparse prefill and its budget. Prompts of one list take turns, until so many
+// A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps, a policy of `kv`, as in
+// 131072:skeleton=0.03 a preset of block-sparse prefill and its budget, or as in 131072:hcattn=64/f16 keys in codes with
+// values on the host (bench-policies.mjs says what may stand there). Prompts of one list take turns, until so many
 // rounds are done or so many seconds have passed; those of the next list begin when the memory of these is given back.
 import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
-import { createPolicy } from '../../packages/policies/dist/index.js';
-import { hbw } from '../../packages/hbw-select/dist/index.js';
 import { generateTokens, Model } from '../../packages/model/dist/index.js';
-import { clusteredPrefill, skeletonPrefill } from '../../packages/skeleton-prefill/dist/index.js';
-import { createDevice, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { createDevice } from '../../packages/sparse-core/dist/index.js';
 import { summarise } from '../bench/results.mjs';
+import { openPolicy } from './bench-policies.mjs';
 
 const { values, positionals } = parseArgs({
   options: {
@@ -37,27 +36,18 @@ const openSeconds = (performance.now() - opened) / 1000;
 const weightBytes = heldBytes();
 const { config } = model;
 
-const presets = { clustered: clusteredPrefill, skeleton: skeletonPrefill };
-
-/** What stands behind a prompt's colon: its policy, and how its rows say so. */
-function policyOf(cut) {
-  if (cut === undefined) return { policy: kvPolicy(), name: 'dense' };
-  if (/^\d+$/.test(cut)) return { policy: kvPolicy({ select: hbw({ capacity: Number(cut) }) }), name: `${cut} kept` };
-  const [, preset, budget] = /^(\w+)=([\d.]+)$/.exec(cut) ?? [];
-  if (preset !== undefined) return { policy: kvPolicy({ prefill: presets[preset]({ budget: Number(budget) }) }), name: `${preset}, budget ${budget}` };
-  return { policy: createPolicy(cut), name: cut };
-}
-
 /** A prompt with a runner of its own. */
-function createCase(text) {
+async function createCase(text) {
   const [tokens, cut] = text.split(':');
   const promptTokens = Number(tokens);
-  const { policy, name } = policyOf(cut);
+  const contextTokens = promptTokens + answerTokens;
   const before = heldBytes();
-  const runner = model.createRunner({ policy, contextTokens: promptTokens + answerTokens, maxBatchRows });
+  const { policy, name, close } = await openPolicy(cut, model, { tokens: contextTokens, maxBatchRows });
+  const runner = model.createRunner({ policy, contextTokens, maxBatchRows });
   const bytes = heldBytes() - before;
   const ids = Int32Array.from({ length: promptTokens }, (_, i) => (i * 7919 + 13) % config.vocabularySize);
-  return { runner, ids, policy: name, bytes, mostBytes: bytes, answers: [] };
+  const reserved = runner.kvReserved;
+  return { runner, close, ids, policy: name, bytes, mostBytes: bytes, reserved, answers: [] };
 }
 
 /** Processor time in ms: of the JavaScript thread, and of all others of the process. */
@@ -96,7 +86,8 @@ async function answer(each, ids = each.ids) {
 }
 
 /** The figures of a case: what each row is called, its unit, and the samples. */
-function figuresOf({ answers, mostBytes }) {
+function figuresOf({ answers, mostBytes, reserved }) {
+  const onHost = reserved.host > 0 ? [['host memory of the cache', 'GiB', [reserved.host / 2 ** 30]]] : [];
   return [
     ['first token', 'ms', answers.map(({ first }) => first)],
     ['each later token', 'ms', answers.flatMap(({ later }) => later)],
@@ -104,7 +95,9 @@ function figuresOf({ answers, mostBytes }) {
     ['processor time of all other threads, each later token', 'ms', answers.map(({ host }) => host.native)],
     ['scores of the prompt computed', '%', answers.map(({ density }) => 100 * density)],
     ['key/value cache', 'GiB', answers.map(({ kvBytes }) => kvBytes / 2 ** 30)],
+    ['device memory of the cache, in use or not', 'GiB', [reserved.device / 2 ** 30]],
     ['device memory with weights', 'GiB', [(weightBytes + mostBytes) / 2 ** 30]],
+    ...onHost,
   ];
 }
 
@@ -141,7 +134,8 @@ async function memoryIsBack() {
 }
 
 for (const prompts of values.prompts) {
-  const cases = prompts.split(',').map(createCase);
+  const cases = [];
+  for (const text of prompts.split(',')) cases.push(await createCase(text));
   // The first steps bring kernels in place, and record those of answers.
   for (const each of cases) await answer(each, each.ids.subarray(0, 2 * maxBatchRows));
   const started = performance.now();
@@ -153,7 +147,10 @@ for (const prompts of values.prompts) {
     const dense = cases.find(({ policy, ids }) => policy === 'dense' && ids.length === each.ids.length);
     for (const row of rowsOf(each, dense)) console.log(JSON.stringify(row));
   }
-  for (const each of cases) each.runner.dispose();
+  for (const each of cases) {
+    each.runner.dispose();
+    each.close();
+  }
   await memoryIsBack();
 }
 const disposing = performance.now();
