@@ -116,6 +116,61 @@ describeOnDevices('prompts that pass through host memory', ({ open }: TestDevice
     expectBytes(steps);
   });
 
+  it('of many layers share the dense room of a step', async () => {
+    const layers = Array.from({ length: 6 }, (_, index) => ({ ...codedLayer, index }));
+    const settings = { prefill: hcAttentionPrefill(), sinkTokens: 0, localWindow: 0 };
+    const bytesOf = async (count: number) => {
+      const { stores } = await codedStores(open(), layers.slice(0, count), settings);
+      const bytes = stores.reduce((sum, store) => sum + store.reserved().device, 0);
+      for (const store of stores) store.dispose();
+      return bytes;
+    };
+    const rowBytes = 700 * 2 * 2 * 64 * 2;
+    expect(((await bytesOf(6)) - (await bytesOf(1))) / 5).toBeLessThan(rowBytes);
+  });
+
+  it('find in each layer the room that was promised for all, or are refused before the first', async () => {
+    const device = open();
+    const layers = Array.from({ length: 4 }, (_, index) => ({ ...codedLayer, index }));
+    const prefill = hcAttentionPrefill();
+    // Less than what all sequences may hold, so that room runs out.
+    const { stores } = await codedStores(device, layers, { prefill, localWindow: 64, capacity: { tokens: 512, batchRows: 512 } });
+    const random = new Random(2);
+    const runs = stores.map((store) => new StoreRun(store, prefill, { device, random, dtype: 'f16', slots: 3, group: 2 }, () => new HeldRows('f16', 64)));
+    const [first] = runs as [StoreRun<HeldRows>];
+    let refused = 0;
+    for (let step = 0; step < 40; step++) {
+      const entries = [0, 1, 2].flatMap((slot) => {
+        const [held = 0] = first.store.lengths(slot);
+        const rows = Math.min(random.pick([0, 1, 2, 70, 200, 400]), 1024 - held);
+        return rows > 0 ? [{ slot, position: held, rows }] : [];
+      });
+      const rows = entries.reduce((sum, each) => sum + each.rows, 0);
+      if (rows === 0 || rows > 512) continue;
+      using batch = createRowBatch(device, first.stream, entries);
+      const prepared: KvStore[] = [];
+      try {
+        for (const { store, stream } of runs) {
+          store.prepare(stream, batch);
+          prepared.push(store);
+        }
+      } catch (error) {
+        expect(error).toBeInstanceOf(OutOfMemoryError);
+        refused += 1;
+        runs.forEach(({ store, stream }) => {
+          for (const { slot } of entries) store.truncate(stream, slot, 0);
+        });
+        for (const run of runs) run.release(step % 3);
+        continue;
+      }
+      // Each layer prepares again, which changes nothing.
+      for (const run of runs) await run.step(entries, 'prefill');
+    }
+    expect(refused).toBeGreaterThan(3);
+    for (const run of runs) for (const slot of [0, 1, 2]) run.release(slot);
+    for (const { store } of runs) expect(store.bytes()).toEqual({ device: 0, host: 0 });
+  });
+
   it('give everything back when they are given up', async () => {
     const { kind } = open();
     const device = createDevice({ kind, threads: 2 });

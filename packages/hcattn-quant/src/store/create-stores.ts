@@ -29,13 +29,14 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, k
   const { prefill } = capacity;
   const reading = prefill && quantizesPrompts.of(prefill);
   const denseCapacity = reading ? capacityOf(capacity, kept) : capacity;
+  const blocks = reading && blocksOf(layers, denseCapacity, capacity, kept);
   const undo: (() => void)[] = [];
   const undone = <Kind extends Disposable>(made: Kind): Kind => {
     undo.push(() => made[Symbol.dispose]());
     return made;
   };
   try {
-    const dense = densePagedStores(layers, denseCapacity, { name, dtype, blockTokens });
+    const dense = densePagedStores(layers, denseCapacity, { name, dtype, blockTokens, blocks });
     undo.push(() => dense.forEach((store) => store.dispose()));
     const elements = dense[0]?.denseBlocks().keys.dtype ?? 'f16';
     const cache = undone(createCache(layers, capacity, elements));
@@ -61,13 +62,27 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, k
   }
 }
 
+/** Tokens of a sequence that are dense between two steps, at the most. */
+function denseTokens({ sinkBlocks, localWindow }: DenseTokens): number {
+  return (sinkBlocks + Math.ceil(localWindow / blockTokens) + 1) * blockTokens;
+}
+
 /** What stays dense of prompts that are quantized while they are read: a step's rows, sinks, windows and open blocks. */
-function capacityOf(capacity: KvCapacity, { sinkBlocks, localWindow }: DenseTokens): KvCapacity {
+function capacityOf(capacity: KvCapacity, kept: DenseTokens): KvCapacity {
   const { slots, tokens, tokensPerSlot, batchRows = tokens } = capacity;
-  const ofSlot = (sinkBlocks + Math.ceil(localWindow / blockTokens) + 1) * blockTokens;
+  const ofSlot = denseTokens(kept);
   return {
     ...capacity,
     tokens: Math.min(tokens, slots * ofSlot + batchRows),
     tokensPerSlot: Math.min(tokensPerSlot, ofSlot + batchRows),
   };
+}
+
+/** Blocks for that: a step's rows are dense in one layer after the other. */
+function blocksOf(layers: readonly KvLayer[], dense: KvCapacity, { slots, tokens, batchRows = tokens }: KvCapacity, kept: DenseTokens): number {
+  const heads = layers.map(({ kvHeads }) => kvHeads);
+  const allHeads = heads.reduce((sum, each) => sum + each, 0);
+  const between = slots * (denseTokens(kept) / blockTokens + 1) * allHeads;
+  const rows = (Math.ceil(batchRows / blockTokens) + slots) * Math.max(...heads);
+  return Math.min(between + rows, (Math.ceil(dense.tokens / blockTokens) + slots) * allHeads);
 }

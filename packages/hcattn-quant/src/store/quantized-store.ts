@@ -80,12 +80,25 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const needed = entries.map(({ slot, rows }) => ({ slot, blocks: sum(this.#leaving(slot, rows)) }));
     const { ids } = this.#parts.codec;
     ids.expectUnpromised(sum(needed.map(({ slot, blocks }) => blocks - this.#slots.blocks(slot).promised)));
-    this.#dense.prepare(stream, batch);
+    const awaited = this.#parts.reading === undefined ? [] : entries.filter(({ rows }) => rows > 1);
+    const { ids: denseIds } = this.#dense;
+    if (awaited.length > 0 || denseIds.promised > 0) {
+      const before = sum(entries.map(({ slot }) => this.#slots.blocks(slot).awaited.blocks));
+      denseIds.expectUnpromised(this.#dense.blocksFor(batch) - before);
+    }
+    const others = awaited.length === 0 ? entries : entries.filter((entry) => !awaited.includes(entry));
+    this.#dense.prepare(stream, { ...batch, entries: others });
     for (const { slot, blocks } of needed) this.#promise(slot, blocks);
+    for (const { slot, rows } of awaited) this.#await(slot, { rows, blocks: this.#keptDense(slot, rows) });
   }
 
+  /** Rows of prompts are dense in one layer after the other, so that all layers share the room for them. */
   append(stream: Stream, call: AppendCall): void {
     this.#expectUsable('append', stream);
+    const { batch } = checkedCall('append', call);
+    const awaited = batch.entries.filter(({ slot, rows }) => rows > 1 && this.#slots.blocks(slot).awaited.rows === rows);
+    for (const { slot } of awaited) this.#await(slot, { rows: 0, blocks: 0 });
+    if (awaited.length > 0) this.#dense.prepare(stream, { ...batch, entries: awaited });
     this.#dense.append(stream, call);
   }
 
@@ -137,6 +150,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   truncate(stream: Stream, slot: number, tokens: number): void {
     this.#expectUsable('truncate', stream);
     const counts = shorterBy('truncate', this.lengths(slot), tokens);
+    this.#await(slot, { rows: 0, blocks: 0 });
     const { codec, sinkBlocks } = this.#parts;
     const codes = this.#slots.blocks(slot);
     const kept = counts.map((count, kvHead) => {
@@ -208,6 +222,7 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
   release(stream: Stream, slot: number): void {
     this.#expectUsable('release', stream);
     this.#dense.release(stream, slot);
+    this.#await(slot, { rows: 0, blocks: 0 });
     const codes = this.#slots.blocks(slot);
     codes.finished = false;
     codes.heads.forEach((_, kvHead) => {
@@ -267,6 +282,22 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     const codes = this.#slots.blocks(slot);
     this.#parts.codec.ids.promised += blocks - codes.promised;
     codes.promised = blocks;
+  }
+
+  /** How many dense blocks more a slot holds once so many rows have come and what leaves the window is quantized. */
+  #keptDense(slot: number, rows: number): number {
+    const [lengths, held] = [this.#dense.lengths(slot), this.#dense.blockIds(slot)];
+    const kept = this.#leaving(slot, rows).map(
+      (leaving, kvHead) => Math.ceil(((lengths[kvHead] ?? 0) + rows) / blockTokens) - leaving - (held[kvHead]?.length ?? 0),
+    );
+    return sum(kept.map((blocks) => Math.max(0, blocks)));
+  }
+
+  /** Says which rows of a slot get dense blocks later. */
+  #await(slot: number, awaited: SlotCodes['awaited']): void {
+    const codes = this.#slots.blocks(slot);
+    this.#dense.ids.promised += awaited.blocks - codes.awaited.blocks;
+    codes.awaited = awaited;
   }
 
   /** Quantizes what has left the local window of slots, and returns its dense blocks. They were promised as many. */

@@ -11,6 +11,8 @@ export class SlotCodes extends SlotBlocks {
   finished = false;
   /** Blocks that its dense tokens were promised, of all kv heads. */
   promised = 0;
+  /** Rows of a step that get dense blocks when they are appended, and how many of these blocks stay dense behind it. */
+  awaited = { rows: 0, blocks: 0 };
 
   constructor(kvHeads: number, width: number) {
     super(kvHeads, width);

@@ -20,6 +20,7 @@ import type { PagedBlocks } from '../paged-blocks.js';
 import { show } from '../show.js';
 import { floats } from '../tensor-rules.js';
 import { expectObject, expectThat } from '../validate.js';
+import type { BlockIds } from './block-ids.js';
 import { countDistinct } from './count-distinct.js';
 import { expectCapacity } from './expect-capacity.js';
 import { expectHeld } from './expect-held.js';
@@ -51,6 +52,14 @@ export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory
   return { name, create: (layers, capacity) => densePagedStores(layers, capacity, { name: 'dense', dtype, blockTokens }) };
 }
 
+export interface DensePagedPool {
+  readonly name: string;
+  readonly dtype: FloatDType | undefined;
+  readonly blockTokens: number;
+  /** Of all layers together. Default: as many as sequences of the capacity's sizes may come to fill. */
+  readonly blocks?: number | undefined;
+}
+
 /**
  * The stores of layers, over a pool of their own. A store of another package may hold part of its tokens in them.
  * @throws OutOfMemoryError, InvalidValueError, ShapeError
@@ -58,7 +67,7 @@ export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory
 export function densePagedStores(
   given: readonly KvLayer[],
   capacity: KvCapacity,
-  { name, dtype, blockTokens }: { readonly name: string; readonly dtype: FloatDType | undefined; readonly blockTokens: number },
+  { name, dtype, blockTokens, blocks }: DensePagedPool,
 ): DensePagedStore[] {
   const layers = expectCapacity(given, capacity);
   const [first] = layers;
@@ -71,7 +80,7 @@ export function densePagedStores(
     dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
     headDim: first.headDim,
     blockTokens,
-    blocks: runs * heads,
+    blocks: blocks ?? runs * heads,
   });
   let open = layers.length;
   const closePool = () => {
@@ -107,6 +116,13 @@ interface HeldBlock {
   readonly id: number;
 }
 
+/** Blocks that a kv head of a slot lacks. */
+interface MissingBlocks {
+  readonly slot: number;
+  readonly kvHead: number;
+  readonly count: number;
+}
+
 export class DensePagedStore implements KvStore {
   readonly name: string;
   readonly layer: KvLayer;
@@ -130,22 +146,9 @@ export class DensePagedStore implements KvStore {
 
   prepare(stream: Stream, batch: RowBatch): void {
     this.#slots.expectUsable('prepare', stream);
-    const missing: { slot: number; kvHead: number; count: number }[] = [];
-    const written: HeldBlock[] = [];
-    const { ids } = this.#pool;
-    for (const { slot, rows } of entriesOf('prepare', batch)) {
-      const blocks = this.#slots.blocks(slot);
-      this.lengths(slot).forEach((held, kvHead) => {
-        const count = this.#slots.blocksFor(slot, held + rows) - blocks.count(kvHead);
-        if (count > 0) missing.push({ slot, kvHead, count });
-        const index = this.#openBlock(held);
-        const id = blocks.at(kvHead, index);
-        if (id !== undefined && ids.holders(id) > 1) written.push({ slot, kvHead, index, id });
-      });
-    }
-    const shared = ids.toReplace(written);
+    const { missing, shared } = this.#lacking(batch);
     if (missing.length + shared.length === 0) return;
-    let fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
+    let fresh = this.#pool.ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
     this.#replace(stream, shared, fresh);
     fresh = fresh.subarray(shared.length);
     for (const { slot, kvHead, count } of missing) {
@@ -153,6 +156,17 @@ export class DensePagedStore implements KvStore {
       fresh = fresh.subarray(count);
     }
     for (const slot of new Set([...missing, ...shared].map(({ slot }) => slot))) this.#writeTable(stream, slot);
+  }
+
+  /** The blocks of the pool, which all layers share. */
+  get ids(): BlockIds {
+    return this.#pool.ids;
+  }
+
+  /** How many blocks `prepare` would take. */
+  blocksFor(batch: Pick<RowBatch, 'entries'>): number {
+    const { missing, shared } = this.#lacking(batch);
+    return missing.reduce((sum, { count }) => sum + count, shared.length);
   }
 
   append(stream: Stream, call: AppendCall): void {
@@ -285,6 +299,24 @@ export class DensePagedStore implements KvStore {
     for (const { heads } of this.#slots.allBlocks()) for (const ids of heads) this.#pool.ids.free(ids);
     this.#slots.dispose();
     this.#closePool();
+  }
+
+  /** What rows lack: blocks, and copies in the place of those that others hold too. */
+  #lacking(batch: Pick<RowBatch, 'entries'>): { readonly missing: readonly MissingBlocks[]; readonly shared: readonly HeldBlock[] } {
+    const missing: MissingBlocks[] = [];
+    const written: HeldBlock[] = [];
+    const { ids } = this.#pool;
+    for (const { slot, rows } of entriesOf('prepare', batch)) {
+      const blocks = this.#slots.blocks(slot);
+      this.lengths(slot).forEach((held, kvHead) => {
+        const count = this.#slots.blocksFor(slot, held + rows) - blocks.count(kvHead);
+        if (count > 0) missing.push({ slot, kvHead, count });
+        const index = this.#openBlock(held);
+        const id = blocks.at(kvHead, index);
+        if (id !== undefined && ids.holders(id) > 1) written.push({ slot, kvHead, index, id });
+      });
+    }
+    return { missing, shared: ids.toReplace(written) };
   }
 
   /** How many blocks so many tokens take. */
