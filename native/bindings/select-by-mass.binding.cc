@@ -7,7 +7,7 @@ namespace kv {
 // selectByMass(stream, scores [token, queryHead, key], denseLogSumExp [token, queryHead] or undefined,
 //              blockTable [slot, kvHead, block], keyCounts [slot, kvHead], slots [batch], queryStart [boundary],
 //              valueScales [valueBlock, blockToken] or undefined, meanRows [slot, kvHead] or undefined,
-//              valueRows [token, kvHead, chosen], weights [token, kvHead, chosen, groupHead], counts [token, kvHead],
+//              valueRows [token, kvHead, chosen], weights [token, kvHead, chosen, groupHead] or undefined, counts [token, kvHead],
 //              logSumExp [token, queryHead], valueBlocks, tau, missingMass)
 Napi::Value select_by_mass(const Napi::CallbackInfo& info) {
   OperationCall call(info);
@@ -34,7 +34,7 @@ Napi::Value select_by_mass(const Napi::CallbackInfo& info) {
   arguments.mean_rows = call.optional_tensor(8).as<int32_t>();
   arguments.value_rows = rows.as<int32_t>();
   arguments.capacity = static_cast<int32_t>(rows.extent(2));
-  arguments.weights = call.output(10).as<float>();
+  arguments.weights = call.optional_output(10).as<float>();
   arguments.counts = call.output(11).as<int32_t>();
   arguments.log_sum_exp = call.output(12).as<float>();
   arguments.block_count = static_cast<int32_t>(call.integer(13));

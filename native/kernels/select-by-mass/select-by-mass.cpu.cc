@@ -310,6 +310,7 @@ class List {
     return takes(head, token) ? share_below(choices_[head].sum.most - score(head, token)) : 0;
   }
 
+  // And what they were divided by.
   void write_weights(int32_t head, const Candidate* candidates, int32_t count, bool with_mean) const {
     uint64_t taken = 0;
     for (int32_t i = 0; i < count; ++i) taken += share(head, candidates[i].token);
@@ -318,8 +319,10 @@ class List {
     const auto write = [&](int32_t i, float weight) {
       a_.weights[(first + i) * a_.group() + head] = weight * scale(a_.value_rows[first + i]);
     };
-    for (int32_t i = 0; i < count; ++i) write(i, made.weight(share(head, candidates[i].token)));
-    if (with_mean) write(count, made.missing);
+    if (a_.weights != nullptr) {
+      for (int32_t i = 0; i < count; ++i) write(i, made.weight(share(head, candidates[i].token)));
+      if (with_mean) write(count, made.missing);
+    }
     a_.log_sum_exp[index_ * a_.group() + head] = made.log_sum_exp;
   }
 

@@ -513,6 +513,7 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
     return -1;
   };
   for (int i = thread; i < count; i += kThreads) a.value_rows[first + i] = value_row(chunk * kChunk + tokens[i]);
+  if (a.weights == nullptr) return;
   for (int at = thread; at < count * group; at += kThreads) {
     const int token = chunk * kChunk + tokens[at / group];
     const float weight = list.heads[at % group].made.weight(list.taken_share(at % group, token));

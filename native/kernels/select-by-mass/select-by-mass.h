@@ -46,7 +46,7 @@ struct SelectByMassArguments : PagedBatch {
   // The lists, in memory of the device or of the host. Row 64 b + t of the pool of values is token t of block b. Rows
   // that no batch entry has get a count of 0.
   int32_t* value_rows = nullptr;  // [row, kv_head, capacity], tokens ascending; behind them the mean value's row
-  float* weights = nullptr;       // [row, kv_head, capacity, group_head]
+  float* weights = nullptr;       // [row, kv_head, capacity, group_head], or null: lists alone
   int32_t* counts = nullptr;      // [row, kv_head]
   int32_t capacity = 0;           // at least 1
   // [row, query_head], in the device's memory: the logarithm of the denominator that the weights were divided by.

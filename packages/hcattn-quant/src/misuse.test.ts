@@ -206,7 +206,7 @@ const functions: readonly MisusedFunction[] = [
   misusedOperation(selectByMass, scores, {
     outputs: ['valueRows', 'weights', 'counts', 'logSumExp'],
     legal: [
-      optional('denseLogSumExp|missingMass'),
+      optional('denseLogSumExp|missingMass|weights'),
       freeAxis('scores', 'key'),
       freeAxis('blockTable', 'block'),
       legalAt('tau', '0\\.5', 'a share'),

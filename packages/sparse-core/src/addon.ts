@@ -396,7 +396,7 @@ export interface Addon {
     valueScales: NativeTensor | undefined,
     meanRows: NativeTensor | undefined,
     valueRows: NativeTensor,
-    weights: NativeTensor,
+    weights: NativeTensor | undefined,
     counts: NativeTensor,
     logSumExp: NativeTensor,
     valueBlocks: number,

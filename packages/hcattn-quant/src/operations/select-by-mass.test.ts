@@ -316,6 +316,18 @@ describeOnDevices('selectByMass', ({ open }) => {
     for (const result of results) expect(result).toEqual(results[0]);
   });
 
+  it('writes lists alone where no weights are given', async () => {
+    const device = open();
+    const given = scoredTokens(device, new Random(12), { ...sizes, score: (row, head, token) => Math.sin(row + head * token) * 5 });
+    const { bytes: [rows, , counts, logSumExp] } = await choose(device, given, { tau: 0.8 });
+    const stream = device.createStream();
+    stream.write(given.arguments.valueRows, new Int32Array(given.arguments.valueRows.byteLength / 4).fill(-7));
+    selectByMass(stream, { ...given.arguments, weights: undefined, tau: 0.8 });
+    const { valueRows, counts: listCounts, logSumExp: sums } = given.arguments;
+    const read = [await valueRows.read(stream), await listCounts.read(stream), await sums.read(stream)];
+    expect(read.map((numbers) => [...new Uint8Array(numbers.buffer)])).toEqual([rows, counts, logSumExp]);
+  });
+
   it.each([
     ['counts more tokens than have scores', 'keyCounts', 1000],
     ['counts fewer than none', 'keyCounts', -64],
@@ -343,6 +355,7 @@ describeOnDevices('selectByMass', ({ open }) => {
       [{ missingMass: 'none' as MissingMass }, InvalidValueError],
       [{ missingMass: 'meanValue' }, InvalidValueError],
       [{ meanRows }, InvalidValueError],
+      [{ missingMass: 'meanValue', meanRows, weights: undefined }, InvalidValueError],
       [{ valueBlocks: -1 }, InvalidValueError],
       [{ weights: device.tensor('f32', ['token', 'kvHead', 'chosen', 'groupHead'], [4, 2, 192, 2]) }, ShapeError],
       [{ valueScales: device.tensor('bf16', ['valueBlock', 'blockToken'], [1, 64]) }, ShapeError],

@@ -42,8 +42,11 @@ export interface SelectByMassArguments {
    * heads took more, those of the largest weights stay. May be in host memory.
    */
   readonly valueRows: TensorHandle<'i32', readonly ['token', 'kvHead', 'chosen']>;
-  /** f32: 0 where a head did not take the token. May be in host memory. */
-  readonly weights: TensorHandle<'f32', readonly ['token', 'kvHead', 'chosen', 'groupHead']>;
+  /**
+   * f32: 0 where a head did not take the token. May be in host memory. Left out, lists alone are written, as
+   * `decodeAttentionListed` takes them.
+   */
+  readonly weights?: TensorHandle<'f32', readonly ['token', 'kvHead', 'chosen', 'groupHead']> | undefined;
   /** i32: 0 for rows that no batch entry has. May be in host memory. */
   readonly counts: TensorHandle<'i32', readonly ['token', 'kvHead']>;
   /** f32: the logarithm of what the weights were divided by, for `mergeAttention`. */
@@ -60,7 +63,7 @@ const rules = [
   { name: 'valueScales', dtype: ['bf16'], shape: ['valueBlock', blockTokens], layout: 'contiguous', optional: true },
   { name: 'meanRows', dtype: ['i32'], shape: ['slot', 'kvHead'], layout: 'contiguous', optional: true },
   { name: 'valueRows', dtype: ['i32'], shape: ['token', 'kvHead', 'chosen'], layout: 'contiguous' },
-  { name: 'weights', dtype: ['f32'], shape: ['token', 'kvHead', 'chosen', 'groupHead'], layout: 'contiguous' },
+  { name: 'weights', dtype: ['f32'], shape: ['token', 'kvHead', 'chosen', 'groupHead'], layout: 'contiguous', optional: true },
   { name: 'counts', dtype: ['i32'], shape: ['token', 'kvHead'], layout: 'contiguous' },
   { name: 'logSumExp', dtype: ['f32'], shape: ['token', 'queryHead'], layout: 'contiguous' },
 ] as const;
@@ -76,7 +79,7 @@ const enqueue = operation('selectByMass', rules, ['valueRows', 'weights', 'count
  * chooses the same tokens.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
  * @throws InvalidValueError for a tau outside of (0, 1], another `missingMass`, or `meanRows` without `meanValue` and the
- * other way round; counts, slots and tables that lead outside reject the stream's next wait with one
+ * other way round, or scales or means without weights; counts, slots and tables that lead outside reject the stream's next wait with one
  * @throws CapabilityError for scores of more than 2^24 tokens
  */
 export function selectByMass(stream: Stream, args: SelectByMassArguments): void {
@@ -85,12 +88,19 @@ export function selectByMass(stream: Stream, args: SelectByMassArguments): void 
     const { tau, missingMass = 'renormalise', valueBlocks } = args;
     const [, queryHeads] = scores.shape;
     const [, kvHeads] = keyCounts.shape;
-    if (queryHeads !== kvHeads * weights.shape[3] || valueRows.shape[2] === 0) {
+    const group = weights === undefined ? Math.floor(queryHeads / kvHeads) : weights.shape[3];
+    if (queryHeads !== kvHeads * group || valueRows.shape[2] === 0) {
       throw new ShapeError(
-        `${name}: there are scores of ${queryHeads} query heads, ${kvHeads} kv heads with weights of ${weights.shape[3]} query heads ` +
+        `${name}: there are scores of ${queryHeads} query heads, ${kvHeads} kv heads with weights of ${group} query heads ` +
           `each, and room for ${valueRows.shape[2]} tokens; give weights of as many query heads as have scores, and room for a token.`,
-        { subject: 'weights', given: weights.shape },
+        { subject: 'weights', given: weights?.shape ?? scores.shape },
       );
+    }
+    if (weights === undefined && (valueScales ?? meanRows) !== undefined) {
+      throw new InvalidValueError(`${name}: valueScales and meanRows go into weights, and there are none; give weights, or leave both out.`, {
+        subject: 'weights',
+        given: weights,
+      });
     }
     expectThat(name, 'tau', tau, typeof tau === 'number' && tau > 0 && tau <= 1, 'a number above 0, at most 1');
     expectThat(name, 'missingMass', missingMass, missingMasses.includes(missingMass), `one of ${missingMasses.join(', ')}`);

@@ -23,24 +23,15 @@ function elementsOf({ layers, capacity, maxTokens, missingMass, hostKeys }: Choi
   const most = (count: (layer: KvLayer) => number) => capacity.slots * Math.max(...layers.map(count));
   const keys = Math.ceil(capacity.tokensPerSlot / blockTokens) * blockTokens;
   const chosen = Math.min(maxTokens, keys) + (missingMass === 'meanValue' ? 1 : 0);
-  return {
-    ...{ keys, chosen },
-    scores: most(({ queryHeads }) => queryHeads * keys),
-    heads: most(({ queryHeads }) => queryHeads),
-    host: {
-      valueRows: most(({ kvHeads }) => kvHeads * chosen),
-      weights: most(({ queryHeads }) => queryHeads * chosen),
-      counts: most(({ kvHeads }) => kvHeads),
-      output: most(({ queryHeads, headDim }) => queryHeads * headDim),
-      ...(hostKeys && {
-        query: most(({ queryHeads, headDim }) => queryHeads * headDim),
-        logSumExp: most(({ queryHeads }) => queryHeads),
-      }),
-    },
-  };
+  const heads = most(({ queryHeads }) => queryHeads);
+  const rows = most(({ queryHeads, headDim }) => queryHeads * headDim);
+  const lists = { valueRows: most(({ kvHeads }) => kvHeads * chosen), counts: most(({ kvHeads }) => kvHeads), output: rows };
+  const weights = hostKeys ? {} : { weights: heads * chosen };
+  const exact = hostKeys ? { query: rows, logSumExp: heads } : {};
+  return { keys, chosen, heads, lists, weights, exact };
 }
 
-/** A group of kv heads of a layer, and its rows' room. */
+/** Room of a group of a layer's kv heads. */
 export type GroupRoom = ReturnType<ChoiceRoom['of']>;
 
 /** Where rows of answers choose tokens by their scores, and sum the values of these: all layers' in turn. */
@@ -49,78 +40,80 @@ export class ChoiceRoom implements Disposable {
   readonly rows: number;
   readonly #keys: number;
   readonly #chosen: number;
-  /** These are on the device; the others are on the host. */
-  readonly #scores: Flat<'f32'>;
-  readonly #logSumExps: Flat<'f32'>;
-  readonly #denseLogSumExps: Flat<'f32'>;
-  readonly #valueRows: Flat<'i32'>;
-  readonly #weights: Flat<'f32'>;
-  readonly #counts: Flat<'i32'>;
-  readonly #output: Flat<'f32'>;
-  /** With keys on the host. */
-  readonly #exact: { readonly query: Flat<'f32'>; readonly logSumExp: Flat<'f32'> } | undefined;
+  readonly #onDevice: Readonly<Record<'scores' | 'logSumExps' | 'denseLogSumExps', Flat<'f32'>>>;
+  readonly #onHost: Readonly<Record<'valueRows' | 'counts', Flat<'i32'>> & Record<'output', Flat<'f32'>>>;
+  /** Without keys on the host. */
+  readonly #weights: Flat<'f32'> | undefined;
+  /** With them. */
+  readonly #exact: Readonly<Record<'query' | 'logSumExp', Flat<'f32'>>> | undefined;
 
   static hostBytes(sizes: ChoiceSizes): number {
-    return Object.values(elementsOf(sizes).host).reduce((sum, elements) => sum + bytesOfPool(4 * elements), 0);
+    const { lists, weights, exact } = elementsOf(sizes);
+    const elements: number[] = Object.values({ ...lists, ...weights, ...exact });
+    return elements.reduce((sum, count) => sum + bytesOfPool(4 * count), 0);
   }
 
   /** @throws OutOfMemoryError */
   constructor(sizes: ChoiceSizes, memory: HostMemory) {
     const { device, slots } = sizes.capacity;
-    const { keys, chosen, scores, heads, host } = elementsOf(sizes);
+    const { keys, chosen, heads, lists, weights, exact } = elementsOf(sizes);
     this.rows = slots;
     this.#keys = keys;
     this.#chosen = chosen;
-    const { query, logSumExp } = host;
-    const made = madeTogether((own) => [
-      own(device.tensor('f32', ['element'], [scores])),
-      own(device.tensor('f32', ['element'], [heads])),
-      own(device.tensor('f32', ['element'], [heads])),
-      own(memory.tensor('i32', ['element'], [host.valueRows])),
-      own(memory.tensor('f32', ['element'], [host.weights])),
-      own(memory.tensor('i32', ['element'], [host.counts])),
-      own(memory.tensor('f32', ['element'], [host.output])),
-      query === undefined || logSumExp === undefined
-        ? undefined
-        : { query: own(memory.tensor('f32', ['element'], [query])), logSumExp: own(memory.tensor('f32', ['element'], [logSumExp])) },
-    ] as const);
-    [this.#scores, this.#logSumExps, this.#denseLogSumExps, this.#valueRows, this.#weights, this.#counts, this.#output, this.#exact] = made;
+    [this.#onDevice, this.#onHost, this.#weights, this.#exact] = madeTogether((own) => {
+      const flat = <D extends 'f32' | 'i32'>(from: HostMemory, dtype: D, count: number): Flat<D> => own(from.tensor(dtype, ['element'], [count]));
+      return [
+        {
+          scores: flat(device, 'f32', heads * keys),
+          logSumExps: flat(device, 'f32', heads),
+          denseLogSumExps: flat(device, 'f32', heads),
+        },
+        {
+          valueRows: flat(memory, 'i32', lists.valueRows),
+          counts: flat(memory, 'i32', lists.counts),
+          output: flat(memory, 'f32', lists.output),
+        },
+        weights.weights === undefined ? undefined : flat(memory, 'f32', weights.weights),
+        exact.query === undefined ? undefined : { query: flat(memory, 'f32', exact.query), logSumExp: flat(memory, 'f32', exact.logSumExp) },
+      ];
+    });
   }
 
   get deviceBytes(): number {
-    return this.#onDevice.reduce((sum, { byteLength }) => sum + byteLength, 0);
-  }
-
-  get #onDevice(): Flat<'f32'>[] {
-    return [this.#scores, this.#logSumExps, this.#denseLogSumExps];
+    return bytesOf(Object.values(this.#onDevice));
   }
 
   get hostBytes(): number {
-    return this.#onHost.reduce((sum, { byteLength }) => sum + byteLength, 0);
+    return bytesOf(this.#hostTensors);
   }
 
-  get #onHost(): Flat<DType>[] {
-    return [this.#valueRows, this.#weights, this.#counts, this.#output, ...Object.values(this.#exact ?? {})];
+  get #hostTensors(): Flat<DType>[] {
+    const weights = this.#weights === undefined ? [] : [this.#weights];
+    return [...Object.values(this.#onHost), ...weights, ...Object.values(this.#exact ?? {})];
   }
 
-  /** Room for rows of the n-th group of a layer's kv heads; `exact` is there with keys on the host. */
+  /** Room for rows of the n-th group of a layer's kv heads: with `weights`, or with `exact` where keys are on the host. */
   of({ query: { shape, axes, dtype }, blockTable }: RowsOverBlocks, nth: number) {
-    const [keys, chosen, exact] = [this.#keys, this.#chosen, this.#exact];
+    const [keys, chosen, weights, exact] = [this.#keys, this.#chosen, this.#weights, this.#exact];
+    const { scores, logSumExps, denseLogSumExps } = this.#onDevice;
+    const { valueRows, counts, output } = this.#onHost;
     const [rows, queryHeads, headDim] = shape;
     const kvHeads = blockTable.shape[1];
     const part = <D extends DType>(flat: Flat<D>, elements: number) => flat.slice('element', nth * elements, (nth + 1) * elements);
     const ofHeads = (flat: Flat<'f32'>) => part(flat, rows * queryHeads).view(['token', 'queryHead'], [rows, queryHeads]);
     return {
-      logSumExp: ofHeads(this.#logSumExps),
-      denseLogSumExp: ofHeads(this.#denseLogSumExps),
-      scores: part(this.#scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
-      valueRows: part(this.#valueRows, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]),
-      weights: part(this.#weights, rows * queryHeads * chosen).view(
-        ['token', 'kvHead', 'chosen', 'groupHead'],
-        [rows, kvHeads, chosen, queryHeads / kvHeads],
-      ),
-      counts: part(this.#counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),
-      output: part(this.#output, rows * queryHeads * headDim).view(axes, shape),
+      scores: part(scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
+      logSumExp: ofHeads(logSumExps),
+      denseLogSumExp: ofHeads(denseLogSumExps),
+      valueRows: part(valueRows, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]),
+      counts: part(counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),
+      output: part(output, rows * queryHeads * headDim).view(axes, shape),
+      weights:
+        weights &&
+        part(weights, rows * queryHeads * chosen).view(
+          ['token', 'kvHead', 'chosen', 'groupHead'],
+          [rows, kvHeads, chosen, queryHeads / kvHeads],
+        ),
       exact: exact && {
         query: exact.query.derive(dtype, axes, shape, [queryHeads * headDim, headDim, 1], 4 * nth * rows * queryHeads * headDim),
         logSumExp: ofHeads(exact.logSumExp),
@@ -129,6 +122,10 @@ export class ChoiceRoom implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    for (const tensor of [...this.#onDevice, ...this.#onHost]) tensor.dispose();
+    for (const tensor of [...Object.values(this.#onDevice), ...this.#hostTensors]) tensor.dispose();
   }
+}
+
+function bytesOf(tensors: readonly Flat<DType>[]): number {
+  return tensors.reduce((sum, { byteLength }) => sum + byteLength, 0);
 }

@@ -128,10 +128,8 @@ export class CodedBlocks implements BlockCodec {
   /** Enqueues the sums on the host of what was chosen. */
   #sum(stream: Stream, { scale }: RowsOverBlocks, { valueRows, weights, counts, exact, output, logSumExp }: GroupRoom): AttentionPart {
     const { keys, values, valueScales } = this.#pools.host;
-    if (keys === undefined || exact === undefined) {
-      weightedValues(stream, { valueRows, weights, counts, values, output });
-      return { output, logSumExp };
-    }
+    if (weights !== undefined) weightedValues(stream, { valueRows, weights, counts, values, output });
+    if (keys === undefined || exact === undefined) return { output, logSumExp };
     decodeAttentionListed(stream, { ...exact, valueRows, counts, keys, values, valueScales, output, scale });
     return { output, logSumExp: exact.logSumExp };
   }
