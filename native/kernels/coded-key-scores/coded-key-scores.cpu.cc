@@ -15,7 +15,7 @@ constexpr int kPlaces = kStreamCodes / 2;
 constexpr int kTaskBlocks = 16;  // of one kv head of one batch entry
 constexpr int kMostColumns = 4;  // rows and heads that are scored at once
 
-// Where the centroids of a tile's codes lie in their book, in bytes.
+// Where the sub-vectors of a tile's codes lie in their book, in bytes.
 typedef uint32_t PlaceTable[kPlaces][kLanes];
 
 // The words of `kOctets` octets of a chunk, from `words` on. A chunk with fewer than four quads lends the last one to all
@@ -67,25 +67,60 @@ inline Vec high_half(VecInt pair) {
 }
 inline Vec low_half(VecInt pair) { return high_half(pair << 16); }
 
-// Pairs of neighbouring dims of the sub-vectors of kLanes tokens in a group: pairs[pair][token]. kSubDim is that of the
-// book, or 0 for any. Of an odd last dim the pair's high half is 0.
-template <int kSubDim>
-void look_up(const uint16_t* book, int sub_dim, const PlaceTable& places, int group, uint32_t* pairs) {
-  const uint32_t* of_group = places[group % kQuadGroups] + group / kQuadGroups % kQuadGroups;
-  const auto* bytes = reinterpret_cast<const uint8_t*>(book);
-#pragma GCC unroll 16
-  for (int token = 0; token < kLanes; ++token) {
-    const uint8_t* centroid = bytes + of_group[token % 4 * kQuadGroups * kLanes + token / 4 * 4];
-    if constexpr (kSubDim == 2 || kSubDim == 4) {
-      std::memcpy(pairs + token * (kSubDim / 2), centroid, 2 * kSubDim);
-    } else {
-      for (int d = 0; d < sub_dim; d += 2) {
-        uint32_t pair = 0;
-        std::memcpy(&pair, centroid + 2 * d, d + 1 < sub_dim ? 4 : 2);
-        pairs[d / 2 * kLanes + token] = pair;
-      }
-    }
+// Where the sub-vectors of a group lie in its book. Token 4 * octet + t is the t-th of an octet.
+struct GroupPlaces {
+  const uint8_t* book;
+  const uint32_t* bytes;
+
+  const uint8_t* operator()(int octet, int t) const { return book + bytes[t * kQuadGroups * kLanes + octet * 4]; }
+};
+
+typedef int32_t Quad __attribute__((vector_size(16)));
+
+// Two neighbouring dims of the sub-vectors of an octet's four tokens. On AVX-512 each is one instruction.
+Quad load_fours(const GroupPlaces& at, int octet) {
+#if defined(__AVX512F__)
+  const auto load = [&](int t) { return _mm_loadu_si32(at(octet, t)); };
+  __m128i v = _mm_mask_broadcastd_epi32(_mm_broadcastd_epi32(load(0)), 2, load(1));
+  v = _mm_mask_broadcastd_epi32(v, 4, load(2));
+  return reinterpret_cast<Quad>(_mm_mask_broadcastd_epi32(v, 8, load(3)));
+#else
+  Quad v;
+  for (int t = 0; t < 4; ++t) {
+    int32_t pair;
+    std::memcpy(&pair, at(octet, t), 4);
+    v[t] = pair;
   }
+  return v;
+#endif
+}
+
+// Four dims of two of them, from `t` on.
+Quad load_eights(const GroupPlaces& at, int octet, int t) {
+#if defined(__AVX512F__)
+  const auto load = [&](int i) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at(octet, t + i))); };
+  return reinterpret_cast<Quad>(_mm_mask_broadcastq_epi64(load(0), 2, load(1)));
+#else
+  typedef int64_t Pair __attribute__((vector_size(16)));
+  int64_t first, second;
+  std::memcpy(&first, at(octet, t), 8);
+  std::memcpy(&second, at(octet, t + 1), 8);
+  return reinterpret_cast<Quad>(Pair{first, second});
+#endif
+}
+
+VecInt join(const Quad (&quads)[kOctets]) {
+#if defined(__AVX512F__)
+  const auto at = [&](int i) { return reinterpret_cast<__m128i>(quads[i]); };
+  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(1), 1);
+  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(at(2)), at(3), 1);
+  return reinterpret_cast<VecInt>(_mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(low), high, 1));
+#elif defined(__AVX2__)
+  const auto at = [&](int i) { return reinterpret_cast<__m128i>(quads[i]); };
+  return reinterpret_cast<VecInt>(_mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(1), 1));
+#else
+  return quads[0];
+#endif
 }
 
 template <int kColumns>
@@ -98,25 +133,38 @@ void add_pairs(VecInt pairs, const float* query, int64_t stride, Vec (&sums)[kCo
   }
 }
 
-// Adds the products of a group's sub-vectors, that look_up wrote, and the queries' dims from `query` on.
+// Adds the products of kLanes tokens' sub-vectors in a group and the queries' dims from `query` on. kSubDim is the number
+// of dims of a sub-vector, or 0 for any.
 template <int kSubDim, int kColumns>
-void add_group(const uint32_t* pairs, int sub_dim, const float* query, int64_t stride, Vec (&sums)[kColumns][2]) {
-  const auto load_at = [&](int vector) {
-    VecInt v;
-    std::memcpy(&v, pairs + vector * kLanes, sizeof v);
-    return v;
-  };
-  if constexpr (kSubDim == 4) {
+void add_group(const GroupPlaces& at, int sub_dim, const float* query, int64_t stride, Vec (&sums)[kColumns][2]) {
+  if constexpr (kSubDim == 2) {
+    Quad quads[kOctets];
+#pragma GCC unroll 4
+    for (int octet = 0; octet < kOctets; ++octet) quads[octet] = load_fours(at, octet);
+    add_pairs(join(quads), query, stride, sums);
+  } else if constexpr (kSubDim == 4) {
+    Quad quads[2 * kOctets];
     VecInt even = {}, odd = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * kOctets; ++i) quads[i] = load_eights(at, i / 2, i % 2 * 2);
     for (int i = 0; i < kLanes; ++i) {
       even[i] = 2 * i;
       odd[i] = 2 * i + 1;
     }
-    const Vec a = reinterpret_cast<Vec>(load_at(0)), b = reinterpret_cast<Vec>(load_at(1));
+    Quad halves[2][kOctets];
+    std::memcpy(halves, quads, sizeof quads);
+    const Vec a = reinterpret_cast<Vec>(join(halves[0])), b = reinterpret_cast<Vec>(join(halves[1]));
     add_pairs(reinterpret_cast<VecInt>(permute(a, b, even)), query, stride, sums);
     add_pairs(reinterpret_cast<VecInt>(permute(a, b, odd)), query + 2, stride, sums);
   } else {
-    for (int d = 0; d < sub_dim; d += 2) add_pairs(load_at(d / 2), query + d, stride, sums);
+    for (int d = 0; d < sub_dim; d += 2) {
+      int32_t pairs[kLanes] = {};
+      const size_t bytes = d + 1 < sub_dim ? 4 : 2;  // an odd last dim stands beside a 0
+      for (int token = 0; token < kLanes; ++token) std::memcpy(pairs + token, at(token / 4, token % 4) + 2 * d, bytes);
+      VecInt v;
+      std::memcpy(&v, pairs, sizeof v);
+      add_pairs(v, query + d, stride, sums);
+    }
   }
 }
 
@@ -125,35 +173,39 @@ struct BlockScores {
   const CodedKeys& coded;
   const uint16_t* books;
   const uint32_t* block;
+  const uint32_t* next;  // the block that will be read after it
   const float* queries;  // `stride` floats apart
   int64_t stride;
   float* const* scores;  // of each column and the block's tokens
   float scale;
-  uint32_t* pairs;  // room for kLanes keys
 
-  // A group is added some groups after its sub-vectors were looked up: looking up only loads and stores, and a vector is
-  // loaded only when its parts have left the queue of stores.
   template <int kColumns, int kSubDim>
   void compute() const {
-    constexpr int kLag = 8;
     const int sub_dim = kSubDim == 0 ? coded.sub_dim : kSubDim;
-    const int of_group = (sub_dim + 1) / 2 * kLanes;
-    const int groups = coded.groups();
     const int64_t between_books = coded.books == 1 ? 0 : coded.book_elements();
     for (int token = 0; token < kCodedBlockTokens; token += kLanes) {
       PlaceTable places;
       Vec sums[kColumns][2] = {};
-      for (int group = 0; group < groups + kLag; ++group) {
-        if (group < groups) {
-          if (group % kChunkGroups == 0) unpack(coded, sub_dim, block, group / kChunkGroups, token / 32, token % 32 / 4, places);
-          look_up<kSubDim>(books + group * between_books, sub_dim, places, group, pairs + group * of_group);
+      for (int group = 0; group < coded.groups(); ++group) {
+        if (group % kChunkGroups == 0) {
+          const int number = group / kChunkGroups;
+          // As large a part of the next block's chunk as is unpacked of this one.
+          const int64_t words = chunk_words(number) * kLanes / kCodedBlockTokens;
+          const uint32_t* line = next + chunk_offset(number, coded.code_bits) + words * token / kLanes;
+          for (int64_t i = 0; i < words; i += 16) __builtin_prefetch(line + i, 0, 2);
+          unpack(coded, sub_dim, block, number, token / 32, token % 32 / 4, places);
         }
-        if (group < kLag) continue;
-        const int added = group - kLag;
-        add_group<kSubDim>(pairs + added * of_group, sub_dim, queries + added * sub_dim, stride, sums);
+        const GroupPlaces at{reinterpret_cast<const uint8_t*>(books + group * between_books),
+                             places[group % kQuadGroups] + group / kQuadGroups % kQuadGroups};
+        add_group<kSubDim>(at, sub_dim, queries + group * sub_dim, stride, sums);
       }
       for (int c = 0; c < kColumns; ++c) store(scores[c] + token, (sums[c][0] + sums[c][1]) * scale);
     }
+  }
+
+ private:
+  int64_t chunk_words(int number) const {
+    return int64_t{kChunkOctets} * quads_of_chunk(coded.groups(), number) * coded.code_bits;
   }
 };
 
@@ -210,9 +262,9 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task,
   if (first >= end || columns.count() == 0) return;
   const int32_t* table = a.block_table + cache_head * a.table_width;
   const int64_t stride = a.head_dim + 1;  // a pair of an odd last dim has a second number
-  const int64_t pairs = int64_t{a.coded.groups()} * ((a.coded.sub_dim + 1) / 2) * kLanes;
-  auto* queries = static_cast<float*>(workers.scratch(worker, static_cast<size_t>(kMostColumns * stride + pairs) * sizeof(float)));
-  std::memset(queries, 0, static_cast<size_t>(kMostColumns * stride) * sizeof(float));
+  const size_t query_bytes = static_cast<size_t>(kMostColumns * stride) * sizeof(float);
+  auto* queries = static_cast<float*>(workers.scratch(worker, query_bytes));
+  std::memset(queries, 0, query_bytes);
   float* scores[kMostColumns] = {};
   for (int column = 0; column < columns.count(); column += kMostColumns) {
     const int count = columns.count() - column < kMostColumns ? columns.count() - column : kMostColumns;
@@ -225,8 +277,8 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task,
     const auto score = count == 4 ? score_columns<4> : count == 3 ? score_columns<3> : count == 2 ? score_columns<2> : score_columns<1>;
     for (int number = first; number < end; ++number) {
       const uint32_t* block = a.coded.block(table[number]);
-      score({a.coded, a.coded.centroids + a.coded.book_offset(head, 0), block, queries, stride, scores, a.scale,
-             reinterpret_cast<uint32_t*>(queries + kMostColumns * stride)});
+      const uint32_t* next = a.coded.block(table[number + 1 < end ? number + 1 : first]);
+      score({a.coded, a.coded.centroids + a.coded.book_offset(head, 0), block, next, queries, stride, scores, a.scale});
       for (int c = 0; c < count; ++c) {
         spoil(a.coded.spoilt(table[number]), scores[c]);
         scores[c] += kCodedBlockTokens;
