@@ -44,6 +44,7 @@
   OPERATION(pooledBlockScores, pooled_block_scores)         \
   OPERATION(prefillAttention, prefill_attention)            \
   OPERATION(quantizeKv, quantize_kv)                        \
+  OPERATION(quantizedKeyScores, quantized_key_scores)       \
   OPERATION(read, read)                                     \
   OPERATION(rmsNorm, rms_norm)                              \
   OPERATION(rope, rope)                                     \

@@ -1,6 +1,7 @@
 // Scores from codes of any shape, with one thread for each token. It serves whatever the tensor-core kernel does not take.
 #include "kernels/coded-key-scores/coded-key-scores.cuda.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
+#include "shared/key-scores/entry-head.cuda.h"
 
 namespace kv::cuda {
 namespace {

@@ -1,6 +1,7 @@
 // Which kernel a CUDA device computes scores from codes with.
 #include "kernels/coded-key-scores/coded-key-scores.cuda.h"
 #include "shared/cuda/elements.cuda.h"
+#include "shared/paged/paged-faults.h"
 
 namespace kv {
 

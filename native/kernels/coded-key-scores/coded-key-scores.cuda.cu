@@ -13,6 +13,7 @@
 #include "ptx/arithmetic.cuda.h"
 #include "ptx/mma.cuda.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
+#include "shared/key-scores/entry-head.cuda.h"
 
 namespace kv::cuda {
 namespace {

@@ -16,6 +16,7 @@ export { dequantizeKv, type DequantizeKvArguments } from './operations/dequantiz
 export { encodeKeys, type EncodeKeysArguments } from './operations/encode-keys.js';
 export { centroidIndexBytes, indexCentroids, type IndexCentroidsArguments } from './operations/index-centroids.js';
 export { loadValues, type LoadValuesArguments } from './operations/load-values.js';
+export { quantizedKeyScores, type QuantizedKeyScoresArguments } from './operations/quantized-key-scores.js';
 export { quantizeKv, type QuantizeKvArguments } from './operations/quantize-kv.js';
 export { runningMeans, type RunningMeansArguments } from './operations/running-means.js';
 export { copyValues, type CopyValuesArguments } from './operations/copy-values.js';

@@ -25,6 +25,7 @@ import { decodeKeys } from './operations/decode-keys.js';
 import { dequantizeKv } from './operations/dequantize-kv.js';
 import { encodeKeys } from './operations/encode-keys.js';
 import { loadValues } from './operations/load-values.js';
+import { quantizedKeyScores } from './operations/quantized-key-scores.js';
 import { quantizeKv } from './operations/quantize-kv.js';
 import { runningMeans } from './operations/running-means.js';
 import { selectByMass } from './operations/select-by-mass.js';
@@ -57,6 +58,20 @@ function rowsOfAnswers(device: Device) {
   const rows = () => device.tensor('f32', ['token', 'queryHead', 'dim'], [3, 2, 64], numbers);
   const logSumExp = device.tensor('f32', ['token', 'queryHead'], [3, 2], new Float32Array(6));
   return { query: rows(), output: rows(), logSumExp, ...cache.arguments, scale: 0.5 };
+}
+
+/** The same slots, of whose keys the rows get scores. */
+function scoredRows(device: Device) {
+  const counts = { rows: [2, 1], blocks: [[1], [2]], kvHeads: 1, group: 2 };
+  const cache = randomQuantizedCache(device, new Random(1), { ...counts, headDim: 64, keyBits: 8, valueBits: 4 });
+  const { quantizedKeys, quantizedValues, keyBits, blockTable, keyCounts, slots, queryStart } = cache.arguments;
+  quantizedValues.dispose();
+  const numbers = Float32Array.from({ length: 3 * 2 * 64 }, (_, index) => Math.sin(index));
+  return {
+    query: device.tensor('f32', ['token', 'queryHead', 'dim'], [3, 2, 64], numbers),
+    scores: device.tensor('f32', ['token', 'queryHead', 'key'], [3, 2, 128], new Float32Array(768)),
+    ...{ quantizedKeys, keyBits, blockTable, keyCounts, slots, queryStart, scale: 0.5, rotated: true },
+  };
 }
 
 const copiedValues = (device: Device) => ({
@@ -187,6 +202,18 @@ const functions: readonly MisusedFunction[] = [
       optional('channelScale'),
       freeAxis('codedKeys', 'codedBlock'),
       freeAxis('centroids', 'centroid'),
+      freeAxis('scores', 'key'),
+      anyFinite('scale'),
+      anyFloat('query'),
+      rowsApart('query|scores'),
+    ],
+  }),
+  misusedOperation(quantizedKeyScores, scoredRows, {
+    outputs: ['scores'],
+    legal: [
+      optional('rotated'),
+      legalAt('query', 'dim = 63', 'blocks fill up the last group of a head'),
+      freeAxis('quantizedKeys', 'quantizedBlock'),
       freeAxis('scores', 'key'),
       anyFinite('scale'),
       anyFloat('query'),

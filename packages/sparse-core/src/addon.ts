@@ -353,6 +353,19 @@ export interface Addon {
   ): void;
   prefillAttention: NativeAttention;
   quantizeKv: NativeQuantization;
+  quantizedKeyScores(
+    stream: NativeStream,
+    query: NativeTensor,
+    scores: NativeTensor,
+    quantizedKeys: NativeTensor,
+    blockTable: NativeTensor,
+    keyCounts: NativeTensor,
+    slots: NativeTensor,
+    queryStart: NativeTensor,
+    scale: number,
+    keyBits: number,
+    rotated: boolean,
+  ): void;
   read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;
   rmsNorm(
     stream: NativeStream,

@@ -3,6 +3,7 @@
 
 #include "kernels/coded-key-scores/coded-key-scores.cuda.h"
 #include "runtime/isa.h"
+#include "shared/paged/paged-faults.h"
 #include "tests/check.h"
 #include "tests/coded-case.h"
 #include "tests/cuda/kernels/case-loop.h"
