@@ -1,9 +1,16 @@
 #include "runtime/workers.h"
 
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
+#include <exception>
+#include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
+#include <vector>
 
 namespace kv {
 namespace {
@@ -36,21 +43,56 @@ bool spin_until(Ready ready) {
 
 }  // namespace
 
-Workers::Workers(int threads) : arenas_(static_cast<size_t>(threads) + 1) {
+struct Workers::Pool {
+  explicit Pool(int threads);
+  ~Pool();
+
+  void run(size_t count, Body body, void* context);
+  void* arena(size_t slot, size_t bytes);
+
+  std::atomic<size_t> scratch_bytes{0};
+
+ private:
+  struct alignas(64) Arena {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+
+  void work(int worker);
+  void thread_main(int worker);
+  void stop();
+
+  Body body_ = nullptr;
+  void* context_ = nullptr;
+  size_t count_ = 0;
+  alignas(64) std::atomic<size_t> next_{0};
+  // The loop in progress: its number, whether threads may still join, and how many threads are inside. A thread that
+  // wakes late finds the gate closed, and nobody waits for it.
+  alignas(64) std::atomic<uint64_t> gate_{0};
+  std::atomic<int> sleeping_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::exception_ptr failure_;
+  std::vector<Arena> arenas_;
+  std::vector<std::thread> threads_;
+};
+
+Workers::Pool::Pool(int threads) : arenas_(static_cast<size_t>(threads) + 1) {
   try {
-    for (int worker = 1; worker < threads; ++worker) threads_.emplace_back(&Workers::thread_main, this, worker);
+    for (int worker = 1; worker < threads; ++worker) threads_.emplace_back(&Pool::thread_main, this, worker);
   } catch (...) {
     stop();
     throw;
   }
 }
 
-Workers::~Workers() {
+Workers::Pool::~Pool() {
   stop();
   for (Arena& arena : arenas_) std::free(arena.data);
 }
 
-void Workers::stop() {
+void Workers::Pool::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_.store(true);
@@ -59,7 +101,7 @@ void Workers::stop() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Workers::run(size_t count, Body body, void* context) {
+void Workers::Pool::run(size_t count, Body body, void* context) {
   if (count == 0) return;
   body_ = body;
   context_ = context;
@@ -84,7 +126,7 @@ void Workers::run(size_t count, Body body, void* context) {
   }
 }
 
-void Workers::work(int worker) {
+void Workers::Pool::work(int worker) {
   for (size_t index = next_.fetch_add(1, std::memory_order_relaxed); index < count_;
        index = next_.fetch_add(1, std::memory_order_relaxed)) {
     try {
@@ -97,7 +139,7 @@ void Workers::work(int worker) {
   }
 }
 
-void Workers::thread_main(int worker) {
+void Workers::Pool::thread_main(int worker) {
   uint64_t seen = 0;
   while (true) {
     const auto called = [&] { return stop_.load() || (gate_.load() & ~(kNumber - 1)) != seen; };
@@ -119,16 +161,26 @@ void Workers::thread_main(int worker) {
   }
 }
 
-void* Workers::arena(size_t slot, size_t bytes) {
+void* Workers::Pool::arena(size_t slot, size_t bytes) {
   Arena& arena = arenas_[slot];
   if (arena.bytes >= bytes) return arena.data;
   const size_t rounded = (bytes + 4095) / 4096 * 4096;
   void* data = std::aligned_alloc(64, rounded);
   if (data == nullptr) throw std::bad_alloc();
   std::free(arena.data);
-  scratch_bytes_.fetch_add(rounded - arena.bytes, std::memory_order_relaxed);
+  scratch_bytes.fetch_add(rounded - arena.bytes, std::memory_order_relaxed);
   arena = {data, rounded};
   return data;
 }
+
+Workers::Workers(int threads) : count_(threads), pool_(new Pool(threads)) {}
+
+Workers::~Workers() { delete pool_; }
+
+size_t Workers::scratch_bytes() const { return pool_->scratch_bytes.load(std::memory_order_relaxed); }
+
+void Workers::run(size_t count, Body body, void* context) { pool_->run(count, body, context); }
+
+void* Workers::arena(size_t slot, size_t bytes) { return pool_->arena(slot, bytes); }
 
 }  // namespace kv

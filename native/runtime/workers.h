@@ -2,14 +2,7 @@
 // decode step is hundreds of short loops, so waiting threads spin briefly before they sleep.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstddef>
-#include <cstdint>
-#include <exception>
-#include <mutex>
-#include <thread>
-#include <vector>
 
 namespace kv {
 
@@ -23,7 +16,7 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  int count() const { return static_cast<int>(threads_.size()) + 1; }
+  int count() const { return count_; }
 
   // Calls body(index, worker) once for each index in [0, count). A worker that is free takes the next index. Returns
   // when all calls are done. Only one loop may run at a time, and a body must not start another.
@@ -40,35 +33,17 @@ class Workers {
   void* shared_scratch(size_t bytes) { return arena(0, bytes); }
 
   // Bytes of scratch held at present.
-  size_t scratch_bytes() const { return scratch_bytes_.load(std::memory_order_relaxed); }
+  size_t scratch_bytes() const;
 
  private:
-  struct alignas(64) Arena {
-    void* data = nullptr;
-    size_t bytes = 0;
-  };
+  // Every kernel includes this header, and what threads need of the standard library is slow to compile.
+  struct Pool;
 
   void run(size_t count, Body body, void* context);
-  void work(int worker);
-  void thread_main(int worker);
-  void stop();
   void* arena(size_t slot, size_t bytes);
 
-  Body body_ = nullptr;
-  void* context_ = nullptr;
-  size_t count_ = 0;
-  alignas(64) std::atomic<size_t> next_{0};
-  // The loop in progress: its number, whether threads may still join, and how many threads are inside. A thread that
-  // wakes late finds the gate closed, and nobody waits for it.
-  alignas(64) std::atomic<uint64_t> gate_{0};
-  std::atomic<int> sleeping_{0};
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::exception_ptr failure_;
-  std::vector<Arena> arenas_;
-  std::atomic<size_t> scratch_bytes_{0};
-  std::vector<std::thread> threads_;
+  const int count_;
+  Pool* const pool_;
 };
 
 }  // namespace kv

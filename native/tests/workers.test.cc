@@ -1,5 +1,6 @@
 #include "runtime/workers.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <stdexcept>
