@@ -28,18 +28,18 @@ export function rotationRun(headDim: number): number {
 }
 
 /** 1 or -1, of each dim. */
-function signOf(dim: number): number {
+const signs = Float64Array.from({ length: 1024 }, (_, dim) => {
   let hash = Math.imul(dim + 1, 0x9e3779b1) >>> 0;
   hash = Math.imul(hash ^ (hash >>> 15), 0x85ebca6b) >>> 0;
   hash = Math.imul(hash ^ (hash >>> 13), 0xc2b2ae35) >>> 0;
   return ((hash ^ (hash >>> 16)) & 1) === 1 ? -1 : 1;
-}
+});
 
 const same = (x: number) => x;
 
 /** H row / sqrt(n); `rounded` is Math.fround, or nothing for the real numbers. */
 function multipliedByHadamard(row: ArrayLike<number>, rounded: (x: number) => number): Float64Array {
-  const product = Float64Array.from(row);
+  const product = new Float64Array(row);
   const run = rotationRun(row.length);
   for (let stride = 1; stride < run; stride *= 2) {
     for (let dim = 0; dim < row.length; dim++) {
@@ -52,7 +52,7 @@ function multipliedByHadamard(row: ArrayLike<number>, rounded: (x: number) => nu
   return product.map((x) => rounded(x * rounded(1 / Math.sqrt(run))));
 }
 
-const withSigns = (row: Float64Array) => row.map((x, dim) => x * signOf(dim));
+const withSigns = (row: Float64Array) => row.map((x, dim) => x * (signs[dim] ?? NaN));
 
 /** The rotated row, in f32 as the kernels compute it, or in float64. */
 export function rotated(row: Float64Array, rounded: (x: number) => number = same): Float64Array {
@@ -121,20 +121,39 @@ export function quantized(rows: Float64Array, headDim: number, bits: CodeBits, i
   return bytes;
 }
 
+const places = new Map<string, Uint32Array>();
+
+/** `placeOf` of every bit of a block, `[token][dim][bit]`. */
+function placesOf(headDim: number, bits: CodeBits): Uint32Array {
+  const known = places.get(`${headDim} ${bits}`);
+  if (known !== undefined) return known;
+  const all = new Uint32Array(blockTokens * headDim * bits);
+  for (let index = 0; index < all.length; index++) {
+    const element = Math.floor(index / bits);
+    all[index] = placeOf(Math.floor(element / headDim), element % headDim, index % bits, headDim, bits);
+  }
+  places.set(`${headDim} ${bits}`, all);
+  return all;
+}
+
 /** The rows of a block, `[token][dim]`, still rotated: exact. */
 export function decoded(bytes: Uint8Array, headDim: number, bits: CodeBits): Float64Array {
   const groups = groupsOf(headDim);
   const firstScale = bytes.length - blockTokens * groups;
-  return Float64Array.from({ length: blockTokens * headDim }, (_, index) => {
-    const [token, dim] = [Math.floor(index / headDim), index % headDim];
-    const step = scales[bytes[firstScale + token * groups + Math.floor(dim / groupDims)] ?? 0] ?? NaN;
+  const all = placesOf(headDim, bits);
+  const rows = new Float64Array(blockTokens * headDim);
+  for (let index = 0; index < rows.length; index++) {
+    const token = Math.floor(index / headDim);
+    const group = Math.floor((index % headDim) / groupDims);
+    const step = scales[bytes[firstScale + token * groups + group] ?? 0] ?? NaN;
     let code = 0;
     for (let bit = 0; bit < bits; bit++) {
-      const place = placeOf(token, dim, bit, headDim, bits);
+      const place = all[index * bits + bit] ?? 0;
       code |= (((bytes[place >> 3] ?? 0) >> (place & 7)) & 1) << bit;
     }
-    return (bits === 8 ? (code << 24) >> 24 : code - 2 ** (bits - 1) + 0.5) * step;
-  });
+    rows[index] = (bits === 8 ? (code << 24) >> 24 : code - 2 ** (bits - 1) + 0.5) * step;
+  }
+  return rows;
 }
 
 /** The rows of a block, `[token][dim]`, rotated back in f32 if they are rotated. */

@@ -24,11 +24,13 @@ function randomPool(random: Random, count: number, headDim: number, bits: CodeBi
   const firstScale = bytes - blockTokens * Math.ceil(headDim / groupDims);
   // Each bit less makes steps about twice as large, one more exponent.
   const middle = (bits === 8 ? 0x5c : 0x94 - 8 * bits) + louder;
-  return Uint8Array.from({ length: count * bytes }, (_, index) => {
-    if (index % bytes >= firstScale) return random.integer(middle - 12, middle + 12);
-    const code = random.integer(0, 255);
-    return bits === 8 && code === 128 ? 0 : code;
-  });
+  const pool = new Uint8Array(count * bytes);
+  for (let index = 0; index < pool.length; index++) {
+    const isScale = index % bytes >= firstScale;
+    const byte = isScale ? random.integer(middle - 12, middle + 12) : random.integer(0, 255);
+    pool[index] = !isScale && bits === 8 && byte === 128 ? 0 : byte;
+  }
+  return pool;
 }
 
 /** A cache of quantized blocks: they lie in random order, slots in descending order. */

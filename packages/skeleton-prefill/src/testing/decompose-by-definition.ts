@@ -99,10 +99,9 @@ export function decomposeByDefinition(
     const samples = interiorSamples(rows);
     const weight = interiorArea(rows).own / samples.length;
     for (const { row, key } of samples) {
-      const regressors = Float64Array.from([
-        ...minus(relativeAngles(rope, row - key), meanAngles(row)),
-        ...minus(plain[key] ?? [], meanPlain(row)),
-      ]);
+      const regressors = new Float64Array(angles + dim);
+      regressors.set(minus(relativeAngles(rope, row - key), meanAngles(row)));
+      regressors.set(minus(plain[key] ?? [], meanPlain(row)), angles);
       gram.forEach((line, index) => add(line, regressors, weight * (regressors[index] ?? NaN)));
       add(right, regressors, weight * (logit(problem, row, key) - meanLogit(row)));
     }

@@ -26,20 +26,26 @@ export function unrotate(rope: RopeDescription, row: ArrayLike<number>, position
 /** r of the paper: `[cosines of the pairs, sines of the pairs]` of the angle of a key `lag` tokens before its query. */
 export function relativeAngles({ inverseFrequencies }: RopeDescription, lag: number): Float64Array {
   const pairs = inverseFrequencies.length;
-  return Float64Array.from({ length: 2 * pairs }, (_, index) => {
-    const angle = -lag * (inverseFrequencies[index % pairs] ?? NaN);
-    return index < pairs ? Math.cos(angle) : Math.sin(angle);
-  });
+  const angles = new Float64Array(2 * pairs);
+  for (let pair = 0; pair < pairs; pair++) {
+    const angle = -lag * (inverseFrequencies[pair] ?? NaN);
+    angles[pair] = Math.cos(angle);
+    angles[pairs + pair] = Math.sin(angle);
+  }
+  return angles;
 }
 
 /** The mean of `relativeAngles` over the lags from `first` to `last`, in closed form. */
 export function meanRelativeAngles({ inverseFrequencies }: RopeDescription, first: number, last: number): Float64Array {
   const pairs = inverseFrequencies.length;
   const count = last - first + 1;
-  return Float64Array.from({ length: 2 * pairs }, (_, index) => {
-    const half = (inverseFrequencies[index % pairs] ?? NaN) / 2;
+  const means = new Float64Array(2 * pairs);
+  for (let pair = 0; pair < pairs; pair++) {
+    const half = (inverseFrequencies[pair] ?? NaN) / 2;
     const size = Math.sin(half) === 0 ? 1 : Math.sin(count * half) / (count * Math.sin(half));
     const angle = -(first + last) * half;
-    return size * (index < pairs ? Math.cos(angle) : Math.sin(angle));
-  });
+    means[pair] = size * Math.cos(angle);
+    means[pairs + pair] = size * Math.sin(angle);
+  }
+  return means;
 }

@@ -12,7 +12,9 @@ export function add(to: Float64Array, vector: ArrayLike<number>, factor = 1): vo
 }
 
 export function minus(a: ArrayLike<number>, b: ArrayLike<number>): Float64Array {
-  return Float64Array.from(a, (value, index) => value - (b[index] ?? NaN));
+  const difference = new Float64Array(a);
+  add(difference, b, -1);
+  return difference;
 }
 
 /** `[0]` is 0 and `[n]` the sum of the first n. */

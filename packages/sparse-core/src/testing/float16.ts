@@ -16,11 +16,9 @@ const numbers = Float64Array.from({ length: 2 ** 16 }, (_, bits) => toNumber(bit
 /** 2^-14 to 2^15, the exponents of normal numbers. */
 const powers = Float64Array.from({ length: 30 }, (_, index) => 2 ** (index - 14));
 
+/** Behind 2^52 there are no fractions, so an addition rounds them. */
 function roundHalfEven(x: number): number {
-  const floor = Math.floor(x);
-  const rest = x - floor;
-  if (rest !== 0.5) return Math.round(x);
-  return floor % 2 === 0 ? floor : floor + 1;
+  return x + 2 ** 52 - 2 ** 52;
 }
 
 function fromNumber(value: number): number {
