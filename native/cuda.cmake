@@ -1,6 +1,7 @@
 # The CUDA device. A kernel's file name says what it is compiled for: *.sm90a.cu for Hopper,
 # *.sm80.cu for Ampere and Ada, any other *.cu for both. Ada runs the code of sm_80: its own would be the same instructions.
 set(CMAKE_CUDA_ARCHITECTURES 80-real)
+option(KV_FAST_COMPILE "Compile CUDA code fast, into slow kernels: shows that it compiles" OFF)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 set(CMAKE_CUDA_STANDARD 17)
@@ -15,14 +16,19 @@ list(FILTER cuda_ampere INCLUDE REGEX "\\.sm80\\.cu$")
 set(cuda_every ${cuda_sources})
 list(FILTER cuda_every EXCLUDE REGEX "\\.(sm90a|sm80)\\.cu$")
 
+set(optimisation --compress-mode=size)
 function(add_cuda_objects name architectures)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_RUNTIME_LIBRARY Static)
-  target_compile_options(${name} PRIVATE --expt-relaxed-constexpr --compress-mode=size
+  target_compile_options(${name} PRIVATE --expt-relaxed-constexpr ${optimisation}
                                          -Xcompiler=-Wall,-Wextra,-Wno-psabi)
 endfunction()
 
 add_cuda_objects(cuda_hopper "90a-real" ${cuda_hopper})
+# Not Hopper's own kernels: which of their products would wait for each other, the assembler says of optimised code alone.
+if(KV_FAST_COMPILE)
+  set(optimisation -Ofc=max --compress-mode=none)
+endif()
 add_cuda_objects(cuda_ampere "80-real" ${cuda_ampere})
 add_cuda_objects(cuda_every "80-real;90a-real" ${cuda_every})
 target_sources(kv_core PRIVATE $<TARGET_OBJECTS:cuda_hopper> $<TARGET_OBJECTS:cuda_ampere> $<TARGET_OBJECTS:cuda_every>)
@@ -37,7 +43,7 @@ target_link_libraries(kv_core INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
 file(GLOB cuda_test_sources CONFIGURE_DEPENDS tests/cuda/*.cu)
 add_executable(cuda_tests tests/main.cc ${cuda_test_sources})
 set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "80-real;90a-real" CUDA_RUNTIME_LIBRARY Static)
-target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr
+target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr ${optimisation}
                                                                   -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
 # None waits for longer than a few seconds; those of the CPU may be slow, under sanitizers.
 target_compile_definitions(cuda_tests PRIVATE KV_TEST_SECONDS=30)
