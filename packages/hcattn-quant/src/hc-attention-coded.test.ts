@@ -291,7 +291,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
       const [store] = stores as [KvStore];
       return await answersOf(device.createStream(), store, hcAttentionPrefill(), given);
     };
-    for (const given of [reading(false), reading(true, true)]) {
+    for (const given of [reading(false), reading(false, true), reading(true, true)]) {
       // A cache of 2^19 tokens has its kv heads in two groups.
       expect(await answersIn(2 ** 18, given)).toEqual(await answersIn(1024, given));
     }

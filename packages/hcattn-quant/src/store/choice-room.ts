@@ -40,7 +40,7 @@ export class ChoiceRoom implements Disposable {
   readonly rows: number;
   readonly #keys: number;
   readonly #chosen: number;
-  readonly #onDevice: Readonly<Record<'scores' | 'logSumExps' | 'denseLogSumExps', Flat<'f32'>>>;
+  readonly #onDevice: Readonly<Record<'scores' | 'logSumExps', Flat<'f32'>>>;
   readonly #onHost: Readonly<Record<'valueRows' | 'counts', Flat<'i32'>> & Record<'output', Flat<'f32'>>>;
   /** Without keys on the host. */
   readonly #weights: Flat<'f32'> | undefined;
@@ -66,7 +66,6 @@ export class ChoiceRoom implements Disposable {
         {
           scores: flat(device, 'f32', heads * keys),
           logSumExps: flat(device, 'f32', heads),
-          denseLogSumExps: flat(device, 'f32', heads),
         },
         {
           valueRows: flat(memory, 'i32', lists.valueRows),
@@ -95,7 +94,7 @@ export class ChoiceRoom implements Disposable {
   /** Room for rows of the n-th group of a layer's kv heads: with `weights`, or with `exact` where keys are on the host. */
   of({ query: { shape, axes, dtype }, blockTable }: RowsOverBlocks, nth: number) {
     const [keys, chosen, weights, exact] = [this.#keys, this.#chosen, this.#weights, this.#exact];
-    const { scores, logSumExps, denseLogSumExps } = this.#onDevice;
+    const { scores, logSumExps } = this.#onDevice;
     const { valueRows, counts, output } = this.#onHost;
     const [rows, queryHeads, headDim] = shape;
     const kvHeads = blockTable.shape[1];
@@ -104,7 +103,6 @@ export class ChoiceRoom implements Disposable {
     return {
       scores: part(scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
       logSumExp: ofHeads(logSumExps),
-      denseLogSumExp: ofHeads(denseLogSumExps),
       valueRows: part(valueRows, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]),
       counts: part(counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),
       output: part(output, rows * queryHeads * headDim).view(axes, shape),

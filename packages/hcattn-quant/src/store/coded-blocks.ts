@@ -89,7 +89,8 @@ export class CodedBlocks implements BlockCodec {
 
   attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
     const { groups, link } = this.#overlap;
-    if (groups === undefined) {
+    // What belongs to a group lies together in a step of one row alone.
+    if (groups === undefined || rows.query.shape[0] > 1) {
       const room = this.#room.of(rows, 0);
       this.#choose(stream, rows, part.logSumExp, room);
       mergeAttention(stream, { ...part, other: this.#sum(stream, rows, room) });
@@ -100,8 +101,7 @@ export class CodedBlocks implements BlockCodec {
     const parts = ofGroups.map((group, nth) => {
       const room = this.#room.of(group, nth);
       const [first, end] = [firstHead, (firstHead += group.query.shape[1])];
-      const { denseLogSumExp: logSumExp } = room;
-      stream.copy(part.logSumExp.slice('queryHead', first, end), logSumExp);
+      const logSumExp = part.logSumExp.slice('queryHead', first, end);
       this.#choose(stream, group, logSumExp, room);
       const other = this.#sum(link?.behind(stream) ?? stream, group, room);
       return { output: part.output.slice('queryHead', first, end), logSumExp, other };
