@@ -13,10 +13,12 @@ Napi::Value linear(const Napi::CallbackInfo& info) {
   const TensorArgument input = call.tensor(1);
   const TensorArgument rows = call.optional_tensor(2);
   std::vector<LinearArguments> layers;
+  std::vector<const Storage*> weights;
   for (size_t argument = 4; argument + 2 < info.Length(); argument += 3) {
     const TensorArgument weight = call.tensor(argument);
     const TensorArgument bias = call.optional_tensor(argument + 1);
     const OutputArgument output = call.output(argument + 2);
+    weights.push_back(weight.storage);
     LinearArguments layer;
     layer.input = input.data;
     layer.input_stride = input.stride(0);
@@ -37,7 +39,11 @@ Napi::Value linear(const Napi::CallbackInfo& info) {
     layer.accumulate = call.flag(3);
     layers.push_back(layer);
   }
-  return call.enqueue("linear", [layers](ExecutionContext& context) { return linear(layers, context); });
+  return call.enqueue("linear", [layers, weights](ExecutionContext& context) mutable {
+    // Now, not when it was enqueued: a recorded operation is launched again, after others that were enqueued later.
+    for (size_t i = 0; i < layers.size(); ++i) layers[i].weight_at_rest = !weights[i]->written();
+    return linear(layers, context);
+  });
 }
 
 }  // namespace kv

@@ -60,7 +60,10 @@ class OperationCall {
   // A tensor that the operation writes, and may read. Throws a JavaScript error when its memory is read-only.
   OutputArgument output(size_t index) {
     const OutputArgument argument = argument_of(info_[index]);
-    if (holds_.back()->writable()) return argument;
+    if (holds_.back()->writable()) {
+      holds_.back()->mark_written();
+      return argument;
+    }
     throw make_error(info_.Env(), "KV_INVALID_VALUE",
                      "an output is over a file that was mapped, which is read-only; give a tensor to write to");
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,10 @@ class Storage {
   void* data() const { return memory_.data; }
   size_t bytes() const { return memory_.bytes; }
   bool writable() const { return memory_.writable; }
+  // Whether an operation that writes to the memory was ever enqueued. Until then it holds its first contents, which are
+  // there before any operation reads them.
+  bool written() const { return written_; }
+  void mark_written() { written_ = true; }
   // Must be called on the thread that made the storage.
   bool in_place() const { return !memory_.in_place || memory_.in_place(); }
   Device& device() const { return *device_; }
@@ -81,6 +86,7 @@ class Storage {
   std::shared_ptr<Device> device_;
   BorrowedMemory memory_;
   bool owns_memory_ = false;
+  std::atomic<bool> written_{false};
   uint64_t stamp_ = 0;
   std::mutex mutex_;
   Queues uses_;

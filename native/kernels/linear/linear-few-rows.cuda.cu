@@ -219,7 +219,7 @@ __device__ void finish(const Group& group, int64_t first_row,
   }
 }
 
-// The first weights that a block reads come to L2. Whoever writes them, this need not wait.
+// The first weights that a block reads come to L2, which need not wait even while they are written.
 template <class W>
 __device__ void prefetch(const Group& group) {
   const int out = static_cast<int>(threadIdx.x);
@@ -232,19 +232,21 @@ __device__ void prefetch(const Group& group) {
 
 template <class T, class W, int kRows>
 __global__ void __launch_bounds__(kThreads)
-    multiply_few_rows(const __grid_constant__ LinearLayers layers, int64_t first_row) {
+    multiply_few_rows(const __grid_constant__ LinearLayers layers, int64_t first_row, bool weights_at_rest) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<kRows>*>(shared_memory);
   GroupWeights& weights = shared.weights[warp()];
   Group group(layers);
   ptx::let_next_kernel_start();
-  prefetch<W>(group);
-  ptx::wait_for_previous_kernel();
-
   const LinearArguments& a = layers.layers[0];  // its input is that of all
   const int features = static_cast<int>(a.in_features);
+  if (!weights_at_rest) {
+    prefetch<W>(group);  // all that is safe
+    ptx::wait_for_previous_kernel();
+  }
   WeightStream<W> stream(group, features, weights);
   for (int tile = 0; tile < kGroupTiles; ++tile) stream.request(tile);
+  if (weights_at_rest) ptx::wait_for_previous_kernel();
   const int first_slice = warp() * kSliceFeatures;
   constexpr int kOperands = kRows / kOperandRows;
   const int first_feature = lane() % 4 * kLaneFeatures;
@@ -316,7 +318,8 @@ Status launch(const LinearLayers& layers, int64_t first_row, unsigned blocks, co
   const Status allowed =
       cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
   if (!allowed.ok()) return allowed;
-  return launch_overlapped(kernel, blocks, kThreads, static_cast<size_t>(shared_bytes), stream, layers, first_row);
+  return launch_overlapped(kernel, blocks, kThreads, static_cast<size_t>(shared_bytes), stream, layers, first_row,
+                           layers.weights_at_rest());
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+
 #include "kernels/linear/linear.h"
 
 namespace kv {
@@ -16,6 +18,10 @@ struct LinearLayers {
   static constexpr int kMost = 4;
   LinearArguments layers[kMost];
   int count = 0;
+
+  bool weights_at_rest() const {
+    return std::all_of(layers, layers + count, [](const LinearArguments& layer) { return layer.weight_at_rest; });
+  }
 };
 
 // Up to so many rows of this layer, there is nothing faster.

@@ -21,6 +21,7 @@ struct LinearArguments {
   DType dtype = DType::f32;  // of input and output
   const void* weight = nullptr;  // [out, in], as a model file stores it; read in place
   int64_t weight_stride = 0;
+  bool weight_at_rest = false;  // no kernel ahead writes to it: it may be read before they end
   DType weight_dtype = DType::f32;
   const void* bias = nullptr;  // [out], or null
   DType bias_dtype = DType::f32;

@@ -104,6 +104,7 @@ Outcome multiply(const Case& test, Random& random) {
   arguments.dtype = test.dtype;
   arguments.weight = weight.row(0);
   arguments.weight_stride = weight.stride();
+  arguments.weight_at_rest = random() % 2 == 0;
   arguments.weight_dtype = test.weight_dtype;
   arguments.bias = test.has_bias ? bias.row(0) : nullptr;
   arguments.bias_dtype = bias_dtype;
@@ -236,6 +237,7 @@ KV_FOR_PYTHON int kv_linear(int layers, const int64_t* sizes, void* const* point
     layer.weight_dtype = kDTypes[sizes[3]];
     layer.input = pointers[0];
     layer.weight = pointers[1 + 2 * together.count];
+    layer.weight_at_rest = true;
     layer.output = pointers[2 + 2 * together.count];
   }
   return kv::tests::result_for_python(kv::linear_few_rows(together, static_cast<cudaStream_t>(stream)));

@@ -4,6 +4,7 @@ import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../error
 import { decode, encode, Random, unitRoundoff } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { linear } from './linear.js';
+import { rmsNorm } from './rms-norm.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 
@@ -102,6 +103,34 @@ describeOnDevices('linear', ({ open }) => {
       using weightTensor = device.tensor(dtype, ['out', 'in'], [outputs, inputs], encode(dtype, weight));
       linear(stream, { input: inputTensor, weight: weightTensor, output: outputTensor });
       expect(Float64Array.from(await outputTensor.read())).toEqual(expected);
+    }
+  });
+
+  it('reads weights as what was enqueued before it leaves them', async () => {
+    const random = new Random(9);
+    const [outputs, inputs] = [768, 512];
+    const elements = (count: number) => random.elements('f16', count);
+    using gain = device.tensor('f16', ['in'], [inputs], elements(inputs));
+    using weight = device.tensor('f16', ['out', 'in'], [outputs, inputs]);
+    for (const tokens of [1, 40]) {
+      using input = device.tensor('f16', ['token', 'in'], [tokens, inputs], elements(tokens * inputs));
+      using other = device.tensor('f16', ['token', 'in'], [tokens, inputs]);
+      using output = device.tensor('f16', ['token', 'out'], [tokens, outputs]);
+      using recording = stream.record(() => {
+        // Between the weights' writer and their reader, as in a model, is a short operation.
+        rmsNorm(stream, { input, weight: gain, output: other, epsilon: 1e-5 });
+        linear(stream, { input, weight, output });
+      });
+      for (let round = 0; round < 3; round++) {
+        using source = device.tensor('f16', ['out', 'in'], [outputs, inputs], elements(outputs * inputs));
+        await source.read();
+        rmsNorm(stream, { input: source, weight: gain, output: weight, epsilon: 1e-5 });
+        stream.replay(recording);
+        const written = await output.read();
+        using atRest = device.tensor('f16', ['out', 'in'], [outputs, inputs], await weight.read());
+        linear(stream, { input, weight: atRest, output });
+        expect(await output.read()).toEqual(written);
+      }
     }
   });
 
