@@ -48,17 +48,23 @@ function codesName({ groups, values, block, share, window }) {
   return [`${groups} groups`, `${values} values on the host`, read, ...most, ...kept].join(', ');
 }
 
-/** Those of one layer serve for all: nothing of the time depends on what is in them. */
+/** Those of one layer serve for all. They are spread about as keys of random weights are, around 0 with a deviation of 1.2. */
 function randomCodebooks({ layers, kvHeads, headDim }, groups) {
   const [centroids, books] = [8192, 1];
-  const length = kvHeads * centroids * (headDim / groups);
   let state = 1;
-  // Bits of f16 numbers from -2 to 2.
-  const half = () => {
-    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
-    return ((state >>> 31) << 15) | ((state >>> 8) & 0x3fff);
-  };
-  const layer = { kvHeads, centroids: Uint16Array.from({ length }, half), scale: new Float32Array(kvHeads * headDim).fill(1) };
+  const draw = () => (state = (Math.imul(state, 1664525) + 1013904223) >>> 0) >>> 21;
+  const half = () => halfBits(draw() + draw() + draw() + draw() - 4094);
+  const centroidBits = Uint16Array.from({ length: (kvHeads * centroids * headDim) / groups }, half);
+  const layer = { kvHeads, centroids: centroidBits, scale: new Float32Array(kvHeads * headDim).fill(1) };
   const training = { seed: 0, iterations: 0, batchVectors: 0, keys: 0 };
   return { model: '0'.repeat(64), headDim, groups, books, centroids, layers: Array(layers).fill(layer), training };
+}
+
+/** The f16 number that is nearest to so many 1024ths, and not above it in magnitude. */
+function halfBits(count) {
+  const magnitude = Math.abs(count);
+  if (magnitude === 0) return 0;
+  const exponent = 31 - Math.clz32(magnitude);
+  const mantissa = exponent > 10 ? magnitude >> (exponent - 10) : magnitude << (10 - exponent);
+  return (count < 0 ? 0x8000 : 0) | ((exponent + 5) << 10) | (mantissa & 0x3ff);
 }
