@@ -11,7 +11,7 @@ import {
   OutOfMemoryError,
   ropeDescription,
 } from '@kv/sparse-core';
-import { describeOnDevices, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDevices, enqueuedFailure, enqueueFailure, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { hcAttentionPrefill } from './hc-attention-prefill.js';
 import { hcAttentionHostBytes, hcAttentionStore } from './hc-attention-store.js';
@@ -169,6 +169,24 @@ describeOnDevices('prompts that pass through host memory', ({ open }: TestDevice
     expect(refused).toBeGreaterThan(3);
     for (const run of runs) for (const slot of [0, 1, 2]) run.release(slot);
     for (const { store } of runs) expect(store.bytes()).toEqual({ device: 0, host: 0 });
+  });
+
+  it('go on behind a stream that failed, on the one in its place', async () => {
+    const steps = await run({ localWindow: 0 });
+    await read(steps, { 0: 400, 1: 300 });
+    enqueueFailure(steps.stream);
+    await expect(steps.step(chunk(0, 400, 200), 'prefill')).rejects.toThrow(enqueuedFailure);
+    const other = steps.stream.device.createStream();
+    other.waitFor(steps.stream, { takesFailure: false });
+    steps.stream.dispose();
+    Object.assign(steps, { stream: other });
+    // What was skipped is lost, and nothing else.
+    steps.release(0);
+    await read(steps, { 1: 200, 0: 500 });
+    await read(steps, { 1: 100, 0: 100 });
+    for (const slot of [0, 1]) steps.finishPrefill(slot, finish);
+    for (const slot of [0, 1]) await answer(steps, slot);
+    expectBytes(steps);
   });
 
   it('give everything back when they are given up', async () => {
