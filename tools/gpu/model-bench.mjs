@@ -1,7 +1,7 @@
 // Times a model on a GPU: prompts of arbitrary token ids, then answers. Prints rows for docs/benchmarks, one a line. In
 // the test kit:
 //   ./node tools/gpu/model-bench.mjs MODEL [--prompts 32768,1024,32768:1024,32768:hierasparse-k1-v1]... [--rounds 3]
-//     [--seconds 60] [--answer-tokens 64] [--rows 8192] [--device cuda]
+//     [--seconds 60] [--answer-tokens 64] [--rows 8192] [--device cuda] [--memory-limit BYTES]
 // A prompt is its number of tokens and, behind a colon, how many of them HBW-KV keeps, a policy of `kv`, as in
 // 131072:skeleton=0.03 a preset of block-sparse prefill and its budget, or as in 131072:hcattn=64/f16 keys in codes with
 // values on the host (bench-policies.mjs says what may stand there). Prompts of one list take turns, until so many
@@ -22,12 +22,14 @@ const { values, positionals } = parseArgs({
     'answer-tokens': { type: 'string', default: '64' },
     rows: { type: 'string', default: '8192' },
     device: { type: 'string', default: 'cuda' },
+    'memory-limit': { type: 'string' },
   },
   allowPositionals: true,
 });
 const [answerTokens, maxBatchRows, rounds] = [values['answer-tokens'], values.rows, values.rounds].map(Number);
 
-const device = createDevice({ kind: values.device });
+const memoryLimit = values['memory-limit'];
+const device = createDevice({ kind: values.device, memoryLimit: memoryLimit && Number(memoryLimit) });
 const heldBytes = () => device.memory().live + device.memory().scratch;
 const opened = performance.now();
 const model = await Model.open(positionals[0], { device });
