@@ -312,16 +312,18 @@ class List {
 
   // And what they were divided by.
   void write_weights(int32_t head, const Candidate* candidates, int32_t count, bool with_mean) const {
-    uint64_t taken = 0;
-    for (int32_t i = 0; i < count; ++i) taken += share(head, candidates[i].token);
-    const HeadWeights made = weights_of(choices_[head].sum, taken, a_.missing);
     const int64_t first = index_ * a_.capacity;
-    const auto write = [&](int32_t i, float weight) {
-      a_.weights[(first + i) * a_.group() + head] = weight * scale(a_.value_rows[first + i]);
-    };
+    const auto weight_at = [&](int32_t i) -> float& { return a_.weights[(first + i) * a_.group() + head]; };
+    uint64_t taken = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      const uint64_t own = share(head, candidates[i].token);
+      taken += own;
+      if (a_.weights != nullptr) weight_at(i) = static_cast<float>(own);
+    }
+    const HeadWeights made = weights_of(choices_[head].sum, taken, a_.missing);
     if (a_.weights != nullptr) {
-      for (int32_t i = 0; i < count; ++i) write(i, made.weight(share(head, candidates[i].token)));
-      if (with_mean) write(count, made.missing);
+      for (int32_t i = 0; i < count; ++i) weight_at(i) = weight_at(i) / static_cast<float>(made.sum) * scale(a_.value_rows[first + i]);
+      if (with_mean) weight_at(count) = made.missing * scale(a_.value_rows[first + count]);
     }
     a_.log_sum_exp[index_ * a_.group() + head] = made.log_sum_exp;
   }
