@@ -30,7 +30,7 @@ const finish = (head: HeadOracle) => {
   head.quantize();
 };
 
-describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
+describeOnDevices('hcAttentionStore with values on the host', ({ open }: TestDevice) => {
   const run = (settings: Partial<CodedSettings> = {}) => codedRun(open(), { prefill: hcAttentionPrefill(), ...settings });
 
   /** A chunk of a prompt that is quantized behind its attention. */
@@ -51,7 +51,11 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     { sinkTokens: 4, localWindow: 100, values: 'int8', codebooks: { separate: true, scaled: true, groups: 32, centroids: 5 } },
     { sinkTokens: 0, localWindow: 64, values: 'int8', hostKeys: true },
     { sinkTokens: 65, localWindow: 64, values: undefined, missingMass: 'meanValue', codebooks: { groups: 8, centroids: 100, scaled: true } },
-  ] as const)('holds what the oracle does, prompts coded as they are read: $sinkTokens, $localWindow, $values, $hostKeys', async (options) => {
+    { sinkTokens: 0, localWindow: 32, values: 'f16', keys: 'int8' },
+    { sinkTokens: 4, localWindow: 64, values: 'int8', keys: 'int4', rotated: false },
+    { sinkTokens: 0, localWindow: 0, values: 'f16', keys: 'int3' },
+    { sinkTokens: 0, localWindow: 100, values: 'int8', keys: 'int2', hostKeys: true },
+  ] as const)('holds what the oracle does, prompts coded as they are read: $sinkTokens, $localWindow, $values, $keys, $hostKeys', async (options) => {
     const steps = await run(options);
     // Two prompts in turns, in chunks that end within blocks.
     await read(steps, chunk(0, 0, 300));
@@ -134,8 +138,8 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     for (const result of results) expect(result).toEqual(results[0]);
   });
 
-  it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.5, missingMass: 'paper' }, { tau: 0.7, missingMass: 'meanValue' }, { tau: 0.02 }] as const)(
-    'answers from the fewest tokens that reach the share: $tau, $missingMass',
+  it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.5, missingMass: 'paper' }, { tau: 0.7, missingMass: 'meanValue' }, { tau: 0.02 }, { tau: 0.8, keys: 'int4' }, { tau: 0.6, keys: 'int2', rotated: false }] as const)(
+    'answers from the fewest tokens that reach the share: $tau, $missingMass, $keys',
     async (options) => {
       const steps = await run({ ...options, localWindow: 64 });
       await read(steps, chunk(0, 0, 500));
@@ -270,7 +274,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     expect(await answers(hcAttentionPrefill(), [300, 275], true, { recorded: true })).toEqual(batched);
   });
 
-  it.each([{ hostKeys: true }, { missingMass: 'meanValue' }] as const)(
+  it.each([{ hostKeys: true }, { missingMass: 'meanValue' }, { keys: 'int3' }] as const)(
     'answers the same bits with any threads, alone or in a batch, recorded or not: %o',
     async (kind) => {
       const whole = await answers(hcAttentionPrefill(), [400, 175], false, { kind });
@@ -282,7 +286,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     },
   );
 
-  it.each([{ values: 'int8' }, { hostKeys: true }] as const)('scores some kv heads while others are summed, with the same bits: %o', async (kind) => {
+  it.each([{ values: 'int8' }, { hostKeys: true }, { keys: 'int4' }] as const)('scores some kv heads while others are summed, with the same bits: %o', async (kind) => {
     const reading = (batched: boolean, recorded = false) => ({ chunks: [400, 175], batched, recorded });
     const answersIn = async (tokensPerSlot: number, given: Reading) => {
       const device = open();
@@ -301,7 +305,7 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     const { kind } = open();
     const device = createDevice({ kind, threads: 1, memoryLimit: 200_000_000 });
     const layers = [codedLayer, { ...codedLayer, index: 1 }];
-    for (const kind of [{ values: 'f16' }, { values: 'int8' }, { missingMass: 'meanValue' }, { values: 'int8', hostKeys: true }] as const) {
+    for (const kind of [{ values: 'f16' }, { values: 'int8' }, { missingMass: 'meanValue' }, { values: 'int8', hostKeys: true }, { keys: 'int3' }] as const) {
       const { keys, options, capacity, stores } = await codedStores(device, layers, { prefill: hcAttentionPrefill(), ...kind });
       const reserved = stores.map((store) => store.reserved());
       const host = reserved.reduce((sum, each) => sum + each.host, 0);
@@ -329,9 +333,9 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
       { keys: keys.codebooks }, { values: 'int4' }, { missingMass: 'mean' }, { values: 'int8', missingMass: 'meanValue' },
       { hostKeys: 1 }, { hostKeys: true, missingMass: 'paper' }, { hostKeys: true, missingMass: 'meanValue' }, { hostPool: {} },
       { values: 'bf16' }, { sinkTokens: -1 }, { localWindow: 0.5 },
+      { keys: 'int5' }, { keys: 'toString' }, { rotated: true }, { keys: 'int4', rotated: 1 },
     ];
     for (const given of wrong) expect(() => hcAttentionStore({ ...options, ...given }), JSON.stringify(given)).toThrow(InvalidValueError);
-    expect(() => hcAttentionStore({ ...options, keys: 'int8' as never })).toThrow(CapabilityError);
     expect(() => hcAttentionStore({ ...options, valuesOn: 'device' as never })).toThrow(InvalidValueError);
     const create = (given: object, layers = [codedLayer]) => () => hcAttentionStore({ ...options, ...given }).create(layers, capacity);
     expect(create({}, [codedLayer, { ...codedLayer, index: 1 }])).toThrow(ShapeError);
@@ -345,6 +349,9 @@ describeOnDevices('hcAttentionStore with codebooks', ({ open }: TestDevice) => {
     if (device.kind === 'cuda') expect(create({ hostPool: undefined })).toThrow(/hostPool\(device, \{ bytes: \d+ \}\)/);
     expect(hcAttentionStore(options).name).toBe('hcattn 16 groups');
     expect(hcAttentionStore({ ...options, hostKeys: true }).name).toBe('hcattn 16 groups, keys on the host too');
+    expect(hcAttentionStore({ ...options, keys: 'int4' }).name).toBe('hcattn int4 keys over host values');
+    expect(hcAttentionStore({ ...options, keys: 'int2', rotated: false, values: 'int8' }).name).toBe('hcattn plain int2 keys over host values, int8 values');
+    expect(create({ keys: 'int4' }, [{ ...codedLayer, headDim: 544 }])).toThrow(CapabilityError);
     keys[Symbol.dispose]();
     expect(create({})).toThrow('disposed');
   });

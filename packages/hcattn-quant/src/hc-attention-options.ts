@@ -2,11 +2,20 @@ import { CapabilityError, type FloatDType, HostPool } from '@kv/sparse-core';
 import { expectBoolean, expectObject, expectThat, floats, show } from '@kv/sparse-core/native';
 import { PlacedCodebooks } from './codebooks/place-codebooks.js';
 import type { MissingMass } from './operations/select-by-mass.js';
+import type { CodeBits } from './quantized-blocks.js';
 
 /** How keys or values are held on the device: in codes of 8 or 4 bits, with a scale of one byte for each 32. */
 export type Codec = 'int8' | 'int4';
 
 export const codecs: readonly string[] = ['int8', 'int4'] satisfies Codec[];
+
+/** How keys alone are held there. */
+export type IntegerCodec = Codec | 'int3' | 'int2';
+
+/** Of a code. */
+export const bitsOf = { int8: 8, int4: 4, int3: 3, int2: 2 } as const satisfies Record<IntegerCodec, CodeBits>;
+
+const isIntegerCodec = (keys: unknown): keys is IntegerCodec => typeof keys === 'string' && Object.hasOwn(bitsOf, keys);
 
 /** How values are held on the host: as they are, or a token in 8 bits with a scale. */
 export type HostValues = 'f16' | 'bf16' | 'int8';
@@ -16,9 +25,9 @@ const hostValues: readonly unknown[] = ['f16', 'bf16', 'int8'] satisfies HostVal
 const missingMasses: readonly unknown[] = ['renormalise', 'paper', 'meanValue'] satisfies MissingMass[];
 
 interface DenseOptions {
-  /** First tokens that stay dense, rounded up to whole blocks of 64. Default: 0, with codebooks 4. */
+  /** First tokens that stay dense, rounded up to whole blocks of 64. Default: 0, with values on the host 4. */
   readonly sinkTokens?: number | undefined;
-  /** Last tokens that stay dense, beside those of a block that is not full. Default: 64, with codebooks 128. */
+  /** Last tokens that stay dense, beside those of a block that is not full. Default: 64, with values on the host 128. */
   readonly localWindow?: number | undefined;
   /** Element type of what stays dense. Default: that of the rows if it has 16 bits, else f16. */
   readonly dtype?: FloatDType | undefined;
@@ -31,10 +40,15 @@ export interface QuantizedOptions extends DenseOptions {
   readonly valuesOn: 'device';
 }
 
-/** Keys as codes of codebooks on the device, values in host memory. */
+/** Keys as codes on the device, values in host memory. */
 export interface CodedOptions extends DenseOptions {
-  /** `await placeCodebooks(device, codebooks)`, of the model whose keys come. They must outlive the stores. */
-  readonly keys: PlacedCodebooks;
+  /**
+   * `await placeCodebooks(device, codebooks)`, of the model whose keys come: codes are of these, and they must outlive the
+   * stores. Or integer codes of 8, 4, 3 or 2 bits, with a scale of one byte for each 32.
+   */
+  readonly keys: PlacedCodebooks | IntegerCodec;
+  /** Whether keys are rotated before they become integer codes. Default: yes. */
+  readonly rotated?: boolean | undefined;
   /** 'f16' and 'bf16' are then what stays dense too. Default: the element type of what stays dense. */
   readonly values?: HostValues | undefined;
   readonly valuesOn: 'host';
@@ -87,19 +101,15 @@ function expectQuantized({ keys, values, valuesOn }: QuantizedOptions): void {
     });
   }
   for (const [subject, given] of Object.entries({ keys, values })) {
-    expectThat(name, subject, given, codecs.includes(given), `${codecs.join(' or ')}; keys in codebooks have their values on the 'host'`);
+    expectThat(name, subject, given, codecs.includes(given), `${codecs.join(' or ')}; with values on the 'host' keys may be int3, int2 or codes of codebooks, too`);
   }
 }
 
-function expectCoded({ keys, values, hostKeys, hostPool, tau, missingMass, maxTokens, dtype }: CodedOptions): void {
-  if (codecs.includes(keys as unknown as string)) {
-    throw new CapabilityError(`${name}: keys are ${show(keys)}, whose values can be on the 'device' only; with values on the 'host', keys are codes of codebooks.`, {
-      subject: 'keys',
-      given: keys,
-      wanted: 'codebooks of placeCodebooks()',
-    });
-  }
-  expectThat(name, 'keys', keys, PlacedCodebooks.is(keys), "codebooks of placeCodebooks(), where values are on the 'host'");
+function expectCoded({ keys, rotated, values, hostKeys, hostPool, tau, missingMass, maxTokens, dtype }: CodedOptions): void {
+  const areCodes = PlacedCodebooks.is(keys) || isIntegerCodec(keys);
+  expectThat(name, 'keys', keys, areCodes, `codebooks of placeCodebooks(), or ${Object.keys(bitsOf).join(', ')}, where values are on the 'host'`);
+  if (rotated !== undefined) expectBoolean(name, 'rotated', rotated);
+  expectThat(name, 'rotated', rotated, rotated === undefined || isIntegerCodec(keys), 'left out with codebooks, which say what they are of');
   expectThat(name, 'values', values, values === undefined || hostValues.includes(values), hostValues.join(', '));
   const agrees = values === undefined || values === 'int8' || dtype === undefined || dtype === values;
   expectThat(name, 'dtype', dtype, agrees, `${show(values)} as the values, or left out`);

@@ -1,21 +1,20 @@
 import type { FloatDType, KvCapacity, KvLayer, KvStoreFactory } from '@kv/sparse-core';
 import { expectCapacity } from '@kv/sparse-core/native';
-import { type Codec, type CodedOptions, expectOptions, type HcAttentionOptions, type QuantizedOptions } from './hc-attention-options.js';
-import { blockTokens, type AttentionBits } from './quantized-blocks.js';
+import { bitsOf, type CodedOptions, expectOptions, type HcAttentionOptions, type QuantizedOptions } from './hc-attention-options.js';
+import { blockTokens } from './quantized-blocks.js';
 import { CodedCache, type CodedSizes } from './store/coded-cache.js';
 import { createStores, type StoreKind } from './store/create-stores.js';
+import { integerKeys } from './store/integer-keys.js';
 import { QuantizedPools } from './store/quantized-pools.js';
 import { vectorKeys } from './store/vector-keys.js';
-
-const bitsOf: Readonly<Record<Codec, AttentionBits>> = { int8: 8, int4: 4 };
 
 /**
  * Keys and values as codes in blocks of 64 tokens of one kv head. The first tokens, the last ones and the block that fills
  * are dense, on the device. With `hcAttentionPrefill()` in the capacity a prompt is quantized while it is read, and
  * pools are of the size of the codes; with any other it is quantized when it is complete, after a selection.
  *
- * With `valuesOn: 'device'` keys and values are integer codes there. With `valuesOn: 'host'` keys are codes of codebooks on
- * the device, and values are in host memory: an answer reads those of the fewest tokens that reach the share `tau` of its
+ * With `valuesOn: 'device'` keys and values are integer codes there. With `valuesOn: 'host'` keys are codes of codebooks
+ * or integers on the device, and values are in host memory: an answer reads those of the fewest tokens that reach the share `tau` of its
  * attention. With `hostKeys` the keys are there too: codes choose the tokens, and their keys weigh them.
  *
  * Cutting a sequence inside of a quantized block makes what is left of that block dense again, as it is held.
@@ -64,8 +63,8 @@ function quantizedKind({ keys, values, sinkTokens = 0, localWindow = 64, dtype }
 }
 
 function codedKind(options: CodedOptions): StoreKind {
-  const { values, hostPool, tau = 0.9, sinkTokens = 4, localWindow = 128 } = options;
-  const keys = vectorKeys(options.keys);
+  const { values, hostPool, tau = 0.9, sinkTokens = 4, localWindow = 128, rotated = true } = options;
+  const keys = typeof options.keys === 'string' ? integerKeys(options.keys, rotated) : vectorKeys(options.keys);
   return {
     name: `hcattn ${keys.name}${values === 'int8' ? ', int8 values' : ''}${options.hostKeys === true ? ', keys on the host too' : ''}`,
     dtype: options.dtype ?? (values === 'int8' ? undefined : values),

@@ -7,7 +7,7 @@ export { placeCodebooks, type PlacedCodebooks, type PlacedLayer } from './codebo
 export { decodeAttentionListed, type DecodeAttentionListedArguments } from './operations/decode-attention-listed.js';
 export { decodeAttentionQuantized, type DecodeAttentionQuantizedArguments } from './operations/decode-attention-quantized.js';
 export { hcAttentionPrefill, type HcAttentionPrefillOptions } from './hc-attention-prefill.js';
-export { type CodedOptions, type Codec, type HcAttentionOptions, type HostValues, type QuantizedOptions } from './hc-attention-options.js';
+export { type CodedOptions, type Codec, type HcAttentionOptions, type HostValues, type IntegerCodec, type QuantizedOptions } from './hc-attention-options.js';
 export { hcAttentionHostBytes, hcAttentionStore } from './hc-attention-store.js';
 export { type CodeBits, quantizedBlockBytes, type QuantizedBlocks } from './quantized-blocks.js';
 export { codedKeyScores, type CodedKeyScoresArguments } from './operations/coded-key-scores.js';

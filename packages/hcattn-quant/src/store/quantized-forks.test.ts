@@ -15,7 +15,7 @@ import { hcAttentionPrefill } from '../hc-attention-prefill.js';
 import type { Codec } from '../hc-attention-options.js';
 import { hcAttentionStore } from '../hc-attention-store.js';
 import type { MissingMass } from '../operations/select-by-mass.js';
-import { type BlockOracle, codedOracle, quantizedOracle } from '../testing/block-oracles.js';
+import { type BlockOracle, codebookKeys, codedOracle, quantizedOracle } from '../testing/block-oracles.js';
 import { codedStores, stagedBytesOf } from '../testing/coded-run.js';
 import { HeadOracle } from '../testing/head-oracle.js';
 
@@ -45,7 +45,7 @@ async function storeOf(capacity: KvCapacity, { keys, values, hostKeys, missingMa
   if (keys === 'codebooks') {
     const settings = { ...kept, hostKeys, missingMass, prefill: capacity.prefill as PrefillAttention, values: values as 'f16' | 'int8', capacity, tau: 1 };
     const { books, stores: [store] } = await codedStores(capacity.device, [layer], settings);
-    return { store, blocks: codedOracle(books, 0, settings) };
+    return { store, blocks: codedOracle(codebookKeys(books, 0), settings) };
   }
   const [store] = hcAttentionStore({ ...kept, keys, values: values as Codec, valuesOn: 'device', dtype: 'f16' }).create([layer], capacity);
   const bits = { keys: keys === 'int8' ? 8 : 4, values: values === 'int8' ? 8 : 4 } as const;

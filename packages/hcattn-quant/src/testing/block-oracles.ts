@@ -26,15 +26,34 @@ export function quantizedOracle(headDim: number, bits: Readonly<Record<Operand, 
   };
 }
 
-/** Keys of a kv head of the first layer in codes of codebooks, values as they are or in 8 bits, on the host. */
-export function codedOracle(codebooks: Codebooks, kvHead: number, { values, missingMass, hostKeys }: Partial<CodedOptions>): BlockOracle {
+/** How keys are held on the device where values are on the host. */
+export interface KeysOracle {
+  readonly headDim: number;
+  /** Of a block. */
+  readonly bytes: number;
+  /** What the codes of a block say, `[token, dim]`. */
+  readonly decoded: (rows: Float64Array) => Float64Array;
+}
+
+/** Those of a kv head of the first layer in codes of codebooks. */
+export function codebookKeys(codebooks: Codebooks, kvHead: number): KeysOracle {
   const { headDim, groups, centroids } = codebooks;
+  const bytes = codedBlockBytes(groups, codeBitsOf(centroids));
+  return { headDim, bytes, decoded: (rows) => nearest(codebooks, kvHead, rows) };
+}
+
+export function integerKeys(headDim: number, bits: CodeBits, rotated: boolean): KeysOracle {
+  const bytes = quantizedBlockBytes(headDim, bits);
+  return { headDim, bytes, decoded: (rows) => dequantized(quantized(rows, headDim, bits, rotated), headDim, bits, rotated) };
+}
+
+/** Keys in codes, values as they are or in 8 bits, on the host. */
+export function codedOracle(keys: KeysOracle, { values, missingMass, hostKeys }: Partial<CodedOptions>): BlockOracle {
+  const { headDim, bytes: keyBytes, decoded: chosenBy } = keys;
   const coded = values === 'int8';
   const meanBytes = missingMass === 'meanValue' ? headDim * (4 + 2) : 0;
   const valueBytes = blockTokens * headDim * (coded ? 1 : 2) + meanBytes;
-  const keyBytes = codedBlockBytes(groups, codeBitsOf(centroids));
   const scaleBytes = coded ? 2 * blockTokens : 0;
-  const chosenBy = (rows: Float64Array) => nearest(codebooks, kvHead, rows);
   const decodedValues = (rows: Float64Array) => (coded ? inEightBits(rows, headDim) : rows.slice());
   if (hostKeys === true) {
     return {
