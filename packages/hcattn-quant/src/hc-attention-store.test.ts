@@ -228,7 +228,7 @@ describeOnDevices('hcAttentionStore', ({ open }: TestDevice) => {
     for (const given of wrong) expect(() => hcAttentionStore({ ...right, ...given })).toThrow(InvalidValueError);
     expect(() => hcAttentionStore({ ...right, valuesOn: undefined as never })).toThrow(CapabilityError);
     // Values on the host are no integers of 4 bits.
-    expect(() => hcAttentionStore({ ...right, valuesOn: 'host' })).toThrow(InvalidValueError);
+    expect(() => hcAttentionStore({ ...right, valuesOn: 'host' } as never)).toThrow(InvalidValueError);
     expect(() => hcAttentionStore(right).create([{ ...layer, headDim: 1024 }], capacity)).toThrow(CapabilityError);
     expect(device.memory().live).toBe(0);
     const [dense] = densePagedStore().create([layer], capacity) as [KvStore];
