@@ -19,14 +19,19 @@ export async function answersOf(stream: Stream, store: KvStore, prefill: Prefill
   const total = chunks.reduce((sum, rows) => sum + rows, 0);
   const dtype = device.kind === 'cuda' ? 'f16' : 'f32';
   const made = [5, 6].map((seed) => new Random(seed));
-  const numbers = (width: number) => made.map((random) => Array.from({ length: (total + 3) * width }, () => random.normal()));
+  const numbers = (width: number) => made.map((random) => new Float64Array((total + 3) * width).map(() => random.normal()));
   const [keyRows, valueRows, queries] = [numbers(128), numbers(128), numbers(256)];
-  const rowsOf = (from: readonly number[][], of: readonly number[], width: number, position: number, rows: number) =>
-    encode(dtype, of.flatMap((each) => from[each]?.slice(position * width, (position + rows) * width) ?? []));
+  const rowsOf = (from: readonly Float64Array[], of: readonly number[], width: number, position: number, rows: number) => {
+    const all = new Float64Array(of.length * rows * width);
+    of.forEach((each, index) => {
+      all.set(from[each]?.subarray(position * width, (position + rows) * width) ?? [], index * rows * width);
+    });
+    return encode(dtype, all);
+  };
   const results: number[][] = [[], []];
   const step = async (of: readonly number[], position: number, rows: number, answer: boolean) => {
     using batch = createRowBatch(device, stream, of.map((slot) => ({ slot, position, rows })));
-    const rowTensor = (from: readonly number[][]) =>
+    const rowTensor = (from: readonly Float64Array[]) =>
       device.tensor(dtype, ['token', 'kvHead', 'dim'], [of.length * rows, 2, 64], rowsOf(from, of, 128, position, rows));
     const axes = ['token', 'queryHead', 'dim'] as const;
     const shape = [of.length * rows, 4, 64] as const;

@@ -27,12 +27,24 @@ export function joined(parts: readonly Float32Array[]): Float32Array {
   return all;
 }
 
-/** Keys with the parts that the estimate looks for; the heads of a group have the same queries but for a factor. */
+const prompts = new Map<string, Prompt>();
+
+/**
+ * Keys with the parts that the estimate looks for; the heads of a group have the same queries but for a factor. Made
+ * once for all devices: not to be written to.
+ */
 export function syntheticPrompt(seed: number, tokens: number): Prompt {
+  const name = `${seed} ${tokens}`;
+  const prompt = prompts.get(name) ?? newPrompt(seed, tokens);
+  prompts.set(name, prompt);
+  return prompt;
+}
+
+function newPrompt(seed: number, tokens: number): Prompt {
   const random = new Random(seed);
   const heads = [0, 1].map(() => syntheticAttention(random, rope, { tokens, dim: 32, sinkTokens: 4 }));
   const flat = (rows: (token: number) => Float64Array[]) =>
-    encode('f32', Array.from({ length: tokens }, (_, token) => rows(token).flatMap((row) => [...row])).flat());
+    joined(Array.from({ length: tokens }, (_, token) => rows(token).map((row) => encode('f32', row))).flat());
   return {
     tokens,
     query: flat((token) => heads.flatMap(({ queries: { [token]: row = new Float64Array() } }) => [row, row.map((x) => 1.5 * x)])),

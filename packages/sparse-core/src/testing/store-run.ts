@@ -75,7 +75,8 @@ export class StoreRun<Head extends HeldRows> {
     for (const { slot, rows } of entries) {
       // Some rows of a long prompt, its last among them.
       const checked = new Set([rows - 1, ...Array.from({ length: 7 }, () => random.integer(0, rows - 1))]);
-      for (const row of checked) this.#expectRow(slot, rows - row - 1, firstToken + row, queries, bits);
+      const expectRow = this.#expectRowsOf(slot, queries, bits);
+      for (const row of checked) expectRow(rows - row - 1, firstToken + row);
       firstToken += rows;
     }
   }
@@ -91,24 +92,26 @@ export class StoreRun<Head extends HeldRows> {
     using output = device.tensor(device.kind === 'cuda' ? dtype : 'f32', axes, shape);
     this.store.startDecode(this.stream, { batch, query, output, scale: headDim ** -0.5 })();
     const bits = Float32Array.from(decode(output.dtype, await output.read(this.stream)));
-    slots.forEach((slot, row) => this.#expectRow(slot, 0, row, decode(dtype, elements), bits));
+    const queries = decode(dtype, elements);
+    slots.forEach((slot, row) => this.#expectRowsOf(slot, queries, bits)(0, row));
   }
 
-  /** Holds row `row` of a result to the oracle, in front of the `hidden` newest tokens of its slot. */
-  #expectRow(slot: number, hidden: number, row: number, queries: Float64Array, bits: Float32Array): void {
+  /** Holds row `row` of a result to the oracle, in front of the `hidden` newest tokens of a slot. */
+  #expectRowsOf(slot: number, queries: Float64Array, bits: Float32Array): (hidden: number, row: number) => void {
     const { dtype, group, device, roundings = 1 } = this.#options;
     const { headDim } = this.store.layer;
     const weightRoundoff = device.kind === 'cuda' ? roundings * unitRoundoff[dtype] : 0;
-    const heads = this.heads[slot] ?? [];
-    heads.forEach((head, kvHead) => {
-      const attention = head.attention();
-      for (let queryHead = kvHead * group; queryHead < (kvHead + 1) * group; queryHead++) {
-        const first = (row * heads.length * group + queryHead) * headDim;
-        const wanted = attention(queries.subarray(first, first + headDim), head.count - hidden, weightRoundoff);
-        const got = Float64Array.from(bits.subarray(first, first + headDim));
-        expect(excess(wanted, got, device.kind === 'cuda' ? dtype : 'f32')).toBeLessThanOrEqual(0);
-      }
-    });
+    const heads = (this.heads[slot] ?? []).map((head) => ({ count: head.count, attention: head.attention() }));
+    return (hidden, row) => {
+      heads.forEach(({ count, attention }, kvHead) => {
+        for (let queryHead = kvHead * group; queryHead < (kvHead + 1) * group; queryHead++) {
+          const first = (row * heads.length * group + queryHead) * headDim;
+          const wanted = attention(queries.subarray(first, first + headDim), count - hidden, weightRoundoff);
+          const got = Float64Array.from(bits.subarray(first, first + headDim));
+          expect(excess(wanted, got, device.kind === 'cuda' ? dtype : 'f32')).toBeLessThanOrEqual(0);
+        }
+      });
+    };
   }
 
   finishPrefill(slot: number, prune?: (head: Head) => void): void {
