@@ -35,7 +35,8 @@ export function hcAttentionStore(options: HcAttentionOptions): KvStoreFactory {
 }
 
 /**
- * Bytes of the host pool that stores with these options take.
+ * Bytes of the host pool that stores with these options take. A capacity that names `hcAttentionPrefill()` takes more: its
+ * prompts pass through host memory.
  * @throws InvalidValueError, ShapeError as making the stores does
  */
 export function hcAttentionHostBytes(options: CodedOptions, layers: readonly KvLayer[], capacity: KvCapacity): number {
