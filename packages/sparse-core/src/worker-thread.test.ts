@@ -12,7 +12,7 @@ const program = `
   const stream = device.createStream();
   const bytes = 1 << 24;
   const [from, to] = [0, 1].map(() => device.allocate(8, [bytes], [1], 0, bytes));
-  for (let i = 0; i < 200; i++) addon.copy(stream, from, to);
+  for (let i = 0; i < 200; i++) addon.copy(stream, to, from);
   parentPort.postMessage('enqueued');
   stream.synchronize().then(() => parentPort.postMessage('done'));
 `;
