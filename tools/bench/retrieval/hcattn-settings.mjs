@@ -26,6 +26,10 @@ export const settings = [
   codes('hcattn-rescored-1/16, weights by codes', ofModel(8), { ...rescored, hostKeys: false }),
   codes('hcattn-rescored-1/8, 0.9 of the attention', ofModel(16), { ...rescored, tau: 0.9 }),
   codes('hcattn-rescored-1/16, 0.9 of the attention', ofModel(8), { ...rescored, tau: 0.9 }),
+  // Rivals of the same store: integer keys over values on the host.
+  ...['int8', 'int4', 'int3', 'int2'].map((codec) => codes(`${codec} keys over host values`, () => codec, { prefill: hcAttentionPrefill() })),
+  ...['int4', 'int3', 'int2'].map((codec) => codes(`plain ${codec} keys over host values`, () => codec, { prefill: hcAttentionPrefill(), rotated: false })),
+  codes('int3 keys, rescored', () => 'int3', rescored),
   named('int8'),
   named('int4'),
 ];
