@@ -10,6 +10,9 @@ namespace {
 
 constexpr BinFactors kBinFactors;
 
+constexpr int32_t kMarkedTokens = 8192;  // of a list, by one worker: a multiple of 32
+constexpr int kUnitBins = kShareBins / static_cast<int>(kNoShareBelow);
+
 uint64_t share_below(float below) {
   if (!(below < kNoShareBelow)) return 0;
   const uint32_t fixed = fixed_below(below);
@@ -209,63 +212,94 @@ HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t coun
   choice.log_of_all = log_of_all(sum, dense);
   uint64_t wanted = wanted_share(sum, dense, a.tau);
   if (wanted == 0) return choice;
-  // Of the best tokens first, and of more only if they have too little share.
+  // The best tokens first, and more only if they have too little share.
   std::memset(sums, 0, kShareBins * sizeof(uint64_t));
-  int32_t found = 0;
   int cut_bin = 0;
-  for (float reach = 4, before = 0; wanted > 0; before = reach, reach = 2 * reach < kNoShareBelow ? 2 * reach : kNoShareBelow) {
-    found = 0;
-    collect(scores, count, sum.most, before, reach, [&](int32_t token, float below) {
-      const uint64_t own = share_below(below);
-      sums[bin_of(fixed_below(below))] += own;
-      candidates[found++] = {own, score_order(scores[token]), token};
+  for (int reach = 4;; reach += 2) {
+    const int before = reach == 4 ? 0 : reach - 2;
+    collect(scores, count, sum.most, static_cast<float>(before), static_cast<float>(reach), [&](int32_t, float below) {
+      const uint32_t fixed = fixed_below(below);
+      const uint32_t factor = kBinFactors.of[bin_of(fixed)];
+      sums[bin_of(fixed)] += share(share_bits(fixed, factor), factor & 0xff);
     });
-    const int end = static_cast<int>(reach) * (kShareBins / static_cast<int>(kNoShareBelow));
-    while (cut_bin < end && sums[cut_bin] < wanted) wanted -= sums[cut_bin++];
-    if (cut_bin < end) break;
+    while (cut_bin < reach * kUnitBins && sums[cut_bin] < wanted) wanted -= sums[cut_bin++];
+    if (cut_bin < reach * kUnitBins) break;
   }
-  int32_t in_bin = 0;
-  for (int32_t i = 0; i < found; ++i) {
-    if (bin_of(fixed_below(sum.most - scores[candidates[i].token])) == cut_bin) candidates[in_bin++] = candidates[i];
-  }
-  choice.cut = find_cut(candidates, in_bin, wanted);
+  int32_t found = 0;
+  constexpr float kBin = 1.0f / kUnitBins;
+  const auto first = static_cast<float>(cut_bin);
+  collect(scores, count, sum.most, first * kBin, (first + 1) * kBin, [&](int32_t token, float below) {
+    candidates[found++] = {share_below(below), score_order(scores[token]), token};
+  });
+  choice.cut = find_cut(candidates, found, wanted);
   return choice;
 }
 
 // The list of a row and kv head.
 class List {
  public:
-  List(const SelectByMassArguments& a, const HeadChoice* choices, int64_t row, int32_t kv_head, int32_t slot)
+  static constexpr int64_t mark_words(const SelectByMassArguments& a) { return (int64_t{a.score_tokens} + 31) / 32; }
+
+  // `marks` are of all lists: a bit for each token.
+  List(const SelectByMassArguments& a, const HeadChoice* choices, uint32_t* marks, int64_t row, int32_t kv_head, int32_t slot)
       : a_(a),
         choices_(choices + row * a.query_heads + kv_head * a.group()),
         scores_(a.scores + (row * a.query_heads + kv_head * a.group()) * a.score_tokens),
         index_(row * a.kv_heads + kv_head),
+        marks_(marks + index_ * mark_words(a)),
         cache_head_(int64_t{slot} * a.kv_heads + kv_head) {}
 
-  // `candidates` has room for all tokens.
-  void write(int32_t tokens, Candidate* candidates) const {
+  // Marks what the heads take of the tokens first .. end - 1; `first` is a multiple of 32.
+  void mark(int32_t first, int32_t end) const {
+    for (int32_t word = first / 32; word * 32 < end; ++word) {
+      uint32_t taken = 0;
+      for (int32_t i = 0; i < 32 && word * 32 + i < end; i += kLanes) {
+        const int32_t token = word * 32 + i;
+        uint32_t may = token + kLanes <= end ? bits_of(may_take(token)) : (1u << (end - token)) - 1;
+        for (; may != 0; may &= may - 1) {
+          const int32_t lane = __builtin_ctz(may);
+          bool is_taken = false;
+          for (int32_t head = 0; head < a_.group(); ++head) is_taken = is_taken || takes(head, token + lane);
+          taken |= static_cast<uint32_t>(is_taken) << (i + lane);
+        }
+      }
+      marks_[word] = taken;
+    }
+  }
+
+  // Unmarks what there is no room for, and writes the rows of the rest. `candidates` has room for all tokens.
+  void write_rows(int32_t tokens, Candidate* candidates) const {
     int32_t count = 0;
-    const auto add = [&](int32_t token) {
-      bool taken = false;
-      for (int32_t head = 0; head < a_.group(); ++head) taken = taken || takes(head, token);
-      if (taken) candidates[count++] = {1, 0, token};
-    };
-    int32_t token = 0;
-    for (; token + kLanes <= tokens; token += kLanes) {
-      for (uint32_t bits = bits_of(may_take(token)); bits != 0; bits &= bits - 1) add(token + __builtin_ctz(bits));
-    }
-    for (; token < tokens; ++token) add(token);
-    if (count > a_.most_tokens()) count = keep_best(candidates, count);
-    const int64_t first = index_ * a_.capacity;
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t token = candidates[i].token;
+    for_each_marked(tokens, [&](int32_t) { ++count; });
+    if (count > a_.most_tokens()) count = keep_best(tokens, candidates);
+    int32_t* rows = a_.value_rows + index_ * a_.capacity;
+    for_each_marked(tokens, [&](int32_t token) {
       const int32_t block = a_.block_table[cache_head_ * a_.table_width + token / kValueBlockTokens];
-      a_.value_rows[first + i] = block * kValueBlockTokens + token % kValueBlockTokens;
-    }
-    const int32_t mean = a_.missing == MissingMass::mean_value && count > 0 ? a_.mean_rows[cache_head_] : -1;
-    if (mean >= 0) a_.value_rows[first + count] = mean;
-    for (int32_t head = 0; head < a_.group(); ++head) write_weights(head, candidates, count, mean >= 0);
+      *rows++ = block * kValueBlockTokens + token % kValueBlockTokens;
+    });
+    const int32_t mean = mean_row(count);
+    if (mean >= 0) *rows = mean;
     a_.counts[index_] = mean >= 0 ? count + 1 : count;
+  }
+
+  // The weights of a head, and what they were divided by.
+  void write_weights(int32_t tokens, int32_t head) const {
+    const int64_t first = index_ * a_.capacity;
+    const auto weight_at = [&](int32_t i) -> float& { return a_.weights[(first + i) * a_.group() + head]; };
+    uint64_t taken = 0;
+    int32_t count = 0;
+    for_each_marked(tokens, [&](int32_t token) {
+      const uint64_t own = takes(head, token) ? share_below(choices_[head].sum.most - score(head, token)) : 0;
+      taken += own;
+      if (a_.weights != nullptr) weight_at(count) = static_cast<float>(own);
+      ++count;
+    });
+    const HeadWeights made = weights_of(choices_[head].sum, taken, a_.missing);
+    a_.log_sum_exp[index_ * a_.group() + head] = made.log_sum_exp;
+    if (a_.weights == nullptr) return;
+    for (int32_t i = 0; i < count; ++i) weight_at(i) = weight_at(i) / static_cast<float>(made.sum) * scale(a_.value_rows[first + i]);
+    const int32_t mean = mean_row(count);
+    if (mean >= 0) weight_at(count) = made.missing * scale(mean);
   }
 
  private:
@@ -287,45 +321,38 @@ class List {
     return may;
   }
 
-  // Leaves the candidates of the largest shares that there is room for.
-  int32_t keep_best(Candidate* candidates, int32_t count) const {
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t token = candidates[i].token;
+  template <class Body>
+  void for_each_marked(int32_t tokens, Body&& body) const {
+    for (int32_t word = 0; word * 32 < tokens; ++word) {
+      for (uint32_t left = marks_[word]; left != 0; left &= left - 1) body(word * 32 + __builtin_ctz(left));
+    }
+  }
+
+  // Leaves the marks of the largest shares that there is room for.
+  int32_t keep_best(int32_t tokens, Candidate* candidates) const {
+    int32_t count = 0;
+    for_each_marked(tokens, [&](int32_t token) {
+      Candidate& candidate = candidates[count++] = {1, 0, token};
       for (int32_t head = 0; head < a_.group(); ++head) {
         if (!takes(head, token)) continue;
         const uint32_t order = score_order(score(head, token) - choices_[head].log_of_all);
-        candidates[i].order = order > candidates[i].order ? order : candidates[i].order;
+        candidate.order = order > candidate.order ? order : candidate.order;
       }
-    }
+    });
     const auto room = static_cast<uint64_t>(a_.most_tokens());
     const Cut cut = room == 0 ? kTakesNone : find_cut(candidates, count, room);
     int32_t kept = 0;
     for (int32_t i = 0; i < count; ++i) {
-      if (cut.takes(candidates[i].order, candidates[i].token)) candidates[kept++] = candidates[i];
+      const int32_t token = candidates[i].token;
+      if (cut.takes(candidates[i].order, token)) ++kept;
+      else marks_[token / 32] &= ~(1u << token % 32);
     }
     return kept;
   }
 
-  uint64_t share(int32_t head, int32_t token) const {
-    return takes(head, token) ? share_below(choices_[head].sum.most - score(head, token)) : 0;
-  }
-
-  // And what they were divided by.
-  void write_weights(int32_t head, const Candidate* candidates, int32_t count, bool with_mean) const {
-    const int64_t first = index_ * a_.capacity;
-    const auto weight_at = [&](int32_t i) -> float& { return a_.weights[(first + i) * a_.group() + head]; };
-    uint64_t taken = 0;
-    for (int32_t i = 0; i < count; ++i) {
-      const uint64_t own = share(head, candidates[i].token);
-      taken += own;
-      if (a_.weights != nullptr) weight_at(i) = static_cast<float>(own);
-    }
-    const HeadWeights made = weights_of(choices_[head].sum, taken, a_.missing);
-    if (a_.weights != nullptr) {
-      for (int32_t i = 0; i < count; ++i) weight_at(i) = weight_at(i) / static_cast<float>(made.sum) * scale(a_.value_rows[first + i]);
-      if (with_mean) weight_at(count) = made.missing * scale(a_.value_rows[first + count]);
-    }
-    a_.log_sum_exp[index_ * a_.group() + head] = made.log_sum_exp;
+  // -1 if there is none.
+  int32_t mean_row(int32_t count) const {
+    return a_.missing == MissingMass::mean_value && count > 0 ? a_.mean_rows[cache_head_] : -1;
   }
 
   float scale(int32_t value_row) const { return a_.value_scales == nullptr ? 1 : bfloat_to_float(a_.value_scales[value_row]); }
@@ -334,6 +361,7 @@ class List {
   const HeadChoice* choices_;
   const float* scores_;
   int64_t index_;
+  uint32_t* marks_;
   int64_t cache_head_;
 };
 
@@ -343,8 +371,12 @@ void select_by_mass(const SelectByMassArguments& a, Workers& workers) {
   const size_t rows = static_cast<size_t>(a.query_tokens);
   const size_t heads = static_cast<size_t>(a.query_heads);
   const size_t kv_heads = static_cast<size_t>(a.kv_heads);
-  auto* choices = static_cast<HeadChoice*>(workers.shared_scratch(rows * (heads * sizeof(HeadChoice) + sizeof(RowSlot))));
+  const size_t lists = rows * kv_heads;
+  const size_t choice_bytes = rows * heads * sizeof(HeadChoice);
+  const size_t mark_bytes = lists * static_cast<size_t>(List::mark_words(a)) * sizeof(uint32_t);
+  auto* choices = static_cast<HeadChoice*>(workers.shared_scratch(choice_bytes + rows * sizeof(RowSlot) + mark_bytes));
   auto* slots = reinterpret_cast<RowSlot*>(choices + rows * heads);
+  auto* marks = reinterpret_cast<uint32_t*>(slots + rows);
   for (size_t row = 0; row < rows; ++row) slots[row] = {-1};
   for (int32_t entry = 0; entry < a.batch; ++entry) {
     for (int32_t row = a.query_start[entry]; row < a.query_start[entry + 1]; ++row) slots[row] = {a.slots[entry]};
@@ -356,11 +388,26 @@ void select_by_mass(const SelectByMassArguments& a, Workers& workers) {
     const int32_t tokens = slots[index / heads].tokens(a, kv_head);
     choices[index] = choose(a, static_cast<int64_t>(index), tokens, sums, reinterpret_cast<Candidate*>(sums + kShareBins));
   });
-  workers.for_each(rows * kv_heads, [&](size_t index, int worker) {
-    const auto row = static_cast<int64_t>(index / kv_heads);
+  // Calls body(list, its tokens).
+  const auto with_list = [&](size_t index, auto&& body) {
+    const RowSlot slot = slots[index / kv_heads];
     const auto kv_head = static_cast<int32_t>(index % kv_heads);
+    body(List(a, choices, marks, static_cast<int64_t>(index / kv_heads), kv_head, slot.slot), slot.tokens(a, kv_head));
+  };
+  const size_t parts = (static_cast<size_t>(a.score_tokens) + kMarkedTokens - 1) / kMarkedTokens;
+  workers.for_each(lists * parts, [&](size_t index, int) {
+    with_list(index / parts, [&](const List& list, int32_t tokens) {
+      const auto first = static_cast<int32_t>(index % parts) * kMarkedTokens;
+      list.mark(first, tokens < first + kMarkedTokens ? tokens : first + kMarkedTokens);
+    });
+  });
+  workers.for_each(lists, [&](size_t index, int worker) {
     auto* candidates = static_cast<Candidate*>(workers.scratch(worker, candidate_bytes));
-    List(a, choices, row, kv_head, slots[row].slot).write(slots[row].tokens(a, kv_head), candidates);
+    with_list(index, [&](const List& list, int32_t tokens) { list.write_rows(tokens, candidates); });
+  });
+  const size_t group = heads / kv_heads;
+  workers.for_each(rows * heads, [&](size_t index, int) {
+    with_list(index / group, [&](const List& list, int32_t tokens) { list.write_weights(tokens, static_cast<int32_t>(index % group)); });
   });
 }
 
