@@ -100,7 +100,7 @@ const keptShares = [4, 8, 16];
 
 /**
  * Every policy that has a name, by method. Of each method the setting that stands for it is first: the one that keeps
- * the most, and of codes the smaller one that kept every answer. The first of all is the reference: full attention.
+ * the most, and of codes one of fewer bytes that kept every answer. The first of all is the reference: full attention.
  */
 export const policies: readonly NamedPolicy[] = [
   { name: 'dense', method: 'dense', reading: dense },
