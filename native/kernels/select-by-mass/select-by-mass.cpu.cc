@@ -182,25 +182,53 @@ uint64_t total_share(const float* scores, int32_t count, float most) {
   return total;
 }
 
-// Calls body(token, below) for the tokens whose scores are less than `reach`, and not less than `before`, below `most`.
-template <class Body>
-void collect(const float* scores, int32_t count, float most, float before, float reach, Body&& body) {
+// Writes the tokens whose scores are less than `reach`, and not less than `before`, below `most`, and gives their number.
+// `tokens` has room for kLanes more than there are.
+int32_t find_near(const float* scores, int32_t count, float most, float before, float reach, int32_t* tokens) {
+  int32_t found = 0;
   int32_t token = 0;
+#if defined(__AVX512F__)
+  __m512i own = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  for (; token + kLanes <= count; token += kLanes) {
+    const Vec below = most - load(scores + token);
+    const __mmask16 less = _mm512_cmp_ps_mask(below, splat(reach), _CMP_LT_OQ);
+    const __mmask16 near = _mm512_mask_cmp_ps_mask(less, below, splat(before), _CMP_GE_OQ);
+    _mm512_storeu_si512(tokens + found, _mm512_maskz_compress_epi32(near, own));
+    found += __builtin_popcount(near);
+    own = reinterpret_cast<__m512i>(reinterpret_cast<VecInt>(own) + kLanes);
+  }
+#else
   for (; token + kLanes <= count; token += kLanes) {
     const Vec below = most - load(scores + token);
     for (uint32_t bits = bits_of((below < reach) & (below >= before)); bits != 0; bits &= bits - 1) {
-      const int lane = __builtin_ctz(bits);
-      body(token + lane, most - scores[token + lane]);
+      tokens[found++] = token + __builtin_ctz(bits);
     }
   }
+#endif
   for (; token < count; ++token) {
     const float below = most - scores[token];
-    if (below < reach && below >= before) body(token, below);
+    if (below < reach && below >= before) tokens[found++] = token;
   }
+  return found;
 }
 
-// `sums` has kShareBins, and `candidates` room for all tokens.
-HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t count, uint64_t* sums, Candidate* candidates) {
+// Memory of a worker that chooses.
+struct ChoiceRoom {
+  uint64_t* sums;         // kShareBins
+  Candidate* candidates;  // of all tokens
+  int32_t* near;          // of all tokens, and kLanes more
+
+  static size_t bytes(const SelectByMassArguments& a) {
+    const auto tokens = static_cast<size_t>(a.score_tokens);
+    return kShareBins * sizeof(uint64_t) + tokens * (sizeof(Candidate) + sizeof(int32_t)) + kLanes * sizeof(int32_t);
+  }
+  ChoiceRoom(const SelectByMassArguments& a, void* memory)
+      : sums(static_cast<uint64_t*>(memory)),
+        candidates(reinterpret_cast<Candidate*>(sums + kShareBins)),
+        near(reinterpret_cast<int32_t*>(candidates + a.score_tokens)) {}
+};
+
+HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t count, const ChoiceRoom& room) {
   const float* scores = a.scores + row_head * a.score_tokens;
   const float dense = a.dense_log_sum_exp == nullptr ? -__builtin_inff() : a.dense_log_sum_exp[row_head];
   HeadChoice choice{{largest(scores, count), 0}, kTakesNone, 0};
@@ -213,25 +241,27 @@ HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t coun
   uint64_t wanted = wanted_share(sum, dense, a.tau);
   if (wanted == 0) return choice;
   // The best tokens first, and more only if they have too little share.
-  std::memset(sums, 0, kShareBins * sizeof(uint64_t));
+  std::memset(room.sums, 0, kShareBins * sizeof(uint64_t));
   int cut_bin = 0;
   for (int reach = 4;; reach += 2) {
     const int before = reach == 4 ? 0 : reach - 2;
-    collect(scores, count, sum.most, static_cast<float>(before), static_cast<float>(reach), [&](int32_t, float below) {
-      const uint32_t fixed = fixed_below(below);
+    const int32_t found = find_near(scores, count, sum.most, static_cast<float>(before), static_cast<float>(reach), room.near);
+    for (int32_t i = 0; i < found; ++i) {
+      const uint32_t fixed = fixed_below(sum.most - scores[room.near[i]]);
       const uint32_t factor = kBinFactors.of[bin_of(fixed)];
-      sums[bin_of(fixed)] += share(share_bits(fixed, factor), factor & 0xff);
-    });
-    while (cut_bin < reach * kUnitBins && sums[cut_bin] < wanted) wanted -= sums[cut_bin++];
+      room.sums[bin_of(fixed)] += share(share_bits(fixed, factor), factor & 0xff);
+    }
+    while (cut_bin < reach * kUnitBins && room.sums[cut_bin] < wanted) wanted -= room.sums[cut_bin++];
     if (cut_bin < reach * kUnitBins) break;
   }
-  int32_t found = 0;
   constexpr float kBin = 1.0f / kUnitBins;
   const auto first = static_cast<float>(cut_bin);
-  collect(scores, count, sum.most, first * kBin, (first + 1) * kBin, [&](int32_t token, float below) {
-    candidates[found++] = {share_below(below), score_order(scores[token]), token};
-  });
-  choice.cut = find_cut(candidates, found, wanted);
+  const int32_t found = find_near(scores, count, sum.most, first * kBin, (first + 1) * kBin, room.near);
+  for (int32_t i = 0; i < found; ++i) {
+    const int32_t token = room.near[i];
+    room.candidates[i] = {share_below(sum.most - scores[token]), score_order(scores[token]), token};
+  }
+  choice.cut = find_cut(room.candidates, found, wanted);
   return choice;
 }
 
@@ -255,7 +285,17 @@ class List {
       uint32_t taken = 0;
       for (int32_t i = 0; i < 32 && word * 32 + i < end; i += kLanes) {
         const int32_t token = word * 32 + i;
-        uint32_t may = token + kLanes <= end ? bits_of(may_take(token)) : (1u << (end - token)) - 1;
+        uint32_t may = (1u << (end - token < kLanes ? end - token : kLanes)) - 1;
+        if (token + kLanes <= end) {
+          VecInt above = {}, at_cut = {};
+          for (int32_t head = 0; head < a_.group(); ++head) {
+            const Vec own = load(scores_ + int64_t{head} * a_.score_tokens + token);
+            above |= own > cut_score(head);
+            at_cut |= own == cut_score(head);
+          }
+          taken |= bits_of(above) << i;
+          may = bits_of(at_cut & ~above);
+        }
         for (; may != 0; may &= may - 1) {
           const int32_t lane = __builtin_ctz(may);
           bool is_taken = false;
@@ -308,17 +348,12 @@ class List {
     return choices_[head].cut.takes(score_order(score(head, token)), token);
   }
 
-  // Which of kLanes tokens have scores that a head takes, at least of lower indices. Of no head that takes none: its cut is
-  // the order of a NaN.
-  VecInt may_take(int32_t token) const {
-    VecInt may = {};
-    for (int32_t head = 0; head < a_.group(); ++head) {
-      float cut;
-      const uint32_t bits = bits_of_order(choices_[head].cut.order);
-      std::memcpy(&cut, &bits, sizeof cut);
-      may |= load(scores_ + int64_t{head} * a_.score_tokens + token) >= cut;
-    }
-    return may;
+  // A head takes what has a greater score. It is NaN for a head that takes none.
+  float cut_score(int32_t head) const {
+    const uint32_t bits = bits_of_order(choices_[head].cut.order);
+    float score;
+    std::memcpy(&score, &bits, sizeof score);
+    return score;
   }
 
   template <class Body>
@@ -383,10 +418,10 @@ void select_by_mass(const SelectByMassArguments& a, Workers& workers) {
   }
   const size_t candidate_bytes = static_cast<size_t>(a.score_tokens) * sizeof(Candidate);
   workers.for_each(rows * heads, [&](size_t index, int worker) {
-    auto* sums = static_cast<uint64_t*>(workers.scratch(worker, kShareBins * sizeof(uint64_t) + candidate_bytes));
+    const ChoiceRoom room(a, workers.scratch(worker, ChoiceRoom::bytes(a)));
     const auto kv_head = static_cast<int32_t>(index % heads) / a.group();
     const int32_t tokens = slots[index / heads].tokens(a, kv_head);
-    choices[index] = choose(a, static_cast<int64_t>(index), tokens, sums, reinterpret_cast<Candidate*>(sums + kShareBins));
+    choices[index] = choose(a, static_cast<int64_t>(index), tokens, room);
   });
   // Calls body(list, its tokens).
   const auto with_list = [&](size_t index, auto&& body) {
