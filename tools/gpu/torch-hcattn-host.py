@@ -102,7 +102,7 @@ class Values:
         self.output = torch.empty(QUERY_HEADS, HEAD_DIM)
         kind = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 7}[dtype]
         self.sizes = (ctypes.c_int64 * 8)(1, KV_HEADS, GROUP, count, HEAD_DIM, rows, kind, threads)
-        self.bytes = KV_HEADS * count * HEAD_DIM * self.values.element_size()
+        self.pools = [self.values]
 
     def run(self, index):
         rows, weights = self.lists[index % LISTS]
@@ -110,8 +110,13 @@ class Values:
         assert self.library.kv_weighted_values(self.sizes, tensors) == 0
 
     def read(self, index):
-        start = self.values.data_ptr() + index % LISTS * (self.bytes // 8 * 8)
-        self.library.kv_read_in_order(ctypes.c_void_p(start), ctypes.c_int64(self.bytes // 8), self.threads)
+        for pool in self.pools:
+            words = self.bytes_of(pool) // 8
+            self.library.kv_read_in_order(ctypes.c_void_p(pool.data_ptr() + index % LISTS * words * 8), ctypes.c_int64(words), self.threads)
+
+    def bytes_of(self, pool):
+        """Of the rows of a list."""
+        return self.lists[0][0].numel() * HEAD_DIM * pool.element_size()
 
     def torch(self, index):
         rows, weights = self.lists[index % LISTS]
@@ -122,6 +127,31 @@ class Values:
         reference = self.torch(0)
         self.run(0)
         return ((self.output - reference).norm() / reference.norm()).item()
+
+
+class ListedAttention(Values):
+    """Keys beside the values, and one row of queries: the lists' tokens get exact weights."""
+
+    def __init__(self, library, tokens, dtype, threads):
+        super().__init__(library, tokens, dtype, threads)
+        pages = mmap.mmap(-1, self.values.numel() * 2)
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        self.keys = torch.frombuffer(pages, dtype=torch.float16).view(self.values.shape)
+        self.keys.copy_(torch.randn(self.keys.shape, device='cuda', dtype=torch.float16))
+        self.query = torch.randn(QUERY_HEADS, HEAD_DIM)
+        self.log_sum_exp = torch.zeros(QUERY_HEADS)
+        self.pools.append(self.keys)
+
+    def run(self, index):
+        rows, _ = self.lists[index % LISTS]
+        tensors = pointers_of([rows, self.counts, self.query, self.keys, self.values, self.output, self.log_sum_exp])
+        assert self.library.kv_decode_attention_listed(self.sizes, tensors, ctypes.c_float(HEAD_DIM ** -0.5)) == 0
+
+    def torch(self, index):
+        rows, _ = self.lists[index % LISTS]
+        keys, values = (pool.index_select(0, rows.view(-1)).view(*rows.shape, HEAD_DIM).float() for pool in (self.keys, self.values))
+        weights = torch.softmax(self.query.view(KV_HEADS, GROUP, HEAD_DIM) @ keys.transpose(1, 2) * HEAD_DIM ** -0.5, dim=-1)
+        return (weights @ values).view(QUERY_HEADS, HEAD_DIM)
 
 
 def time_on_host(functions, rounds):
@@ -156,17 +186,19 @@ def choice_rows(library, tokens, rounds, sampler):
 
 
 def value_rows(library, tokens, rounds, threads):
-    for dtype, target in ((torch.float16, 1.3), (torch.int8, 0.8)):
-        values = Values(library, tokens, dtype, threads)
+    for kind, dtype, what, target in ((Values, torch.float16, 'sum of values', dict(target=dict(atMost=1.3))),
+                                      (Values, torch.int8, 'sum of values', dict(target=dict(atMost=0.8))),
+                                      (ListedAttention, torch.float16, 'attention with exact scores', {})):
+        values = kind(library, tokens, dtype, threads)
         time.sleep(0.5)  # threads of PyTorch's spin on the cores for a while
         results = time_on_host({'kv': values.run, 'read': values.read}, 4 * rounds)
         results.update(time_on_host({'torch': values.torch}, rounds))
-        yield dict(measure=f'sum of values on the host, {CHOSEN:.0%} of {tokens} rows, {str(dtype)[6:]}',
+        yield dict(measure=f'{what} on the host, {CHOSEN:.0%} of {tokens} rows, {str(dtype)[6:]}',
                    shapes=dict(tokens=tokens, kvHeads=KV_HEADS, group=GROUP, headDim=HEAD_DIM, threads=threads),
                    device='cpu', kind='measured', unit='ms', better='lower', result=results['kv'],
                    reference=dict(name='the same bytes, read in order', **results['read']), torch=results['torch'],
-                   gigabytesPerSecond=round(values.bytes / results['kv']['median'] / 1e6, 1), relativeError=values.error(),
-                   target=dict(atMost=target))
+                   gigabytesPerSecond=round(sum(map(values.bytes_of, values.pools)) / results['kv']['median'] / 1e6, 1), relativeError=values.error(), **target)
+        del values
 
 
 def main():

@@ -13,6 +13,7 @@
 #include "ptx/arithmetic.cuda.h"
 #include "ptx/mma.cuda.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 #include "shared/key-scores/entry-head.cuda.h"
 
 namespace kv::cuda {
@@ -212,12 +213,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   extern __shared__ uint4 memory[];
   auto* book = reinterpret_cast<Entry<kSubDim>*>(memory);
   const int head = static_cast<int>(blockIdx.y);
+  ptx::let_next_kernel_start();
+  fetch_book<kSubDim, kBits>(a.coded, head, book);
+  ptx::wait_for_previous_kernel();
+  __syncthreads();
   const EntryHead entry(a, static_cast<int>(blockIdx.z), head, faults);
   const int first = static_cast<int>(int64_t{entry.blocks} * blockIdx.x / gridDim.x);
   const int end = static_cast<int>(int64_t{entry.blocks} * (blockIdx.x + 1) / gridDim.x);
-  if (first == end || entry.columns == 0) return;
-  fetch_book<kSubDim, kBits>(a.coded, head, book);
-  __syncthreads();
   const int count = a.coded.centroid_count;
   const int own = first + static_cast<int>(threadIdx.x) / kWarp;
   const auto number_of = [&](int index) { return index < end ? entry.block(index, a.block_count, faults) : -1; };
@@ -265,8 +267,7 @@ Status launch(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t s
   const int most = (a.table_width + kWarps - 1) / kWarps;
   const dim3 blocks(static_cast<unsigned>(most < 1 ? 1 : most < even ? most : even), static_cast<unsigned>(a.kv_heads),
                     static_cast<unsigned>(a.batch));
-  kernel<<<blocks, kThreads, static_cast<size_t>(bytes), stream>>>(a, faults);
-  return launch_status();
+  return launch_overlapped(kernel, blocks, dim3(kThreads), static_cast<size_t>(bytes), stream, a, faults);
 }
 
 template <int kSubDim, int kBits>

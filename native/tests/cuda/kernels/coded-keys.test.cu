@@ -31,7 +31,7 @@ std::vector<Case> all_cases() {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const int head_dim : {64, 128}) {
       for (const int sub_dim : {2, 4}) {
-        if (!only_small_cases()) add({dtype, head_dim, sub_dim, 8192, 13, false, false, 2, 4, 1, sub_dim == 2 ? 40 : 5, 2});
+        if (!only_small_cases()) add({dtype, head_dim, sub_dim, 8192, 13, false, false, 2, 4, 1, sub_dim == 2 ? 40 : 9, 2});
         add({dtype, head_dim, sub_dim, 200, 8, false, true, 2, 3, 3, 5, 2});
         add({dtype, head_dim, sub_dim, 3000, 12, false, false, 1, 9, 1, 3, 1});
         add({dtype, head_dim, sub_dim, 1000, 13, false, true, 1, 8, 1, 2, 2});

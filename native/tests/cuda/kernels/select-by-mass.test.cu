@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/decode-attention-listed/decode-attention-listed.h"
 #include "kernels/select-by-mass/select-by-mass.h"
 #include "kernels/weighted-values/weighted-values.h"
 #include "runtime/device.h"
@@ -212,6 +213,15 @@ Host& host_of(int threads) {
   return *host;
 }
 
+template <class Arguments>
+int on_host(kv::Status (*operation)(const Arguments&, kv::ExecutionContext&), const Arguments& arguments, int threads) {
+  Host& host = host_of(threads);
+  kv::ExecutionContext context{host.device->workers()};
+  context.isa = host.device->isa();
+  context.queue = host.queue.get();
+  return kv::tests::result_for_python(operation(arguments, context));
+}
+
 }  // namespace
 
 // sizes: rows, kv heads, group, capacity, dim, pool rows, dtype, threads. pointers, of host memory: value rows, weights,
@@ -230,11 +240,32 @@ KV_FOR_PYTHON int kv_weighted_values(const int64_t* sizes, void* const* pointers
   a.counts = static_cast<const int32_t*>(pointers[2]);
   a.values = pointers[3];
   a.output = static_cast<float*>(pointers[4]);
-  Host& host = host_of(kv::tests::size(sizes, 7));
-  kv::ExecutionContext context{host.device->workers()};
-  context.isa = host.device->isa();
-  context.queue = host.queue.get();
-  return kv::tests::result_for_python(kv::weighted_values(a, context));
+  return on_host(kv::weighted_values, a, kv::tests::size(sizes, 7));
+}
+
+// sizes: those of kv_weighted_values. pointers, of host memory: value rows, counts, query f32, keys f16, values, output,
+// log-sum-exp.
+KV_FOR_PYTHON int kv_decode_attention_listed(const int64_t* sizes, void* const* pointers, float scale) {
+  kv::DecodeAttentionListedArguments a;
+  a.rows = kv::tests::size(sizes, 0);
+  a.kv_heads = kv::tests::size(sizes, 1);
+  a.group = kv::tests::size(sizes, 2);
+  a.capacity = kv::tests::size(sizes, 3);
+  a.head_dim = kv::tests::size(sizes, 4);
+  a.pool_rows = sizes[5];
+  a.value_dtype = static_cast<kv::DType>(sizes[6]);
+  a.key_dtype = kv::DType::f16;
+  a.value_rows = static_cast<const int32_t*>(pointers[0]);
+  a.counts = static_cast<const int32_t*>(pointers[1]);
+  a.query = pointers[2];
+  a.query_head_stride = a.head_dim;
+  a.query_row_stride = int64_t{a.kv_heads} * a.group * a.head_dim;
+  a.keys = pointers[3];
+  a.values = pointers[4];
+  a.output = static_cast<float*>(pointers[5]);
+  a.log_sum_exp = static_cast<float*>(pointers[6]);
+  a.scale = scale;
+  return on_host(kv::decode_attention_listed, a, kv::tests::size(sizes, 7));
 }
 
 // Reads bytes in order, shared among the threads: what the host's memory gives at most. Returns their sum.

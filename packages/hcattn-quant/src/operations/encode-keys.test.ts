@@ -104,13 +104,16 @@ describeOnDevices('encodeKeys', ({ open }) => {
     expect(new PooledBlock(await codedKeys.read(), 0, 32, placed.codeBits).spoilt).toEqual(new Uint8Array(8));
   });
 
-  it.each([2, 4])('stays inside its memory whatever an index holds (sub-vectors of %i dims)', async (subDim) => {
+  it.each([
+    { subDim: 2, centroids: 100, levels: 5 },
+    { subDim: 4, centroids: 100, levels: 4 },
+    { subDim: 4, centroids: 300, levels: 6 },
+  ])('stays inside its memory whatever an index holds (sub-vectors of $subDim dims, $centroids centroids)', async ({ subDim, centroids, levels }) => {
     const random = new Random(3);
-    const sizes = { kvHeads: 1, headDim: 16 * subDim, groups: 16, centroids: 100 };
+    const sizes = { kvHeads: 1, headDim: 32 * subDim, groups: 32, centroids };
     const { placed } = await placedCodebooks(stream, random, sizes);
     const keys = device.tensor('f16', axes, [1, blockTokens, sizes.headDim], random.elements('f16', blockTokens * sizes.headDim));
-    const codedKeys = codedPool(1, 16, placed.codeBits);
-    const levels = subDim === 2 ? 5 : 4;
+    const codedKeys = codedPool(1, 32, placed.codeBits);
     for (let round = 0; round < 20; round++) {
       const bytes = Uint8Array.from({ length: placed.index.byteLength }, () => random.integer(0, 255));
       // A box that holds all, and as many levels as there can be.
