@@ -16,33 +16,41 @@ __host__ __device__ constexpr int key_stride(int dims) {
   return (dims * static_cast<int>(sizeof(T)) + 127) / 128 * (128 / static_cast<int>(sizeof(T))) + 16 / static_cast<int>(sizeof(T));
 }
 
-// Begins to copy the keys first .. end - 1 of the block at position `start` to shared memory, [key, key_stride]. They are
-// there after async_copy_wait and __syncthreads.
+// Begins to copy the keys first .. end - 1 of the block at position `start` to shared memory, [key, key_stride], 16 bytes
+// at a time. They are there after async_copy_wait and __syncthreads. `threads` are all that the thread block has.
+template <class T>
+__device__ void copy_aligned_block(const StoredKeys<T>& keys, int32_t start, int first, int end, T* to, int dims, int threads) {
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+  const int stride = key_stride<T>(dims);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int pieces = dims / kPiece;  // a power of two
+  const int piece = thread % pieces * kPiece;
+  const int step = threads / pieces;
+  int key = first + thread / pieces;
+  if (keys.block_tokens % kTurnTokens == 0) {
+    // A block of the cache holds whole blocks of keys, so their place is found once.
+    const T* from = keys.at(start) + key * keys.token_stride + piece;
+    const int64_t of_step = step * keys.token_stride;
+    to += key * stride + piece;
+#pragma unroll 4
+    for (; key < end; key += step, from += of_step, to += step * stride) ptx::async_copy_16(to, from, true);
+  } else {
+#pragma unroll 1
+    for (; key < end; key += step) ptx::async_copy_16(to + key * stride + piece, keys.at(start + key) + piece, true);
+  }
+  ptx::async_copy_commit();
+}
+
+// The same of any keys.
 template <class T>
 __device__ void copy_block(const Launch& launch, const StoredKeys<T>& keys, int32_t start, int first, int end, T* to) {
   const int dims = launch.a.head_dim;
+  if (launch.tensor_cores) return copy_aligned_block(keys, start, first, end, to, dims, static_cast<int>(blockDim.x));
   const int stride = key_stride<T>(dims);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int threads = static_cast<int>(blockDim.x);
-  constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
-  if (launch.tensor_cores) {
-    const int pieces = dims / kPiece;  // a power of two
-    const int piece = thread % pieces * kPiece;
-    const int step = threads / pieces;
-    // Where a block of the cache holds whole blocks of keys, its place is found once.
-    const T* const whole = keys.block_tokens % kTurnTokens == 0 ? keys.at(start) + piece : nullptr;
-#pragma unroll 4
-    for (int key = first + thread / pieces; key < end; key += step) {
-      const T* from = whole != nullptr ? whole + key * keys.token_stride : keys.at(start + key) + piece;
-      ptx::async_copy_16(to + key * stride + piece, from, true);
-    }
-  } else {
-#pragma unroll 4
-    for (int i = first * dims + thread; i < end * dims; i += threads) {
-      to[i / dims * stride + i % dims] = keys.at(start + i / dims)[i % dims];
-    }
+#pragma unroll 1
+  for (int i = first * dims + static_cast<int>(threadIdx.x); i < end * dims; i += static_cast<int>(blockDim.x)) {
+    to[i / dims * stride + i % dims] = keys.at(start + i / dims)[i % dims];
   }
-  ptx::async_copy_commit();
 }
 
 // A block of keys, and sums over each kGroupKeys of them.

@@ -1,5 +1,5 @@
 // Sums over keys, for any dtype and head size.
-#include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
+#include "kernels/decompose-attention/decompose-attention-lane-columns.cuda.h"
 
 namespace kv {
 namespace decomposition {
@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(kThreads) find_centre(const __grid_constant__ 
   if (threadIdx.x == 0) launch.layout().centre(a.state, head)[dim] = static_cast<double>(sum / static_cast<float>(count));
 }
 
-// Adds up the keys of one block and kv head.
-template <class T>
+// Adds up the keys of one block and kv head. A lane has kColumns columns of a key, where all do.
+template <class T, int kColumns>
 __global__ void __launch_bounds__(kThreads) add_blocks(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   extern __shared__ __align__(16) char shared[];
@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(kThreads) add_blocks(const __grid_constant__ L
   copy_block(launch, StoredKeys<T>(a, head), start, first, end, here.keys);
   ptx::async_copy_wait<0>();
   __syncthreads();
-  here.add_up(launch, head, first, end);
+  if constexpr (kColumns > 0) add_up_lanes(launch, LaneColumns<T, kColumns>(a), here, first, end);
+  else here.add_up(launch, head, first, end);
   __syncthreads();
   double* to = launch.key_sums_before(head, block);
   for (int index = static_cast<int>(threadIdx.x); index < here.columns; index += kThreads) {
@@ -159,10 +160,16 @@ Status add_keys(const Launch& launch) {
       find_centre<T><<<dim3(launch.kv_heads(), static_cast<unsigned>(a.head_dim)), kThreads, 0, launch.stream>>>(launch);
     }
     if (blocks <= 0) return;
+    const auto kernel = [&] {
+      if constexpr (sizeof(T) == 2) {
+        if (has_whole_lanes(launch)) return a.pairs == kWarp ? add_blocks<T, 1> : add_blocks<T, 2>;
+      }
+      return add_blocks<T, 0>;
+    }();
     const size_t bytes = KeyBlock<T>::bytes(a);
-    error = cudaFuncSetAttribute(add_blocks<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     if (error != cudaSuccess) return;
-    add_blocks<T><<<dim3(static_cast<unsigned>(blocks), launch.kv_heads()), kThreads, bytes, launch.stream>>>(launch);
+    kernel<<<dim3(static_cast<unsigned>(blocks), launch.kv_heads()), kThreads, bytes, launch.stream>>>(launch);
   });
   if (error != cudaSuccess) return cuda_status(error);
   const unsigned elements = static_cast<unsigned>(2 * a.head_dim + kWarp - 1) / kWarp;

@@ -18,13 +18,14 @@ constexpr int kScanItems = 8;
 constexpr int kScanTokens = kScanThreads * kScanItems;
 constexpr int kSlashHeads = 32;    // query heads of a thread block
 constexpr int kSlashBlocks = 264;  // thread blocks; they fill an H200
-constexpr int kTurnStride = kTurnTokens + 2;  // so that four pairs lie in other banks
+constexpr int kTurnStride = 2 * kTurnTokens + 16;  // of pairs in shared memory
 constexpr int kVerticalHeads = 8;  // query heads at once, as many as mma multiplies
 constexpr int kVerticalWarps = kTurnTokens / 16;
 
 // Line 14: some runs of 64 lags and some query heads. A warp has 16 lags of 16 of them, and multiplies cosines and sines by
-// alpha; the four lanes with neighbouring columns have a pair each. `at_once` pairs fit into shared memory.
-__global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ Launch launch, int at_once) {
+// alpha; the four lanes with neighbouring columns have a pair each. `at_once` pairs fit into shared memory, a multiple of
+// 4 as are all that are gone through.
+__global__ void __launch_bounds__(kThreads, 2) write_lags(const __grid_constant__ Launch launch, int at_once) {
   if (*launch.memory.fits == 0) return;
   extern __shared__ double2 tables[];
   __shared__ double sums[kTurnTokens / 16][kSlashHeads];
@@ -33,43 +34,56 @@ __global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ 
   const int lane = thread % kWarp;
   const int first_head = static_cast<int>(blockIdx.y) * kSlashHeads;
   const int padded = (a.pairs + 3) / 4 * 4;
-  double2* turned = tables;                             // [pair, kSlashHeads + 1]: alpha rotated by the run's first lag
-  double2* turns = turned + at_once * (kSlashHeads + 1);  // [pair, kTurnStride]
+  double2* turned = tables;  // [pair, kSlashHeads + 1]: alpha rotated by the run's first lag
+  // [pair, 16 lags, 8 lags, cosine and sine, 2 lags], as mma takes them: the last two are 8 lags apart. A shift keeps the
+  // pairs of four lanes in other banks.
+  double* turns = reinterpret_cast<double*>(turned + at_once * (kSlashHeads + 1));
+  const auto turn_at = [&](int pair, int lag) {
+    return turns + pair * kTurnStride + pair % 2 * 2 + pair / 2 % 2 * 8 + (lag / 16 * 8 + lag % 8) * 4 + lag / 8 % 2;
+  };
   const auto load_turns = [&](int from, int pairs) {
     for (int i = thread; i < pairs * kTurnTokens; i += kThreads) {
-      turns[i / kTurnTokens * kTurnStride + i % kTurnTokens] = launch.memory.turns[min(from * kTurnTokens + i, a.pairs * kTurnTokens - 1)];
+      const double2 turn = launch.memory.turns[min(from * kTurnTokens + i, a.pairs * kTurnTokens - 1)];
+      double* to = turn_at(i / kTurnTokens, i % kTurnTokens);
+      to[0] = turn.x;
+      to[2] = turn.y;
     }
   };
   if (at_once == padded) load_turns(0, padded);
   const int tile = thread / kWarp % (kTurnTokens / 16);
   const int left = thread / kWarp / (kTurnTokens / 16) * (kSlashHeads / 2);
+  const double* turns_of_lane = turn_at(lane % 4, 16 * tile + lane / 4);
+  const double2* turned_of_lane = turned + lane % 4 * (kSlashHeads + 1) + left + lane / 4;
   for (int block = static_cast<int>(blockIdx.x); block < launch.blocks(); block += static_cast<int>(gridDim.x)) {
     double values[2][4] = {};
     for (int from = 0; from < padded; from += at_once) {
       const int pairs = min(at_once, padded - from);
       __syncthreads();
       if (at_once < padded) load_turns(from, pairs);
-#pragma unroll 4
-      for (int i = thread; i < pairs * kSlashHeads; i += kThreads) {
-        const int pair = from + i % pairs;
-        const int query_head = first_head + i / pairs;
-        double2 own = {0, 0};
-        if (pair < a.pairs && query_head < a.query_heads && launch.samples > 0) {
-          const double* alpha = launch.solution_of(query_head);
-          own = turned_back({alpha[pair], -alpha[a.pairs + pair]}, launch.memory.bases[int64_t{block} * a.pairs + pair]);
+      for (int own_pair = lane; own_pair < pairs; own_pair += kWarp) {
+        const int pair = from + own_pair;
+        const double2 base = launch.memory.bases[int64_t{block} * a.pairs + min(pair, a.pairs - 1)];
+#pragma unroll
+        for (int head = thread / kWarp; head < kSlashHeads; head += kWarps) {
+          const int query_head = first_head + head;
+          double2 own = {0, 0};
+          if (pair < a.pairs && query_head < a.query_heads && launch.samples > 0) {
+            const double* alpha = launch.solution_of(query_head) + pair;
+            own = turned_back({alpha[0], -alpha[a.pairs]}, base);
+          }
+          turned[own_pair * (kSlashHeads + 1) + head] = own;
         }
-        turned[i % pairs * (kSlashHeads + 1) + i / pairs] = own;
       }
       __syncthreads();
 #pragma unroll 4
       for (int k = 0; k < pairs; k += 4) {
-        const double2* of_lane = turns + (k + lane % 4) * kTurnStride + 16 * tile + lane / 4;
-        const double2 upper = of_lane[0];
-        const double2 lower = of_lane[8];
+        const auto* of_lags = reinterpret_cast<const double2*>(turns_of_lane + k * kTurnStride);
+        const double2 cosines = of_lags[0];
+        const double2 sines = of_lags[1];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const double2 column = turned[(k + lane % 4) * (kSlashHeads + 1) + left + 8 * j + lane / 4];
-          ptx::mma_m16n8k8(values[j], {upper.x, lower.x, upper.y, lower.y}, {column.x, column.y});
+          const double2 column = turned_of_lane[k * (kSlashHeads + 1) + 8 * j];
+          ptx::mma_m16n8k8(values[j], {cosines.x, cosines.y, sines.x, sines.y}, {column.x, column.y});
         }
       }
     }
@@ -105,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) write_slash(const __grid_constant__ 
 // Line 15, and the last row of line 6: one thread block for each 64 keys and kv head. A warp has 16 keys, and multiplies
 // them by kappa; the four lanes with neighbouring columns have a column of the keys each.
 template <class T, class Q>
-__global__ void __launch_bounds__(kVerticalWarps* kWarp) write_vertical(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kVerticalWarps* kWarp) write_keys(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   constexpr int kOwnThreads = kVerticalWarps * kWarp;
   extern __shared__ __align__(16) char shared[];
@@ -365,25 +379,32 @@ __global__ void __launch_bounds__(kThreads) find_horizontal(const __grid_constan
 
 }  // namespace
 
-Status write_slash_and_vertical(const Launch& launch) {
+Status write_slash(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   const unsigned blocks = static_cast<unsigned>(launch.blocks());
-  constexpr size_t kPairBytes = (kSlashHeads + 1 + kTurnStride) * sizeof(double2);
+  constexpr size_t kPairBytes = (kSlashHeads + 1) * sizeof(double2) + kTurnStride * sizeof(double);
   constexpr size_t kSumsBytes = kTurnTokens / 16 * kSlashHeads * sizeof(double);
   // Where not all pairs fit, such as on Ada, halves or quarters of them do.
   size_t at_once = static_cast<size_t>(a.pairs + 3) / 4 * 4;
   while (at_once > 4 && at_once * kPairBytes + kSumsBytes > shared_memory_of_block()) at_once = (at_once / 2 + 3) / 4 * 4;
   const size_t slash_bytes = at_once * kPairBytes;
-  cudaError_t error = cudaFuncSetAttribute(write_slash, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(slash_bytes));
+  const cudaError_t error = cudaFuncSetAttribute(write_lags, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(slash_bytes));
   if (error != cudaSuccess) return cuda_status(error);
   const dim3 slash(std::min(blocks, unsigned{kSlashBlocks}), static_cast<unsigned>((a.query_heads + kSlashHeads - 1) / kSlashHeads));
-  write_slash<<<slash, kThreads, slash_bytes, launch.stream>>>(launch, static_cast<int>(at_once));
+  write_lags<<<slash, kThreads, slash_bytes, launch.stream>>>(launch, static_cast<int>(at_once));
+  return launch_status();
+}
+
+Status write_vertical(const Launch& launch) {
+  const DecomposeAttentionArguments& a = launch.a;
   if (launch.tensor_cores && 2 * a.pairs == a.head_dim) return write_vertical_mma(launch);
+  const unsigned blocks = static_cast<unsigned>(launch.blocks());
   const size_t columns = static_cast<size_t>(columns_of(a) + 3) / 4 * 4;
+  cudaError_t error = cudaSuccess;
   with_cuda_float_type(a.cache_dtype, [&](auto element) {
     with_cuda_float_type(a.query_dtype, [&](auto query) {
       using T = decltype(element);
-      const auto kernel = write_vertical<T, decltype(query)>;
+      const auto kernel = write_keys<T, decltype(query)>;
       const size_t bytes = columns * ((kVerticalHeads + 1) * sizeof(double2) + (kVerticalHeads + 3) * sizeof(float2)) +
                            static_cast<size_t>(kTurnTokens * key_stride<T>(a.head_dim)) * sizeof(T);
       error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));

@@ -1,5 +1,5 @@
 // The samples and their normal equations (lines 1, 9, 11 and 12), in f64.
-#include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
+#include "kernels/decompose-attention/decompose-attention-lane-columns.cuda.h"
 #include "ptx/mma-f64.cuda.h"
 
 namespace kv {
@@ -10,10 +10,11 @@ constexpr int kTile = 128;  // rows and columns of a thread block's part of the 
 constexpr int kPart = 32;   // of a warp's
 constexpr int kTileParts = kTile / kPart;
 constexpr int kTileThreads = kTileParts * kTileParts * kWarp;
-constexpr int kDepth = 16;          // samples at once
-constexpr int kStages = 4;          // of which so many are under way,
-constexpr int kFewStages = 3;       // or so many, where there is no room for more, as on Ada
+constexpr int kStages = 3;          // of samples that are under way,
+constexpr int kDepth = 32;          // so many in each,
+constexpr int kFewDepth = 16;       // or so many, where there is no room for more, as on Ada
 constexpr int kStride = kTile + 4;  // so that a warp reads from all banks
+constexpr int kColumns = kMostDims / kWarp;  // of the keys that a lane has
 
 // The block in which the interior of a sample's row ends, from the first such block of this call on.
 __device__ int32_t block_of(const Interior& interior, InteriorSample sample) {
@@ -54,11 +55,10 @@ __global__ void __launch_bounds__(kThreads) draw_samples(const __grid_constant__
   }
 }
 
-// Lines 11 and 12 but for the angles, of the samples of one block and kv head. A warp has a sample, a lane kColumns
-// columns of the keys. If kWhole, it has no fewer, and every column is a pair. The line of a sample that is not finite is
-// left zero.
-template <class T, class Q, int kColumns, bool kWhole>
-__global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __grid_constant__ Launch launch) {
+// Lines 11 and 12 but for the angles, of the samples of one block and kv head. A warp has a sample, a lane up to kColumns
+// columns of the keys. The line of a sample that is not finite is left zero.
+template <class T, class Q>
+__global__ void __launch_bounds__(kThreads) write_lines(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   extern __shared__ __align__(16) char shared[];
   const DecomposeAttentionArguments& a = launch.a;
@@ -72,13 +72,6 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const StoredKeys<T> keys(a, head);
   const KeyBlock<T> here(a, shared);
-  // What the samples need comes from memory while the block's keys are added up.
-  for (int32_t sample = first_sample + warp; launch.tensor_cores && sample < end_sample; sample += kWarps) {
-    const InteriorSample drawn = launch.memory.samples[sample];
-    const void* from = keys.at(drawn.key);
-    if (lane < a.group()) from = query_at<Q>(a, drawn.row - interior.first_row, head * a.group() + lane);
-    if (lane <= a.group()) ptx::prefetch(from, static_cast<uint32_t>(a.head_dim * sizeof(T)));
-  }
   const int32_t start = block * kTurnTokens;
   const int first = max(launch.first_key(interior) - start, 0);
   const int last = min(a.tokens - start, kTurnTokens);
@@ -94,9 +87,9 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int index = lane + kWarp * i;
-      if (!kWhole && index >= here.columns) continue;
+      if (index >= here.columns) continue;
       const Column column(a, index);
-      body(i, index, column, kWhole || column.second >= 0);
+      body(i, index, column, column.second >= 0);
     }
   };
   const auto value_of = [](const auto* from, const Column& column, bool turned) {
@@ -195,7 +188,9 @@ __global__ void __launch_bounds__(kThreads, kWhole ? 3 : 1) write_lines(const __
 }
 
 // The samples of a split are first_of_split(split) .. first_of_split(split + 1) - 1.
-__device__ int64_t first_of_split(const Launch& launch, int split) { return int64_t{launch.samples} * split / launch.splits(); }
+__device__ int32_t first_of_split(const Launch& launch, int split) {
+  return static_cast<int32_t>(int64_t{launch.samples} * split / launch.splits());
+}
 
 // A thread block's part of the lower triangle of the normal equations: a tile, and where it lies on the diagonal, some
 // right sides as more rows.
@@ -225,10 +220,11 @@ struct NormalTile {
 
 // Multiplies lines by lines: one thread block for each tile, kv head and split. What all kv heads share is found once,
 // as if one more head had it.
-template <int kStages>
+template <int kDepth>
 __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   extern __shared__ __align__(16) double staged[];  // [stage, row tile and column tile, kDepth, kStride]
+  constexpr int kStage = 2 * kDepth * kStride;
   const DecomposeAttentionArguments& a = launch.a;
   const NormalTile tile(a, static_cast<int>(blockIdx.z));
   const int head = static_cast<int>(blockIdx.x);
@@ -247,8 +243,8 @@ __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_cons
   const int warp = thread / kWarp;
   const double* lines = launch.memory.lines + int64_t{head} * launch.samples * values;
   const uint8_t* kept = leaves_out ? launch.memory.kept + int64_t{head} * launch.samples : nullptr;
-  const int64_t first = first_of_split(launch, split);
-  const int64_t end = first_of_split(launch, split + 1);
+  const int32_t first = first_of_split(launch, split);
+  const int32_t end = first_of_split(launch, split + 1);
 
   // Where a warp's rows and columns lie. On the diagonal 10 warps have the lower triangle, and 4 warps the right sides, so
   // that each quarter of a multiprocessor has as much to do.
@@ -283,8 +279,8 @@ __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_cons
   constexpr int kLoadDepth = kTileThreads / (kTile / 2);
   const int own_column = thread % (kTile / 2) * 2;
   const int own_depth = thread / (kTile / 2);
-  const double* sources[2];
-  int steps[2];
+  const double* sources[2];  // of the next sample that the thread loads
+  int64_t steps[2];
   bool real[2];
   for (int side = 0; side < 2; ++side) {
     const bool of_sides = side == 1 && diagonal;
@@ -292,52 +288,56 @@ __global__ void __launch_bounds__(kTileThreads) multiply_lines(const __grid_cons
                               : (side == 0 ? tile.row : tile.column) * kTile + own_column;
     const bool angles = from < 2 * a.pairs;
     real[side] = of_sides ? own_column < kPart && from < 2 * a.pairs + values && !for_all : from < n;
-    sources[side] = angles ? launch.memory.angles + from : lines + from - 2 * a.pairs;
-    steps[side] = angles ? 2 * a.pairs : values;
-    if (!real[side]) sources[side] = launch.memory.angles;
+    const int step = real[side] ? angles ? 2 * a.pairs : values : 0;
+    sources[side] = !real[side] ? launch.memory.angles : angles ? launch.memory.angles + from : lines + from - 2 * a.pairs;
+    sources[side] += int64_t{first + own_depth} * step;
+    steps[side] = int64_t{kLoadDepth} * step;
   }
-  const auto load = [&](int64_t sample) {
-    const int stage = static_cast<int>((sample - first) / kDepth % kStages);
-    double* to = staged + stage * 2 * kDepth * kStride + own_column;
+  const bool loads_second = !diagonal || own_column < kPart;
+  int32_t loaded = first;
+  int to_stage = 0;
+  const auto load = [&] {
+    double* to = staged + to_stage * kStage + own_depth * kStride + own_column;
 #pragma unroll
-    for (int depth = own_depth; depth < own_depth + kDepth; depth += kLoadDepth) {
-      const bool valid = sample + depth < end && (kept == nullptr || kept[sample + depth] != 0);
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        if (side == 1 && diagonal && own_column >= kPart) continue;
-        const bool reads = valid && real[side];
-        const double* from = sources[side] + (reads ? (sample + depth) * steps[side] : 0);
-        ptx::async_copy_16(to + (side * kDepth + depth) * kStride, from, reads);
-      }
+    for (int depth = 0; depth < kDepth; depth += kLoadDepth) {
+      const int32_t sample = loaded + own_depth + depth;
+      const bool valid = sample < end && (kept == nullptr || kept[sample] != 0);
+      ptx::async_copy_16(to + depth * kStride, valid ? sources[0] : launch.memory.angles, valid && real[0]);
+      sources[0] += steps[0];
+      if (!loads_second) continue;
+      ptx::async_copy_16(to + (kDepth + depth) * kStride, valid ? sources[1] : launch.memory.angles, valid && real[1]);
+      sources[1] += steps[1];
     }
+    ptx::async_copy_commit();
+    loaded += kDepth;
+    to_stage = to_stage + 1 < kStages ? to_stage + 1 : 0;
   };
   double sums[kPart / 16][kPart / 8][4] = {};
-  for (int i = 0; i < kStages - 1; ++i) {
-    if (first + i * kDepth < end) load(first + i * kDepth);
-    ptx::async_copy_commit();
-  }
+  for (int i = 0; i < kStages - 1; ++i) load();
   of_rows += lane % 4 * kStride + top + lane / 4;
   of_columns += lane % 4 * kStride + left + lane / 4;
-  for (int64_t sample = first; sample < end; sample += kDepth) {
+  int stage = 0;
+  for (int32_t sample = first; sample < end; sample += kDepth) {
     ptx::async_copy_wait<kStages - 2>();
     __syncthreads();
-    if (sample + (kStages - 1) * kDepth < end) load(sample + (kStages - 1) * kDepth);
-    ptx::async_copy_commit();
+    load();
+    const double* rows_here = of_rows + stage * kStage;
+    const double* columns_here = of_columns + stage * kStage;
+    stage = stage + 1 < kStages ? stage + 1 : 0;
     if (idle) continue;
-    const int stage = static_cast<int>((sample - first) / kDepth % kStages) * 2 * kDepth * kStride;
-#pragma unroll
+#pragma unroll 2
     for (int k = 0; k < kDepth; k += 8) {
       double of_row[kPart / 16][4];
       double of_column[kPart / 8][2];
 #pragma unroll
       for (int i = 0; i < kPart / 16; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) of_row[i][j] = of_rows[stage + (k + j / 2 * 4) * kStride + 16 * i + j % 2 * 8];
+        for (int j = 0; j < 4; ++j) of_row[i][j] = rows_here[(k + j / 2 * 4) * kStride + 16 * i + j % 2 * 8];
       }
 #pragma unroll
       for (int i = 0; i < kPart / 8; ++i) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) of_column[i][j] = of_columns[stage + (k + 4 * j) * kStride + 8 * i];
+        for (int j = 0; j < 2; ++j) of_column[i][j] = columns_here[(k + 4 * j) * kStride + 8 * i];
       }
 #pragma unroll
       for (int i = 0; i < kPart / 16; ++i) {
@@ -416,12 +416,11 @@ __global__ void __launch_bounds__(kThreads) add_up_systems(const __grid_constant
   }
 }
 
+constexpr size_t bytes_of_stages(size_t depth) { return kStages * 2 * depth * kStride * sizeof(double); }
+
 template <class T, class Q>
 cudaError_t launch_lines(const Launch& launch) {
-  const bool whole = 2 * launch.a.pairs == launch.a.head_dim;
-  const auto kernel = whole && launch.a.pairs == kWarp       ? write_lines<T, Q, 1, true>
-                      : whole && launch.a.pairs == 2 * kWarp ? write_lines<T, Q, 2, true>
-                                                             : write_lines<T, Q, 8, false>;
+  const auto kernel = write_lines<T, Q>;
   const size_t bytes = KeyBlock<T>::bytes(launch.a);
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
@@ -442,18 +441,23 @@ Status add_samples(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   if (launch.samples > 0) {
     cudaError_t error = cudaSuccess;
-    with_cuda_float_type(a.cache_dtype, [&](auto element) {
-      with_cuda_float_type(a.query_dtype, [&](auto query) { error = launch_lines<decltype(element), decltype(query)>(launch); });
-    });
+    if (has_whole_lanes(launch)) {
+      const Status status = write_whole_lines(launch);
+      if (!status.ok()) return status;
+    } else {
+      with_cuda_float_type(a.cache_dtype, [&](auto element) {
+        with_cuda_float_type(a.query_dtype, [&](auto query) { error = launch_lines<decltype(element), decltype(query)>(launch); });
+      });
+    }
     if (error != cudaSuccess) return cuda_status(error);
-    const auto multiply = [&](auto kernel, size_t stages) {
-      const size_t bytes = stages * 2 * kDepth * kStride * sizeof(double);
+    const auto multiply = [&](auto kernel, size_t depth) {
+      const size_t bytes = bytes_of_stages(depth);
       error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
       const dim3 tiles(launch.kv_heads() + 1, static_cast<unsigned>(launch.splits()), static_cast<unsigned>(NormalTile::count(a)));
       if (error == cudaSuccess) kernel<<<tiles, kTileThreads, bytes, launch.stream>>>(launch);
     };
-    if (shared_memory_of_block() >= kStages * 2 * kDepth * kStride * sizeof(double)) multiply(multiply_lines<kStages>, kStages);
-    else multiply(multiply_lines<kFewStages>, kFewStages);
+    if (shared_memory_of_block() >= bytes_of_stages(kDepth)) multiply(multiply_lines<kDepth>, kDepth);
+    else multiply(multiply_lines<kFewDepth>, kFewDepth);
     if (error != cudaSuccess) return cuda_status(error);
   }
   const unsigned rows = static_cast<unsigned>(a.coefficients() + a.group() + (launch.samples > 0 ? 1 : 0));

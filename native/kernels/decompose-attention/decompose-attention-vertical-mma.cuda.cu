@@ -1,6 +1,7 @@
 // The vertical part (line 15), and the last row of line 6, on tensor cores: for heads of 64 or 128 dims in a 16-bit dtype,
 // all of whose dims are rotated.
 #include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
+#include "ptx/arithmetic.cuda.h"
 #include "ptx/matrix-load.cuda.h"
 #include "ptx/mma-f64.cuda.h"
 #include "ptx/mma.cuda.h"
@@ -10,9 +11,12 @@ namespace decomposition {
 namespace {
 
 constexpr int kHeads = 8;   // query heads at once, as many as mma multiplies
-constexpr int kBlocks = 8;  // of keys, which a thread block goes through
+constexpr int kBlocks = 8;  // of keys, which a thread block goes through; a divisor of what add_up_parts adds up at a time
 constexpr int kBlockWarps = kTurnTokens / 16;
 constexpr int kBlockThreads = kBlockWarps * kWarp;
+constexpr float kLog2E = 1.44269504f;
+constexpr double kLn2 = 0.69314718055994531;
+constexpr float kLowest = -3e38f;  // finite, so that infinities are never subtracted
 
 template <class T>
 __device__ float2 unpacked(uint32_t pair) {
@@ -53,8 +57,8 @@ __global__ void __launch_bounds__(kBlockThreads, 3) write_vertical(const __grid_
   auto* kappas = reinterpret_cast<double2*>(shared);                         // [pair, kHeads + 1], rotated
   auto* solutions = reinterpret_cast<double2*>(kappas + kPairs * (kHeads + 1));  // [query head, pair]
   auto* keys_here = reinterpret_cast<T*>(solutions + kPairs * kHeads);           // [2, key, kStride]
-  __shared__ double sums[2][kBlockWarps][kHeads];
-  __shared__ float2 exponentials[2][kBlockWarps][kHeads];
+  __shared__ double sums[kBlockWarps][kHeads];
+  __shared__ float2 exponentials[kBlockWarps][kHeads];
   const DecomposeAttentionArguments& a = launch.a;
   const Interior interior(a);
   const int head = static_cast<int>(blockIdx.y);
@@ -66,8 +70,9 @@ __global__ void __launch_bounds__(kBlockThreads, 3) write_vertical(const __grid_
   const StoredKeys<T> keys(a, head);
   const auto load = [&](int32_t block) {
     T* to = keys_here + block % 2 * kTurnTokens * kStride;
-    if (block < end_block) copy_block(launch, keys, block * kTurnTokens, 0, min(kTurnTokens, a.tokens - block * kTurnTokens), to);
-    else ptx::async_copy_commit();
+    const int32_t first = block * kTurnTokens;
+    if (block >= end_block) ptx::async_copy_commit();
+    else copy_aligned_block(keys, first, 0, min(kTurnTokens, a.tokens - first), to, kDims, kBlockThreads);
   };
   float2 turns[kSteps][OwnSlot::kCount][2];
 #pragma unroll
@@ -77,6 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3) write_vertical(const __grid_
     turns[step][slot][i % 2] = launch.memory.turns_of_key[(16 * warp + i % 2 * 8 + lane / 4) * kPairs + OwnSlot::pair(step, slot)];
   }
   const double shrink = 1 / static_cast<double>(a.attention_scale);
+  const float to_powers = a.scale * kLog2E;
   for (int first_head = 0; first_head < a.group(); first_head += kHeads) {
     const int heads = min(kHeads, a.group() - first_head);
     const int first_query_head = head * a.group() + first_head;
@@ -97,24 +103,15 @@ __global__ void __launch_bounds__(kBlockThreads, 3) write_vertical(const __grid_
       const int dim = OwnSlot::first_dim(i / 4, i / 2 % 2) + i % 2 * 8;
       queries[i / 4][i / 2 % 2][i % 2] = *reinterpret_cast<const uint32_t*>(query + dim);
     }
-    // Puts together what the warps found of a block. Others go on with the next one.
-    const auto finish = [&](int32_t block) {
-      if (thread >= heads) return;
-      double sum = 0;
-      float peak = -INFINITY;
-      for (int i = 0; i < kBlockWarps; ++i) {
-        sum += sums[block % 2][i][thread];
-        const float of_warp = exponentials[block % 2][i][thread].x;
-        peak = of_warp > peak ? of_warp : peak;
-      }
-      float total = 0;
-      for (int i = 0; i < kBlockWarps; ++i) {
-        const float2 part = exponentials[block % 2][i][thread];
-        if (part.y != 0) total += part.y * expf(part.x - peak);
-      }
-      launch.sums_of_blocks(true, first_query_head + thread)[block] = sum;
-      launch.memory.last_rows[int64_t{first_query_head + thread} * launch.blocks() + block] = {peak, total};
-    };
+    // What a lane knows of the columns 2 * (lane % 4) + {0, 1}, of all blocks: the sum of the vertical part, and of the last
+    // row the largest power of two and the sum of its exponentials.
+    double sum[2] = {};
+    float peak[2] = {kLowest, kLowest};
+    float total[2] = {};
+    double offset[2] = {};
+    for (int side = 0; side < 2 && launch.samples > 0; ++side) {
+      offset[side] = launch.memory.offsets[first_query_head + min(lane % 4 * 2 + side, heads - 1)].y;
+    }
     const int own_pair = thread % kPairs;
     double2 base = launch.memory.bases[int64_t{first_block} * kPairs + own_pair];
     for (int32_t block = first_block; block < end_block; ++block) {
@@ -126,7 +123,6 @@ __global__ void __launch_bounds__(kBlockThreads, 3) write_vertical(const __grid_
       if (block + 1 < end_block) base = launch.memory.bases[int64_t{block + 1} * kPairs + own_pair];
       ptx::async_copy_wait<1>();
       __syncthreads();
-      if (block > first_block) finish(block - 1);
       const T* rows = keys_here + (block % 2 * kTurnTokens + 16 * warp + lane % 16) * kStride + lane / 16 * 8;
       double values[2][4] = {};
       float logits[4] = {};
@@ -148,46 +144,59 @@ __global__ void __launch_bounds__(kBlockThreads, 3) write_vertical(const __grid_
       }
 
       const int32_t first = block * kTurnTokens + 16 * warp + lane / 4;  // the first of the lane's two keys
+      const int32_t end = interior.end(a.tokens - 1);
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         const int g = lane % 4 * 2 + side;
-        const int query_head = first_query_head + min(g, heads - 1);
-        const double offset = launch.samples > 0 ? launch.memory.offsets[query_head].y : 0;
-        double sum = 0;
-        float peak = -INFINITY;
+        float powers[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int32_t key = first + 8 * half;
           const int part = 2 * half + side;
-          const bool inside = key >= interior.sinks && key < interior.end(a.tokens - 1);
-          logits[part] = inside ? logits[part] * a.scale : -INFINITY;
-          peak = logits[part] > peak ? logits[part] : peak;
+          powers[half] = key >= interior.sinks && key < end ? logits[part] * to_powers : -INFINITY;
           if (g >= heads || key >= a.tokens) continue;
-          const float value = static_cast<float>(values[0][part] + values[1][part] - offset);
-          a.vertical[int64_t{query_head} * a.tokens + key] = value;
-          sum += static_cast<double>(value);
+          const float value = static_cast<float>(values[0][part] + values[1][part] - offset[side]);
+          a.vertical[int64_t{first_query_head + g} * a.tokens + key] = value;
+          sum[side] += static_cast<double>(value);
         }
-        sum = sum_of_rows(sum);
-        for (int distance = 4; distance < kWarp; distance *= 2) {
-          const float other = __shfl_xor_sync(0xffffffffu, peak, distance);
-          peak = other > peak ? other : peak;
-        }
-        float total = 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float logit = logits[2 * half + side];
-          total += logit == -INFINITY ? 0 : expf(logit - peak);
-        }
-        for (int distance = 4; distance < kWarp; distance *= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
-        if (lane < 4) {
-          sums[block % 2][warp][g] = sum;
-          exponentials[block % 2][warp][g] = {peak, total};
-        }
+        const float most = fmaxf(peak[side], fmaxf(powers[0], powers[1]));  // not of NaN, which shows in the total
+        total[side] = total[side] * ptx::exp2_approximate(peak[side] - most) + ptx::exp2_approximate(powers[0] - most) +
+                      ptx::exp2_approximate(powers[1] - most);
+        peak[side] = most;
       }
     }
     ptx::async_copy_wait<0>();
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      sum[side] = sum_of_rows(sum[side]);
+      float most = peak[side];
+      for (int distance = 4; distance < kWarp; distance *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+      float all = total[side] * ptx::exp2_approximate(peak[side] - most);
+      for (int distance = 4; distance < kWarp; distance *= 2) all += __shfl_xor_sync(0xffffffffu, all, distance);
+      if (lane >= 4) continue;
+      sums[warp][2 * lane + side] = sum[side];
+      exponentials[warp][2 * lane + side] = {most, all};
+    }
     __syncthreads();
-    finish(end_block - 1);
+    // The first block gets what the warps found of all, so the others have nothing.
+    for (int i = thread; i < heads * (end_block - first_block); i += kBlockThreads) {
+      const int g = i % heads;
+      const int32_t block = first_block + i / heads;
+      double all = 0;
+      double2 last_row = {-INFINITY, 0};
+      if (block == first_block) {
+        float most = kLowest;
+        for (int w = 0; w < kBlockWarps; ++w) {
+          all += sums[w][g];
+          most = fmaxf(most, exponentials[w][g].x);
+        }
+        float of_row = 0;
+        for (int w = 0; w < kBlockWarps; ++w) of_row += exponentials[w][g].y * ptx::exp2_approximate(exponentials[w][g].x - most);
+        last_row = {most * kLn2, of_row};
+      }
+      launch.sums_of_blocks(true, first_query_head + g)[block] = all;
+      launch.memory.last_rows[int64_t{first_query_head + g} * launch.blocks() + block] = last_row;
+    }
   }
 }
 

@@ -187,8 +187,10 @@ __device__ inline double sum_of_rows(double x) {
 Status choose_samples(const Launch& launch);
 Status add_keys(const Launch& launch);
 Status add_samples(const Launch& launch);
+Status write_whole_lines(const Launch& launch);
 Status solve_least_squares(const Launch& launch);
-Status write_slash_and_vertical(const Launch& launch);
+Status write_slash(const Launch& launch);
+Status write_vertical(const Launch& launch);
 Status write_vertical_mma(const Launch& launch);
 Status add_rows(const Launch& launch);
 Status add_rows_mma(const Launch& launch);
@@ -197,8 +199,8 @@ Status write_horizontal(const Launch& launch);
 // Running sums over the runs of what they add to the moments.
 Status add_up_runs(const Launch& launch);
 
-// Whether tensor cores take these tensors: 16-bit keys and queries of the usual head sizes. write_vertical_mma also needs
-// every dim to be rotated.
+// Whether tensor cores take these tensors: 16-bit keys and queries of the usual head sizes. write_whole_lines and
+// write_vertical_mma also need every dim to be rotated.
 bool fits_tensor_cores(const DecomposeAttentionArguments& arguments);
 size_t covariance_bytes(const DecomposeAttentionArguments& arguments);  // of one tile
 

@@ -25,7 +25,8 @@ constexpr int kOwnRuns = 4;   // of 64 values, whose maxima a warp finds
 constexpr int kTieLists = 4;  // of a thread at a time
 constexpr int kOwnBlocks = 4;  // of a thread at a time
 constexpr int kManyLists = 8192;
-constexpr int kScoresOfBlock = 64 * kThreads;  // scores that a thread block counts; few enough to keep the device busy
+constexpr int kScoresOfBlock = 64 * kThreads;      // scores that a thread block counts,
+constexpr int kFewScoresOfBlock = 16 * kThreads;  // or so many where there are few lists, to keep the device busy
 
 // What is found of the threshold of a budget.
 struct Found {
@@ -404,7 +405,8 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
     constexpr bool kPair = decltype(pair)::value;
     if (a.rule == BlockRule::budget) {
       start_rank<<<1, kThreads, 0, stream>>>(launch, a.tile_blocks == nullptr ? tiles.budgeted() : 0);
-      const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + kScoresOfBlock - 1) / kScoresOfBlock), query_heads);
+      const int of_block = a.lists() < kManyLists ? kFewScoresOfBlock : kScoresOfBlock;
+      const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + of_block - 1) / of_block), query_heads);
       // A few long tiles keep the device busy only if many threads share each.
       const bool few_long = a.lists() < kManyLists && tiles.blocks() > kOwnBlocks * kThreads;
       const auto count = few_long ? count_scores<kPair, kThreads> : count_scores<kPair, kWarp>;
