@@ -65,7 +65,10 @@ __device__ inline void pin_registers(Register (&registers)[kCount]) {
 #define KV_D8(d, i)                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KV_D16(d, i) KV_D8(d, i), KV_D8(d, i + 8)
 #define KV_D32(d, i) KV_D8(d, i), KV_D8(d, i + 8), KV_D8(d, i + 16), KV_D8(d, i + 24)
+#define KV_D_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define KV_D_NAMES_16 KV_D_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define KV_D_NAMES_32                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -81,6 +84,10 @@ struct WgmmaShared;
 // a is in registers, laid out as for mma_m16n8k16. b is in shared memory, with rows along N.
 template <typename Element, int N>
 struct WgmmaRegisters;
+
+// The same with rows of b along the summed dimension.
+template <typename Element, int N>
+struct WgmmaRegistersByRow;
 
 #define KV_DEFINE_WGMMA(Element, types, N, D_NAMES, A0, A1, A2, A3, B, ...)                               \
   template <>                                                                                             \
@@ -106,9 +113,20 @@ struct WgmmaRegisters;
                    : __VA_ARGS__                                                                          \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
     }                                                                                                     \
+  };                                                                                                      \
+  template <>                                                                                             \
+  struct WgmmaRegistersByRow<Element, N> {                                                                \
+    static __device__ inline void issue(float (&d)[N / 2], const uint32_t* a, uint64_t b) {               \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." types " {" D_NAMES "}, {" A0 ", " A1 \
+                   ", " A2 ", " A3 "}, " B ", 1, 1, 1, 0;"                                                \
+                   : __VA_ARGS__                                                                          \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                 \
+    }                                                                                                     \
   };
 
 #define KV_DEFINE_WGMMA_ELEMENT(Element, types)                                                        \
+  KV_DEFINE_WGMMA(Element, types, 16, KV_D_NAMES_8, "%8", "%9", "%10", "%11", "%12", KV_D8(d, 0))      \
+  KV_DEFINE_WGMMA(Element, types, 32, KV_D_NAMES_16, "%16", "%17", "%18", "%19", "%20", KV_D16(d, 0))  \
   KV_DEFINE_WGMMA(Element, types, 64, KV_D_NAMES_32, "%32", "%33", "%34", "%35", "%36", KV_D32(d, 0))  \
   KV_DEFINE_WGMMA(Element, types, 128, KV_D_NAMES_64, "%64", "%65", "%66", "%67", "%68", KV_D32(d, 0), \
                   KV_D32(d, 32))
@@ -120,7 +138,10 @@ KV_DEFINE_WGMMA_ELEMENT(__nv_bfloat16, "bf16.bf16")
 #undef KV_DEFINE_WGMMA
 #undef KV_D_NAMES_64
 #undef KV_D_NAMES_32
+#undef KV_D_NAMES_16
+#undef KV_D_NAMES_8
 #undef KV_D32
+#undef KV_D16
 #undef KV_D8
 
 }  // namespace kv::ptx

@@ -90,20 +90,20 @@ struct LaneSums {
   }
 };
 
-// Adds up the keys first .. end - 1 of a block. A warp has a group.
+// Adds up the keys first .. end - 1 of a block. A warp has whole groups.
 template <class T, int kColumns>
 __device__ void add_up_lanes(const Launch& launch, const LaneColumns<T, kColumns>& columns, const KeyBlock<T>& block, int first,
                              int end) {
-  static_assert(kWarps == kGroups, "a warp has a group");
-  const int group = static_cast<int>(threadIdx.x) / kWarp;
-  const int to = group * kColumns * kWarp + static_cast<int>(threadIdx.x) % kWarp * kColumns;
-  LaneSums<kColumns> sums{};
+  const int own = static_cast<int>(threadIdx.x) % kWarp * kColumns;
+  for (int group = static_cast<int>(threadIdx.x) / kWarp; group < kGroups; group += static_cast<int>(blockDim.x) / kWarp) {
+    LaneSums<kColumns> sums{};
 #pragma unroll
-  for (int i = 0; i < kGroupKeys; i += kKeysAtOnce) sums.add(launch, columns, block, group * kGroupKeys + i, first, end);
+    for (int i = 0; i < kGroupKeys; i += kKeysAtOnce) sums.add(launch, columns, block, group * kGroupKeys + i, first, end);
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    block.cached[to + i] = sums.cached[i];
-    block.plain[to + i] = sums.plain[i];
+    for (int i = 0; i < kColumns; ++i) {
+      block.cached[group * kColumns * kWarp + own + i] = sums.cached[i];
+      block.plain[group * kColumns * kWarp + own + i] = sums.plain[i];
+    }
   }
 }
 

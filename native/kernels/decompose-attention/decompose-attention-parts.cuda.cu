@@ -8,6 +8,7 @@
 
 #include "kernels/decompose-attention/decompose-attention-key-block.cuda.h"
 #include "ptx/mma-f64.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace decomposition {
@@ -306,6 +307,7 @@ __host__ __device__ int32_t first_segment(const Interior& interior) {
 // Running sums of the slash part and of the vertical part, each without its own element: one thread block for each
 // segment. And the zetas.
 __global__ void __launch_bounds__(kScanThreads) add_up_parts(const __grid_constant__ Launch launch) {
+  ptx::let_next_kernel_start();
   if (*launch.memory.fits == 0) return;
   using Load = cub::BlockLoad<float, kScanThreads, kScanItems, cub::BLOCK_LOAD_WARP_TRANSPOSE>;
   using Store = cub::BlockStore<double, kScanThreads, kScanItems, cub::BLOCK_STORE_WARP_TRANSPOSE>;
@@ -350,6 +352,7 @@ __global__ void __launch_bounds__(kScanThreads) add_up_parts(const __grid_consta
 
 // Lines 17 to 19.
 __global__ void __launch_bounds__(kThreads) find_horizontal(const __grid_constant__ Launch launch) {
+  ptx::follow_previous_kernel();
   if (*launch.memory.fits == 0) return;
   const DecomposeAttentionArguments& a = launch.a;
   const Interior interior(a);
@@ -421,8 +424,8 @@ Status write_horizontal(const Launch& launch) {
   const int32_t needed = 1 + max(segments - first_segment(Interior(a)), 0);
   add_up_parts<<<dim3(static_cast<unsigned>(needed), launch.query_heads(), 3), kScanThreads, 0, launch.stream>>>(launch);
   const unsigned rows = static_cast<unsigned>((a.rows + kThreads - 1) / kThreads);
-  find_horizontal<<<dim3(rows, launch.query_heads()), kThreads, 0, launch.stream>>>(launch);
-  return launch_status();
+  const Status status = launch_status();
+  return status.ok() ? launch_overlapped(find_horizontal, dim3(rows, launch.query_heads()), kThreads, 0, launch.stream, launch) : status;
 }
 
 }  // namespace decomposition

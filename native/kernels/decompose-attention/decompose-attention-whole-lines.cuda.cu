@@ -6,10 +6,12 @@ namespace decomposition {
 namespace {
 
 constexpr int kHeadsAhead = 4;  // query heads whose elements are loaded ahead
+constexpr int kLineWarps = 4;   // few: where a block has few samples, several thread blocks wait less
+constexpr int kLineThreads = kLineWarps * kWarp;
 
 // The samples of one block and kv head. A warp has a sample. The line of a sample that is not finite is left zero.
 template <class T, int kColumns>
-__global__ void __launch_bounds__(kThreads, 2) write_lines(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kLineThreads, 4) write_lines(const __grid_constant__ Launch launch) {
   if (*launch.memory.fits == 0) return;
   extern __shared__ __align__(16) char shared[];
   const DecomposeAttentionArguments& a = launch.a;
@@ -30,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 2) write_lines(const __grid_constant
   const int32_t start = block * kTurnTokens;
   const int first = max(launch.first_key(interior) - start, 0);
   const int last = min(a.tokens - start, kTurnTokens);
-  copy_aligned_block(keys, start, first, last, here.keys, 2 * kPairs, kThreads);
+  copy_aligned_block(keys, start, first, last, here.keys, 2 * kPairs, kLineThreads);
 
   // What a sample needs comes from memory while others are computed.
   InteriorSample drawn_next = launch.memory.samples[min(first_sample + warp, end_sample - 1)];
@@ -45,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 2) write_lines(const __grid_constant
     for (int g = 0; g < kHeadsAhead; ++g) queries_next[g] = columns.load(query + min(g, a.group() - 1) * a.query_head_stride);
     drawn_next = launch.memory.samples[min(following, end_sample - 1)];
   };
-  fetch(first_sample + warp + kWarps);
+  fetch(first_sample + warp + kLineWarps);
 
   ptx::async_copy_wait<0>();
   __syncthreads();
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 2) write_lines(const __grid_constant
   __syncthreads();
 
   const double shrink = 1 / static_cast<double>(a.attention_scale);
-  for (int32_t sample = first_sample + warp; sample < end_sample; sample += kWarps) {
+  for (int32_t sample = first_sample + warp; sample < end_sample; sample += kLineWarps) {
     const InteriorSample own_sample = drawn;
     const Row key = key_next;
     Row queries[kHeadsAhead];
@@ -79,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 2) write_lines(const __grid_constant
       turn[i] = launch.memory.turns_of_key[own_sample.key % kTurnTokens * kPairs + own + i];
       key_base[i] = launch.memory.bases[int64_t{own_sample.key / kTurnTokens} * kPairs + own + i];
     }
-    fetch(sample + 2 * kWarps);
+    fetch(sample + 2 * kLineWarps);
 
     // The keys of the row's interior that are not in the sums before its last block.
     const int end = interior.end(own_sample.row) - start;
@@ -161,7 +163,7 @@ Status launch_lines(const Launch& launch) {
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return cuda_status(error);
   const dim3 blocks(static_cast<unsigned>(launch.sampled_blocks(Interior(launch.a))), launch.kv_heads());
-  kernel<<<blocks, kThreads, bytes, launch.stream>>>(launch);
+  kernel<<<blocks, kLineThreads, bytes, launch.stream>>>(launch);
   return launch_status();
 }
 

@@ -71,7 +71,7 @@ void carve(Carver& carver, Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
   Memory& m = launch.memory;
   const int64_t n = a.coefficients();
-  const int64_t runs = int64_t{a.kv_heads} * (launch.runs + 1);
+  const int64_t runs = int64_t{a.kv_heads} * ((launch.tensor_cores ? launch.kept_tiles() : launch.runs) + 1);
   carver.take(m.fits, 1);
   carver.take(m.turns, int64_t{kTurnTokens} * a.pairs);
   carver.take(m.bases, int64_t{launch.blocks()} * a.pairs);
@@ -80,7 +80,8 @@ void carve(Carver& carver, Launch& launch) {
   carver.take(m.key_sums, int64_t{a.kv_heads} * launch.key_blocks() * 2 * a.head_dim);
   carver.take(m.moments, runs * a.head_dim * a.head_dim);
   if (launch.tensor_cores) {
-    const int64_t tiles = int64_t{a.kv_heads} * launch.mma_tiles();
+    const int64_t tiles = int64_t{a.kv_heads} * launch.kept_tiles();
+    carver.take(m.tile_sums, runs * a.head_dim);
     carver.take(m.covariances, tiles * static_cast<int64_t>(covariance_bytes(a)));
     carver.take(m.tile_means, tiles * a.head_dim);
     carver.take(m.tile_scales, tiles);
@@ -132,8 +133,9 @@ Status decompose_attention_cuda(const DecomposeAttentionArguments& given, Execut
                                                        std::to_string(shared_memory_of_block()));
   }
   const Interior interior(given);
-  Launch launch{given, {}, (given.rows + kRunTokens - 1) / kRunTokens, interior.own_samples(given.samples), 0,
+  Launch launch{given, {}, 0, 0, interior.own_samples(given.samples), 0,
                 fits_tensor_cores(given), context.faults(describe_decompose_attention_fault), stream_of(context)};
+  launch.runs = (given.rows + launch.run_tokens() - 1) / launch.run_tokens();
   if (launch.samples > 0) launch.weight = static_cast<double>(interior.own_elements()) / launch.samples;
   Carver counting;
   carve(counting, launch);

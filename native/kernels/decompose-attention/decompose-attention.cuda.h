@@ -19,11 +19,13 @@ constexpr int kTileTokens = 64;             // rows that share the sums over the
 constexpr int kRunTokens = 8 * kTileTokens;  // rows of a block
 constexpr int kTurnTokens = 64;             // positions that share a base; keys of a block, and lags
 constexpr int kMmaTokens = 128;             // rows of a tile on tensor cores
+constexpr int kSegmentTiles = 256;          // of which so many have a place in memory; 32,768 rows
 constexpr int kMostDims = 256;
+constexpr int kSquareDims = 16;  // rows and columns of a square of a symmetric matrix, on tensor cores
 // The samples' products are added up in at most so many parts, of about so many samples at least, in a fixed order. With 8
-// kv heads of 128 dims their thread blocks fill an H200 twice.
+// kv heads of 128 dims their thread blocks fill an H200 twice, and those of a step of 640 samples once.
 constexpr int kMostSplits = 15;
-constexpr int kSplitSamples = 96;
+constexpr int kSplitSamples = 128;
 
 // In device memory. Arrays of kv heads come before those of rows or samples.
 struct Memory {
@@ -34,7 +36,11 @@ struct Memory {
   float2* turns_of_key;   // [kTurnTokens, pair]
   double* key_sums;       // [kv_head, key_blocks, 2, dim]: of the interior's keys before a block: without their centre,
                           // and before their rotation
-  float* moments;         // [kv_head, run + 1, dim, dim]: of keys without their centre, with those of all runs before
+  // [kv_head, run + 1, dim, dim]: of keys without their centre, with those of all runs before. For tensor cores [kv_head,
+  // mma tile + 1, dim, dim], of the keys of one tile each; squares of kSquareDims x kSquareDims below the diagonal are left
+  // out.
+  float* moments;
+  float* tile_sums;       // [kv_head, mma tile + 1, dim]: of the same keys
   char* covariances;      // [kv_head, mma tile, part, dim, dim], of the keys' dtype
   float* tile_means;      // [kv_head, mma tile, dim]
   float* tile_scales;     // [kv_head, mma tile]: what covariances are to be multiplied by
@@ -63,7 +69,8 @@ struct Memory {
 struct Launch {
   DecomposeAttentionArguments a;
   Memory memory;
-  int32_t runs;
+  int32_t runs;         // of rows, on tensor cores tiles
+  int32_t first_tile;   // on tensor cores, of the segment
   int32_t samples;
   double weight;      // of a sample
   bool tensor_cores;  // whether they take these tensors
@@ -74,6 +81,12 @@ struct Launch {
   // Blocks of keys, and one for the sums over all.
   __host__ __device__ int key_blocks() const { return (a.tokens > a.sink_tokens ? a.tokens : a.sink_tokens) / kTurnTokens + 2; }
   __host__ __device__ int mma_tiles() const { return (a.rows + kMmaTokens - 1) / kMmaTokens; }
+  __host__ __device__ int kept_tiles() const { return mma_tiles() < kSegmentTiles ? mma_tiles() : kSegmentTiles; }
+  __host__ __device__ int segment_tiles() const {
+    const int left = mma_tiles() - first_tile;
+    return left < kSegmentTiles ? left : kSegmentTiles;
+  }
+  __host__ __device__ int run_tokens() const { return tensor_cores ? kMmaTokens : kRunTokens; }
   // Where b is in a line. Even, so that pieces of 16 bytes are aligned.
   __host__ __device__ int sides_at() const { return (a.head_dim + 1) / 2 * 2; }
   __host__ __device__ int line_values() const { return sides_at() + (a.group() + 1) / 2 * 2; }
@@ -109,7 +122,7 @@ struct Launch {
   }
   // Keys that run `run` adds: those before the interior's end of its first row; the last run those of the last row.
   __host__ __device__ int32_t run_end(const Interior& interior, int32_t run) const {
-    return interior.end(run < runs ? interior.first_row + run * kRunTokens : a.tokens - 1);
+    return interior.end(run < runs ? interior.first_row + run * run_tokens() : a.tokens - 1);
   }
   __host__ __device__ int32_t run_first(const Interior& interior, int32_t run) const {
     return run > 0 ? run_end(interior, run - 1) : first_key(interior);

@@ -6,6 +6,7 @@
 #include "runtime/device.h"
 #include "shared/cuda/arrivals.cuda.h"
 #include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -26,7 +27,7 @@ constexpr int kTieLists = 4;  // of a thread at a time
 constexpr int kOwnBlocks = 4;  // of a thread at a time
 constexpr int kManyLists = 8192;
 constexpr int kScoresOfBlock = 64 * kThreads;      // scores that a thread block counts,
-constexpr int kFewScoresOfBlock = 16 * kThreads;  // or so many where there are few lists, to keep the device busy
+constexpr int kFewScoresOfBlock = 32 * kThreads;  // or so many where there are few lists, to keep the device busy
 
 // What is found of the threshold of a budget.
 struct Found {
@@ -65,6 +66,7 @@ __device__ float largest(const float* values, int64_t first, int64_t length) {
 
 // One warp finds the maxima of some runs of 64 values; of lags, the bounds of a run and the one before it.
 __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ Launch launch) {
+  ptx::follow_previous_kernel();
   const SelectKeyBlocksArguments& a = launch.a;
   const TileBlocks tiles{a};
   const int64_t head = blockIdx.y;
@@ -122,6 +124,7 @@ struct ScanOfBlock {
 
 // `rank` is that of the last score within the budget, unless the budget goes by another tile.
 __global__ void __launch_bounds__(kThreads) start_rank(const __grid_constant__ Launch launch, int64_t rank) {
+  ptx::follow_previous_kernel();
   for (int bin = static_cast<int>(threadIdx.x); bin < kOrderBins; bin += kThreads) launch.memory.bins[bin] = 0;
   if (launch.a.tile_blocks != nullptr) {
     const TileBlocks tiles{launch.a};
@@ -200,6 +203,7 @@ void with_scores(const SelectKeyBlocksArguments& a, Body&& body) {
 // have some tiles together. The last thread block finds the next bits of the threshold.
 template <bool kPair, int kSharing>
 __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__ Launch launch, int shift, int bits) {
+  ptx::follow_previous_kernel();
   __shared__ uint32_t bins[kOrderBins];
   __shared__ bool last;
   const TileBlocks tiles{launch.a};
@@ -240,6 +244,7 @@ __global__ void __launch_bounds__(kThreads) count_scores(const __grid_constant__
 
 // One thread block gives ties to the first lists, if only some of all are taken.
 __global__ void __launch_bounds__(kTieThreads) share_ties(const __grid_constant__ Launch launch) {
+  ptx::follow_previous_kernel();
   const Found& found = *launch.memory.found;
   if (found.takes_all_ties()) return;
   const int64_t lists = launch.a.lists();
@@ -335,6 +340,7 @@ __device__ Cut cut_of_tile(const TileBlocks& tiles, const ScoredTile& tile, uint
 // get some again, if kTies.
 template <bool kPair, bool kTies>
 __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ Launch launch) {
+  ptx::follow_previous_kernel();
   __shared__ uint32_t bins[kWarps][kMassBins];
   const SelectKeyBlocksArguments& a = launch.a;
   const TileBlocks tiles{a};
@@ -400,11 +406,15 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   cudaStream_t stream = stream_of(context);
   const unsigned query_heads = static_cast<unsigned>(a.query_heads);
   const auto warps = [&](int64_t of_head) { return dim3(static_cast<unsigned>((of_head + kWarps - 1) / kWarps), query_heads); };
-  if (a.slash != nullptr) find_maxima<<<warps((tiles.maxima() + kOwnRuns - 1) / kOwnRuns), kThreads, 0, stream>>>(launch);
+  Status status = Status::success();
+  const auto then = [&](auto kernel, dim3 blocks, int threads, auto... more) {
+    if (status.ok()) status = launch_overlapped(kernel, blocks, dim3(static_cast<unsigned>(threads)), 0, stream, launch, more...);
+  };
+  if (a.slash != nullptr) then(find_maxima, warps((tiles.maxima() + kOwnRuns - 1) / kOwnRuns), kThreads);
   with_scores(a, [&](auto pair) {
     constexpr bool kPair = decltype(pair)::value;
     if (a.rule == BlockRule::budget) {
-      start_rank<<<1, kThreads, 0, stream>>>(launch, a.tile_blocks == nullptr ? tiles.budgeted() : 0);
+      then(start_rank, 1, kThreads, a.tile_blocks == nullptr ? tiles.budgeted() : int64_t{0});
       const int of_block = a.lists() < kManyLists ? kFewScoresOfBlock : kScoresOfBlock;
       const dim3 counting(static_cast<unsigned>((tiles.seen_by_all() + of_block - 1) / of_block), query_heads);
       // A few long tiles keep the device busy only if many threads share each.
@@ -413,16 +423,16 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
       for (int shift = 32; shift > 0;) {
         const int bits = shift < kOrderBits ? shift : kOrderBits;
         shift -= bits;
-        count<<<counting, kThreads, 0, stream>>>(launch, shift, bits);
+        then(count, counting, kThreads, shift, bits);
       }
     }
-    write_lists<kPair, false><<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
+    then(write_lists<kPair, false>, warps(a.tiles()), kThreads);
     if (a.rule == BlockRule::budget) {
-      share_ties<<<1, kTieThreads, 0, stream>>>(launch);
-      write_lists<kPair, true><<<warps(a.tiles()), kThreads, 0, stream>>>(launch);
+      then(share_ties, 1, kTieThreads);
+      then(write_lists<kPair, true>, warps(a.tiles()), kThreads);
     }
   });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv
