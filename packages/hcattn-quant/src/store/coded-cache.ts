@@ -3,11 +3,9 @@ import { BlockIds, madeTogether } from '@kv/sparse-core/native';
 import type { BlockCodec, CodeCache } from './block-codec.js';
 import { ChoiceRoom, type ChoiceSizes } from './choice-room.js';
 import { type Choice, CodedBlocks, type CodedPools } from './coded-blocks.js';
-import { HeadGroups, headGroupsOf } from './head-groups.js';
 import { blocksOf, HostBlocks, type HostBlockSizes } from './host-blocks.js';
 import { hostMemoryOf } from './host-memory.js';
 import type { KeyFormat, KeyPool } from './key-format.js';
-import { LinkStream } from './link-stream.js';
 import { StagedBlocks, stagedSizes } from './staged-blocks.js';
 
 export interface CodedSizes extends ChoiceSizes, HostBlockSizes {}
@@ -24,9 +22,6 @@ export class CodedCache implements CodeCache {
   readonly #keys: KeyPool;
   readonly #pools: CodedPools;
   readonly #room: ChoiceRoom;
-  /** Of each layer. */
-  readonly #groups: readonly HeadGroups[];
-  readonly #link: LinkStream | undefined;
 
   /** What it takes of a host pool. */
   static hostBytes(sizes: CodedSizes): number {
@@ -43,10 +38,7 @@ export class CodedCache implements CodeCache {
     const { device } = capacity;
     const blocks = blocksOf(layers, capacity);
     this.#choice = { tau, missingMass };
-    // A mean value has one table for all kv heads.
-    const groups = missingMass === 'meanValue' ? 1 : headGroupsOf(layers, capacity);
-    const isGrouped = groups > 1;
-    [this.#keys, this.#pools, this.#room, this.#groups, this.#link] = madeTogether((own) => {
+    [this.#keys, this.#pools, this.#room] = madeTogether((own) => {
       const keys = own(format.createPool(layers, device, blocks));
       const memory = hostMemoryOf('hcAttentionStore', device, hostPool, CodedCache.hostBytes(options));
       const host = own(new HostBlocks(options, memory));
@@ -58,8 +50,6 @@ export class CodedCache implements CodeCache {
         keys,
         { ids: new BlockIds('coded blocks', blocks), blockBytes, host, staged },
         own(new ChoiceRoom(options, memory)),
-        isGrouped ? layers.map((layer) => own(new HeadGroups(layer, capacity, groups))) : [],
-        isGrouped && device.kind === 'cuda' ? own(new LinkStream(device)) : undefined,
       ];
     });
   }
@@ -69,20 +59,18 @@ export class CodedCache implements CodeCache {
   }
 
   codecOf(layer: KvLayer, index: number): BlockCodec {
-    const overlap = { groups: this.#groups[index], link: this.#link };
-    return new CodedBlocks(index, this.#keys.codecOf(layer, index), this.#pools, this.#room, this.#choice, overlap);
+    return new CodedBlocks(index, this.#keys.codecOf(layer, index), this.#pools, this.#room, this.#choice);
   }
 
   /** Codebooks are the caller's. */
   reserved(): KvBytes {
     const { device, host } = this.#pools.host.bytes;
     const staged = this.#pools.staged?.byteLength ?? 0;
-    const tables = this.#groups.reduce((sum, { byteLength }) => sum + byteLength, 0);
-    return { device: this.#keys.byteLength + device + this.#room.deviceBytes + tables, host: host + staged + this.#room.hostBytes };
+    return { device: this.#keys.byteLength + device + this.#room.deviceBytes, host: host + staged + this.#room.hostBytes };
   }
 
   [Symbol.dispose](): void {
     const { host, staged } = this.#pools;
-    for (const each of [this.#keys, host, staged, this.#room, ...this.#groups, this.#link]) each?.[Symbol.dispose]();
+    for (const each of [this.#keys, host, staged, this.#room]) each?.[Symbol.dispose]();
   }
 }
