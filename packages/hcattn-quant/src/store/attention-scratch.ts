@@ -23,7 +23,7 @@ export interface AttentionParts {
 const mostDenseBlocks = 64;
 
 /** The same of what comes over the link: the fewer the pieces, the fewer the merges. */
-const mostFetchedBlocks = 256;
+const mostFetchedBlocks = 512;
 
 /** What attention over codes works in. All layers of a cache share it: their work is in stream order. */
 export class AttentionScratch {

@@ -65,7 +65,8 @@ export class DensePieces {
     const kvHeads = slots[0]?.seen.length ?? 0;
     const firstOfHalf = (index % halves) * blocksOfHead * kvHeads;
     const firstBlock = (slot: number, kvHead: number) => firstOfHalf + (slot * kvHeads + kvHead) * width;
-    const places = slots.map(({ seen }) => seen.map((each) => each.slice(index * width, (index + 1) * width)));
+    const [start, end] = halves === 1 ? [index * width, (index + 1) * width] : growingPiece(index, width);
+    const places = slots.map(({ seen }) => seen.map((each) => each.slice(start, end)));
     const moves = slots.flatMap(({ codes }, slot) =>
       (places[slot] ?? []).flatMap((own, kvHead) =>
         own.map((place, at) => ({
@@ -82,6 +83,16 @@ export class DensePieces {
     if (staged !== undefined && fetched.length > 0) staged.fetch(staged.link.behind(stream), pool, fetched);
     return { places, firstBlock, decoded: moves.filter((move) => move.staged === notStaged) };
   }
+}
+
+/**
+ * Which blocks of a kv head a piece of these has that comes over the link: twice as many as the one before, up to `most`.
+ * The first is there when the rows have attended to their own chunk, and each other one when they have to the one before.
+ */
+function growingPiece(index: number, most: number): readonly [start: number, end: number] {
+  let [start, size] = [0, Math.max(1, Math.floor(most / 8))];
+  for (let piece = 0; piece < index; piece += 1) [start, size] = [start + size, Math.min(2 * size, most)];
+  return [start, start + size];
 }
 
 /** What the kv heads of a segment see of a piece. */
