@@ -9,7 +9,7 @@ namespace KV_ISA {
 namespace {
 
 constexpr int32_t kPieceRows = 512;  // that a worker sums in their order; pieces are then added in theirs
-constexpr int32_t kNearRows = 64;    // that stay in the first cache while all their dims are summed
+constexpr int32_t kNearRows = 32;    // that stay in the first cache while all their dims are summed
 constexpr int kTileHeads = 4;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // the sums of a tile stay in registers
 constexpr int64_t kLine = 64;
