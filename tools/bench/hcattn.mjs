@@ -32,9 +32,9 @@ const coded = [
 ];
 /** Query heads, kv heads, dims. */
 const models = [
-  { heads: [8, 2, 64], works: quantized },
-  { heads: [12, 4, 64], works: quantized },
   { heads: [32, 8, 128], works: [...quantized, ...coded] },
+  { heads: [12, 4, 64], works: quantized },
+  { heads: [8, 2, 64], works: quantized },
 ];
 
 /** Milliseconds of each work, which are run in turn. */
