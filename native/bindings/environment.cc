@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/background.h"
+
 namespace kv {
 namespace {
 
@@ -39,6 +41,7 @@ void Environment::close() {
   for (const std::weak_ptr<Stream>& each : streams_) {
     if (const std::shared_ptr<Stream> stream = each.lock()) stream->close();
   }
+  wait_for_background();
   std::lock_guard<std::mutex> lock(mutex_);
   queue_ = nullptr;
   for (Napi::FunctionReference* reference :

@@ -10,10 +10,10 @@
 #include <cstring>
 #include <string>
 
-#include "bindings/background.h"
 #include "bindings/device-object.h"
 #include "bindings/errors.h"
 #include "bindings/tensor-object.h"
+#include "runtime/background.h"
 
 namespace kv {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "bindings/background.h"
 #include "bindings/environment.h"
 #include "bindings/errors.h"
+#include "runtime/background.h"
 
 namespace kv {
 

@@ -4,10 +4,10 @@
 #include <system_error>
 #include <utility>
 
-#include "bindings/background.h"
 #include "bindings/environment.h"
 #include "bindings/errors.h"
 #include "bindings/recording-object.h"
+#include "runtime/background.h"
 
 namespace kv {
 namespace {
