@@ -19,9 +19,8 @@ constexpr int kPartTokens = 32;  // of a block, in a stage of a ring
 constexpr int kParts = kQuantizedBlockTokens / kPartTokens;
 
 constexpr int kStages = 3;
-
-template <int kBits>
-constexpr int kBlocksPerMultiprocessor = kBits == 8 ? 2 : 3;
+constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kWaves = 4;  // of thread blocks: multiprocessors that are further from the memory take fewer
 
 // The codes of a part of a block. The 16-byte chunks of each 128 bytes are permuted so that the same chunk of eight tokens
 // is in different banks.
@@ -243,7 +242,7 @@ __device__ void write_queries(const QuantizedKeyScoresArguments& a, const EntryH
 }
 
 template <typename Element, int kHeadDim, int kBits>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor<kBits>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     score_blocks(const __grid_constant__ QuantizedKeyScoresArguments a, const FaultSink faults) {
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedStorage<kHeadDim, kBits>*>(memory);
@@ -284,7 +283,7 @@ Status launch(const QuantizedKeyScoresArguments& a, FaultSink faults, cudaStream
   if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return cuda_status(error);
   const int heads = a.kv_heads * a.batch;
-  const int even = (kBlocksPerMultiprocessor<kBits> * multiprocessors + heads - 1) / heads;
+  const int even = (kWaves * kBlocksPerMultiprocessor * multiprocessors + heads - 1) / heads;
   const int most = (a.table_width * kParts + kWarps - 1) / kWarps;
   const dim3 blocks(static_cast<unsigned>(most < 1 ? 1 : most < even ? most : even), static_cast<unsigned>(a.kv_heads),
                     static_cast<unsigned>(a.batch));
