@@ -13,6 +13,7 @@ import {
   QueueFullError,
 } from '@kv/sparse-core';
 import type { KvPolicy } from '@kv/sparse-core';
+import { endsUndense } from '@kv/sparse-core/native';
 import { enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
@@ -57,6 +58,11 @@ const plain: Record<string, Operation> = {
       return;
     }
     const failing = random.next() < 0.15;
+    if (failing && !world.canSelect) {
+      expect(() => runner.openSequence({ select: failingSelector(random) })).toThrow(CapabilityError);
+      world.count('open', 'CapabilityError');
+      return;
+    }
     world.add(runner.openSequence(failing ? { select: failingSelector(random) } : {}), { ids: [], failing });
     world.count('open', 'done');
   },
@@ -259,7 +265,7 @@ describe.each(['cpu', 'cuda'] as const)('random operations on sequences on %s', 
     const activations = kind === 'cuda' && name.startsWith('sparse') ? undefined : options.activations;
     using runner = model.createRunner({ ...options, activations, policy, sequences, cacheTokens: 3 * contextTokens });
     using fresh = model.createRunner({ ...options, policy: kvPolicy({ store: densePagedStore({ dtype: 'f32' }) }) });
-    const world = new SequenceWorld(runner, new Random(seed), policy.select === undefined);
+    const world = new SequenceWorld(runner, new Random(seed), { keepsAll: policy.select === undefined, canSelect: endsUndense.of(policy.prefill) === undefined });
     await recordSteps(runner, sequences);
     await recordSteps(fresh, 1);
     await runner.stream.synchronize();

@@ -23,15 +23,18 @@ export class SequenceWorld {
   readonly random: Random;
   /** Whether the policy drops no token. */
   readonly keepsAll: boolean;
+  /** Whether its prompts are dense when they end, so that a selector can observe them. */
+  readonly canSelect: boolean;
   readonly all = new Set<Expected>();
   /** How often each operation ended in each way. */
   readonly outcomes = new Map<string, number>();
   readonly #vocabulary: number;
 
-  constructor(runner: Runner, random: Random, keepsAll: boolean) {
+  constructor(runner: Runner, random: Random, { keepsAll, canSelect }: Pick<SequenceWorld, 'keepsAll' | 'canSelect'>) {
     this.runner = runner;
     this.random = random;
     this.keepsAll = keepsAll;
+    this.canSelect = canSelect;
     this.#vocabulary = runner.model.config.vocabularySize;
   }
 
