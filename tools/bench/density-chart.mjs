@@ -1,5 +1,6 @@
 // What each preset of @kv/skeleton-prefill loses at which share of all blocks, as an SVG string, from the rows of skeleton.mjs.
 import { fileURLToPath } from 'node:url';
+import { line, text } from './svg.mjs';
 
 export const DENSITY_CHART = fileURLToPath(new URL('../../docs/pictures/quality-against-density.svg', import.meta.url));
 
@@ -26,8 +27,6 @@ function pointsOf(preset, rows) {
 /** `files` are those of docs/benchmarks. */
 export function densityChart(files) {
   const { rows } = files.find(({ name }) => name === 'skeleton-cpu');
-  const text = (x, y, words, anchor = 'middle') => `<text x="${x.toFixed(1)}" y="${y.toFixed(1)}" text-anchor="${anchor}">${words}</text>`;
-  const line = (x1, y1, x2, y2) => `<line x1="${x1.toFixed(1)}" y1="${y1.toFixed(1)}" x2="${x2.toFixed(1)}" y2="${y2.toFixed(1)}" stroke="#ddd"/>`;
   const grid = [
     ...shares.flatMap((share) => [
       line(xOf(share), plot.top, xOf(share), plot.bottom),

@@ -7,6 +7,7 @@ import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { ratioChart } from './chart.mjs';
 import { DENSITY_CHART, densityChart } from './density-chart.mjs';
+import { hcattnCharts } from './hcattn-charts.mjs';
 import { withHeadlines } from './headlines.mjs';
 import { RESULTS_FOLDER } from './results.mjs';
 import { RIGHT_ANSWERS, rightAnswers } from './right-answers.mjs';
@@ -103,6 +104,7 @@ function outputs() {
     [HIERASPARSE, withWholeModel(readFileSync(HIERASPARSE, 'utf8'), files)],
     [RIGHT_ANSWERS, rightAnswers(files)],
     [DENSITY_CHART, densityChart(files)],
+    ...hcattnCharts(files),
   ]);
   for (const { name, title, rows } of files) {
     const bars = rows.filter(inChart).map((row) => ({

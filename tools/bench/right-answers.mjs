@@ -16,8 +16,11 @@ const stores = {
 
 /** Prompts over some of their blocks, under the names of the policies. A selection behind them sees the question. */
 const prompts = { skeleton: {}, 'skeleton-1/8': {}, 'skeleton-1/8+hbw-1/4': { moment: 'question-aware' }, clustered: {} };
-/** Caches of integer codes. */
-const codes = { int4: {}, int8: {}, 'halo-1/4+int4': { moment: 'question-aware' } };
+/** Caches of codes. */
+const codes = {
+  ...{ int4: {}, int8: {}, 'halo-1/4+int4': { moment: 'question-aware' }, 'hbw-1/4+hcattn': { moment: 'question-aware' } },
+  ...{ 'hcattn-1/4': {}, 'hcattn-1/8': {}, 'hcattn-rescored-1/8': {}, 'hcattn-rescored-1/16': {} },
+};
 
 /** The text of the file; `files` are those of docs/benchmarks. */
 export function rightAnswers(files) {

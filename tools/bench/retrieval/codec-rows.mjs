@@ -62,6 +62,8 @@ const rows = scores.filter(({ name }) => !values['rows-only'] || name !== 'dense
 });
 keepRows('hcattn-quality', 'Quality of the small model with caches of codes', rows);
 
+if (values['rows-only']) process.exit();
+
 const percent = ({ mean: share, error }, digits) => (error === 0 ? share.toFixed(0) : `${share.toFixed(digits)} ± ${error.toFixed(1)}`);
 
 /** How much larger the perplexity is than with the dense cache. */
@@ -86,4 +88,4 @@ const summary = table(['right answers', `bytes at ${longest} tokens`, 'perplexit
 const byTask = table(tasks, ({ ofTasks }) => ofTasks.map((share) => percent(share, 0)));
 const text = readFileSync(page, 'utf8');
 const marks = /(<!-- quality:begin -->\n)[^]*(<!-- quality:end -->)/;
-if (!values['rows-only']) writeFileSync(page, text.replace(marks, (_all, begin, end) => `${begin}${note}\n\n${summary}\n\nBy task:\n\n${byTask}\n${end}`));
+writeFileSync(page, text.replace(marks, (_all, begin, end) => `${begin}${note}\n\n${summary}\n\nBy task:\n\n${byTask}\n${end}`));

@@ -1,31 +1,25 @@
-// Makes rows of docs/benchmarks/hcattn-quality.json of the needles that were found, by the length of the text and the depth of
-// the needle in it. Of what stores.mjs wrote:
+// Makes rows of docs/benchmarks/hcattn-quality.json of the needles that were found. Of what stores.mjs wrote:
 //
-//   node tools/bench/retrieval/stores.mjs --settings niah-settings --texts 0 --tasks passkey,needle4 --lengths 1024,2048,4096,8192 --out raw.jsonl
+//   node tools/bench/retrieval/stores.mjs --settings niah-settings --texts 0 --tasks passkey --lengths 1024,2048,4096 --out raw.jsonl
 //   node tools/bench/retrieval/niah-rows.mjs --machine 'name, cores' raw.jsonl
 import { parseArgs } from 'node:util';
 import { keepRows, stamp } from '../results.mjs';
 import { groupBy, mean, readResults, round } from './summaries.mjs';
 
 const { values, positionals } = parseArgs({ options: { machine: { type: 'string' } }, allowPositionals: true });
-const depths = 8;
 const results = readResults(positionals);
 const lengths = [...new Set(results.map(({ length }) => length))].sort((a, b) => a - b);
-const depthOf = ({ depth }) => Math.min(Math.floor(depth * depths), depths - 1);
 const percent = (some) => round(100 * mean(some.map(({ right }) => Number(right))), 1);
 
 const rows = [...groupBy(results, ({ setting }) => setting)].map(([setting, own]) => {
-  // By length, then by depth.
-  const cells = lengths.map((length) =>
-    Array.from({ length: depths }, (_, depth) => percent(own.filter((each) => each.length === length && depthOf(each) === depth))),
-  );
+  const ofLengths = lengths.map((length) => percent(own.filter((each) => each.length === length)));
   const ofDevice = own.filter(({ length }) => length === lengths.at(-1)).map(({ kvBytes }) => kvBytes);
   return {
     measure: `needles found, ${setting}`,
-    shapes: `needle-8m, ${own.length} examples of 1 and 4 needles in ${lengths.map((length) => length.toLocaleString('en-US')).join(', ')} tokens`,
+    shapes: `needle-8m, ${own.length} examples of a needle in ${lengths.map((length) => length.toLocaleString('en-US')).join(', ')} tokens`,
     ...{ device: own[0].device, kind: 'small-model', unit: '% right', better: 'higher' },
-    result: { median: percent(own), low: Math.min(...cells.flat()), high: Math.max(...cells.flat()), samples: own.length },
-    ...{ chart: false, lengths, cells, kvBytes: Math.round(mean(ofDevice)), date: stamp().date, machine: values.machine },
+    result: { median: percent(own), low: Math.min(...ofLengths), high: Math.max(...ofLengths), samples: own.length },
+    ...{ chart: false, kvBytes: Math.round(mean(ofDevice)), date: stamp().date, machine: values.machine },
   };
 });
 keepRows('hcattn-quality', 'Quality of the small model with caches of codes', rows);

@@ -93,8 +93,8 @@ await measureAll(
   Math.max(...lengths) + 64,
   (example) => encodeExample(tokenizer, example),
   async (runner, example) => {
-    const { task, length, depth } = example;
-    return { task, length, depth, ...(await ask(runner, example)) };
+    const { task, length } = example;
+    return { task, length, ...(await ask(runner, example)) };
   },
 );
 model.dispose();
