@@ -3,6 +3,7 @@ import { decode, describeOnDevices, encode, Random, unitRoundoff } from '@kv/spa
 import { expect, it } from 'vitest';
 import { blockTokens } from '../quantized-blocks.js';
 import { type CodedSizes, randomCodedCache } from '../testing/random-coded-cache.js';
+import { spoil, spoiltBatches } from '../testing/spoilt-batches.js';
 import { codedKeyScores } from './coded-key-scores.js';
 import { decodeKeys } from './decode-keys.js';
 import { encodeKeys } from './encode-keys.js';
@@ -214,23 +215,11 @@ describeOnDevices('codedKeyScores', ({ open }) => {
     }
   });
 
-  it.each([
-    ['counts part of a block', 'keyCounts', 100],
-    ['counts more than its table holds', 'keyCounts', 64 * 1000],
-    ['counts fewer than none', 'keyCounts', -64],
-    ['names a block that there is not', 'blockTable', 1 << 20],
-    ['names a block below zero', 'blockTable', -1],
-    ['names a slot that there is not', 'slots', 2],
-    ['has rows that descend', 'queryStart', 99],
-  ] as const)('rejects the wait for a batch that %s', async (_, tensor, number) => {
+  it.each(spoiltBatches)('rejects the wait for a batch that %s', async (_, tensor, number) => {
     const device = open();
     for (const dtype of ['f32', 'f16'] as const) {
       const cache = await randomCodedCache(device.createStream(), new Random(11), small);
-      const spoilt = cache.arguments[tensor];
-      const numbers = await spoilt.read();
-      const stream = device.createStream();
-      stream.write(spoilt, numbers.fill(number));
-      await stream.synchronize();
+      await spoil(device.createStream(), cache.arguments[tensor], number);
       await expect(score(device, new Random(12), small, cache, dtype)).rejects.toThrow(InvalidValueError);
     }
   });

@@ -4,6 +4,7 @@ import { expect, it } from 'vitest';
 import { blockTokens, codeBits, type CodeBits } from '../quantized-blocks.js';
 import { rotated, rotationRun } from '../testing/quantized-oracle.js';
 import { type QuantizedSizes, randomQuantizedCache } from '../testing/random-quantized-cache.js';
+import { spoil, spoiltBatches } from '../testing/spoilt-batches.js';
 import { quantizedKeyScores } from './quantized-key-scores.js';
 
 const axes = ['token', 'queryHead', 'dim'] as const;
@@ -197,23 +198,11 @@ describeOnDevices('quantizedKeyScores', ({ open }) => {
     }
   });
 
-  it.each([
-    ['counts part of a block', 'keyCounts', 100],
-    ['counts more than its table holds', 'keyCounts', 64 * 1000],
-    ['counts fewer than none', 'keyCounts', -64],
-    ['names a block that there is not', 'blockTable', 1 << 20],
-    ['names a block below zero', 'blockTable', -1],
-    ['names a slot that there is not', 'slots', 2],
-    ['has rows that descend', 'queryStart', 99],
-  ] as const)('rejects the wait for a batch that %s', async (_, tensor, number) => {
+  it.each(spoiltBatches)('rejects the wait for a batch that %s', async (_, tensor, number) => {
     const device = open();
     for (const dtype of ['f32', 'f16'] as const) {
       const cache = randomQuantizedCache(device, new Random(11), small);
-      const spoilt = cache.arguments[tensor];
-      const numbers = await spoilt.read();
-      const stream = device.createStream();
-      stream.write(spoilt, numbers.fill(number));
-      await stream.synchronize();
+      await spoil(device.createStream(), cache.arguments[tensor], number);
       await expect(score(device, new Random(12), small, cache, { dtype })).rejects.toThrow(InvalidValueError);
     }
   });

@@ -2,6 +2,7 @@ import { type Device, DTypeError, DeviceError, type FloatDType, InvalidValueErro
 import { decode, describeOnDevices, encode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { weightedValues } from './weighted-values.js';
+import { spoiltLists } from '../testing/spoilt-batches.js';
 
 type ValueDType = FloatDType | 'i8';
 
@@ -121,12 +122,7 @@ describeOnDevices('weightedValues', ({ open }) => {
     });
   });
 
-  it.each([
-    ['a list that is longer than there is room for', 'counts', 71],
-    ['a list of fewer than none', 'counts', -1],
-    ['a row behind the pool', 'valueRows', 192],
-    ['a row before the pool', 'valueRows', -1],
-  ] as const)('rejects the wait for %s', async (_, name, number) => {
+  it.each(spoiltLists)('rejects the wait for %s', async (_, name, number) => {
     const device = open();
     const { host, stored, stream } = await lists(device, new Random(4), small);
     stream.write(host[name], stored[name].fill(number, 0, 1));
