@@ -138,6 +138,16 @@ describeOnDevices('hcAttentionStore with values on the host', ({ open }: TestDev
     for (const result of results) expect(result).toEqual(results[0]);
   });
 
+  it.each([true, false])('leaves out what codes cost while all is in windows, with the same bits; recorded: %s', async (recorded) => {
+    const answers = async (dense: boolean) => {
+      const device = open();
+      const { stores } = await codedStores(device, [codedLayer], { prefill: hcAttentionPrefill(), localWindow: 600 });
+      const [store] = stores as [KvStore];
+      return await answersOf(device.createStream(), store, hcAttentionPrefill(), { chunks: [400, 175], batched: true, recorded, dense });
+    };
+    expect(await answers(true)).toEqual(await answers(false));
+  });
+
   it.each([{ tau: 0.9 }, { tau: 0.5, values: 'int8' }, { tau: 0.5, missingMass: 'paper' }, { tau: 0.7, missingMass: 'meanValue' }, { tau: 0.02 }, { tau: 0.8, keys: 'int4' }, { tau: 0.6, keys: 'int2', rotated: false }] as const)(
     'answers from the fewest tokens that reach the share: $tau, $missingMass, $keys',
     async (options) => {

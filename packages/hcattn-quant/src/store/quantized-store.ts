@@ -132,6 +132,11 @@ export class QuantizedStore implements KvStore, QuantizedPrompts {
     return () => undefined;
   }
 
+  /** Nothing is scored, chosen or summed on the host. */
+  decodeDense(stream: Stream, call: AttentionCall): void {
+    this.#dense.startDecode(stream, call)();
+  }
+
   /** @throws CapabilityError when tokens of the slot are quantized: they can be dropped before, not after */
   keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
     this.#expectUsable('keep', stream);

@@ -8,13 +8,15 @@ export interface Reading {
   readonly batched: boolean;
   /** Whether the steps of answers are recorded and replayed. Default: no. */
   readonly recorded?: boolean | undefined;
+  /** Whether all that answers see is in windows, and they are told so. Default: no. */
+  readonly dense?: boolean | undefined;
 }
 
 /**
  * Reads given keys and values of two sequences, 2 kv heads of 64 dims and 4 query heads, in chunks, then answers three
  * tokens; gives the bits of these. Disposes of the store.
  */
-export async function answersOf(stream: Stream, store: KvStore, prefill: PrefillAttention, { chunks, batched, recorded = false }: Reading): Promise<number[][]> {
+export async function answersOf(stream: Stream, store: KvStore, prefill: PrefillAttention, { chunks, batched, recorded = false, dense = false }: Reading): Promise<number[][]> {
   const { device } = stream;
   const total = chunks.reduce((sum, rows) => sum + rows, 0);
   const dtype = device.kind === 'cuda' ? 'f16' : 'f32';
@@ -43,7 +45,9 @@ export async function answersOf(stream: Stream, store: KvStore, prefill: Prefill
     const call = { batch, keys, values };
     const enqueue = () => {
       store.append(stream, call);
-      if (answer) store.startDecode(stream, { batch, query, output, scale: 0.125 })();
+      const attention = { batch, query, output, scale: 0.125 };
+      if (answer && dense) store.decodeDense?.(stream, attention);
+      else if (answer) store.startDecode(stream, attention)();
     };
     if (answer && recorded) {
       using recording = stream.record(enqueue);

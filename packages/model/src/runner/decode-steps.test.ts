@@ -1,5 +1,5 @@
 import { densePagedStore, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
-import type { KvStore, KvStoreFactory } from '@kv/sparse-core';
+import type { KvStore, KvStoreFactory, Recording } from '@kv/sparse-core';
 import { liveBytes } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
@@ -146,6 +146,54 @@ describeOnDevices('a recorded step', (kind) => {
       for (let step = 0; step < 8; step += 1) (await runner.step(answers([sequence], step))).dispose();
       runner.dispose();
       expect(await liveBytes(model.device, before)).toBe(before);
+    });
+  });
+});
+
+describe('a store whose tokens cease to be dense', () => {
+  const dense = densePagedStore({ dtype: 'f32' });
+
+  let longest = Infinity;
+
+  /** Dense, but it says that its second layer is not, of sequences longer than `longest` tokens. */
+  const ceasing: KvStoreFactory = {
+    name: 'ceasing',
+    create: (layers, capacity) =>
+      dense.create(layers, capacity).map((store) => {
+        const own: Partial<KvStore> = {
+          decodeDense: (stream, call) => {
+            store.startDecode(stream, call)();
+          },
+          denseBlocks: (slots = []) =>
+            store.layer.index === 1 && slots.some((slot) => (store.lengths(slot)[0] ?? 0) > longest) ? undefined : store.denseBlocks(slots),
+        };
+        return new Proxy(store, {
+          get(of, name) {
+            const value: unknown = Reflect.get(own, name) ?? Reflect.get(of, name, of);
+            return typeof value === 'function' ? (value.bind(of) as unknown) : value;
+          },
+        });
+      }),
+  };
+
+  it('has steps recorded in two ways; sequences that are not in the step do not count', async () => {
+    await withRunner(needleModel, { contextTokens, sequences: 2, policy: kvPolicy({ store: ceasing }) }, async (runner) => {
+      await read(runner, 60, 2);
+      const sequence = await read(runner, 40, 1);
+      longest = 43;
+      const recordings = countRecordings(runner);
+      const { stream } = runner;
+      const replay = stream.replay.bind(stream);
+      const replayed: Recording[] = [];
+      stream.replay = (recording) => {
+        replayed.push(recording);
+        replay(recording);
+      };
+      for (let step = 0; step < 6; step += 1) await recordedStep(runner, answers([sequence], step));
+      expect(recordings()).toBe(2);
+      const [first, last] = [replayed[0], replayed.at(-1)];
+      expect(first).not.toBe(last);
+      expect(replayed.map((recording) => recording === first)).toEqual([true, true, true, true, false, false]);
     });
   });
 });

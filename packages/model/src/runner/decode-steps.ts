@@ -29,6 +29,8 @@ class DecodeStep implements Disposable {
   readonly #rows: RowBatch;
   readonly #logits: Logits;
   readonly #recording: Recording;
+  /** The step of sequences that are dense in every layer, where all stores have one of their own. */
+  readonly #dense: Recording | undefined;
   readonly #owned: Disposable[] = [];
 
   /** @throws CapabilityError when the store does what cannot be recorded; OutOfMemoryError */
@@ -62,13 +64,15 @@ class DecodeStep implements Disposable {
       const hidden = own(device.tensor(activations, ['token', 'hidden'], [size, config.hiddenSize]));
       const normed = own(device.tensor('f32', ['row', 'hidden'], [size, config.hiddenSize]));
       this.#logits = own(device.tensor('f32', ['row', 'vocabulary'], [size, config.vocabularySize]));
-      const enqueue = (): void => {
-        const rows: HiddenRows = { rows: this.#rows, hidden, count };
-        embedding(stream, { ids: this.#ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
-        for (const layer of layers) layer.enqueueDecode(rows, scratch);
-        enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits, count });
-      };
-      this.#recording = own(stream.record(enqueue));
+      const record = (dense: boolean): Recording =>
+        stream.record(() => {
+          const rows: HiddenRows = { rows: this.#rows, hidden, count };
+          embedding(stream, { ids: this.#ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
+          for (const layer of layers) layer.enqueueDecode(rows, scratch, dense);
+          enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits, count });
+        });
+      this.#recording = own(record(false));
+      if (layers.every(({ store }) => store.decodeDense !== undefined)) this.#dense = own(record(true));
     } catch (error) {
       this[Symbol.dispose]();
       throw error;
@@ -90,11 +94,18 @@ class DecodeStep implements Disposable {
       const logits = own(model.device.tensor('f32', ['row', 'vocabulary'], [count, model.config.vocabularySize]));
       stream.write(this.#input, this.#inputOf(entries));
       this.#copyIds(entries);
-      stream.replay(this.#recording);
+      stream.replay(this.#recordingFor(entries));
       for (const { store } of this.#layers) store.advance(rows);
       stream.copy(this.#logits.slice('row', 0, count), logits);
       return logits;
     });
+  }
+
+  /** Asked when every layer has made room, which is when tokens may cease to be dense. */
+  #recordingFor(entries: readonly BatchEntry[]): Recording {
+    if (this.#dense === undefined) return this.#recording;
+    const slots = entries.map(({ sequence }) => sequence.slot);
+    return this.#layers.every(({ store }) => store.denseBlocks(slots) !== undefined) ? this.#dense : this.#recording;
   }
 
   /** Ids in device memory that follow each other there, as a sampled step's do, are one copy. */

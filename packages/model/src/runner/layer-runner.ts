@@ -86,12 +86,17 @@ export class LayerRunner implements Disposable {
     this.#feedForward(batch, scratch);
   }
 
-  /** The same for one row of an answer of each sequence, but the store does not count it: this may be recorded. */
-  enqueueDecode(rows: HiddenRows, scratch: LayerScratch): void {
+  /**
+   * The same for one row of an answer of each sequence, but the store does not count it: this may be recorded.
+   * @param dense whether all that the sequences hold is dense, where the store has `decodeDense`
+   */
+  enqueueDecode(rows: HiddenRows, scratch: LayerScratch, dense: boolean): void {
     const stream = this.#stream;
     this.#append(rows, scratch);
     const { query, attended: output } = scratch;
-    this.store.startDecode(stream, { batch: rows.rows, query, output, scale: this.#scale })();
+    const call = { batch: rows.rows, query, output, scale: this.#scale };
+    if (dense) this.store.decodeDense?.(stream, call);
+    else this.store.startDecode(stream, call)();
     this.#feedForward(rows, scratch);
   }
 

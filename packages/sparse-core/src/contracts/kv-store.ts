@@ -103,6 +103,11 @@ export interface KvStore extends Capable {
    */
   startDecode(stream: Stream, call: AttentionCall): FinishDecode;
   /**
+   * The same where `denseBlocks` of the slots is all that they hold, for a store that has less to do then. Recorded steps are
+   * recorded in either way; which one is replayed is asked behind `prepare`.
+   */
+  decodeDense?(stream: Stream, call: AttentionCall): void;
+  /**
    * Told that tokens of a slot are about to be selected. A store that holds some otherwise than in dense blocks reads
    * what it needs, and returns the function that enqueues making them dense, so that `denseBlocks` and `keep` serve.
    * Undefined when there is nothing to do, or nothing that can be done.
