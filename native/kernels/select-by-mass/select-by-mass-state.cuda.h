@@ -65,6 +65,7 @@ struct Launch {
   FaultSink faults;
   int chunks;      // of score_tokens
   int sum_chunks;
+  int team;        // thread blocks that search candidates of a head or list that are too many to be listed
   bool aligned;    // four scores may be loaded at once
 };
 

@@ -5,6 +5,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "kernels/select-by-mass/select-by-mass-shares.h"
+#include "shared/cuda/elements.cuda.h"
 
 namespace kv {
 
@@ -22,13 +23,33 @@ __device__ inline int token_of(uint64_t key) { return static_cast<int>(kTokenMas
 __device__ inline uint32_t order_of_key(uint64_t key) { return static_cast<uint32_t>(key >> kTokenBits); }
 __device__ inline float score_of_key(uint64_t key) { return __uint_as_float(cuda::bits_of_order(order_of_key(key))); }
 
+// The range of keys that several thread blocks have found. Empty where all is 0.
+struct KeyRange {
+  unsigned long long most;
+  unsigned long long least_inverted;
+
+  // Of a whole warp: each lane has a range of its own.
+  __device__ void include(KeyRange own) {
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      own.most = max(own.most, __shfl_xor_sync(0xffffffffu, own.most, distance));
+      own.least_inverted = max(own.least_inverted, __shfl_xor_sync(0xffffffffu, own.least_inverted, distance));
+    }
+    if (threadIdx.x % kWarp != 0 || own.most == 0) return;
+    atomicMax(&most, own.most);
+    atomicMax(&least_inverted, own.least_inverted);
+  }
+  __device__ uint64_t greatest() const { return __ldcg(&most); }
+  __device__ uint64_t least() const { return ~__ldcg(&least_inverted); }
+};
+
 // What leads to the last candidate that is taken.
 struct Cut {
   int32_t bin;         // -1 if none is taken
   unsigned found;      // candidates in that bin
   uint64_t wanted;     // sum that they must have
   uint64_t above;      // sum of the bins above
-  unsigned arrivals;   // of thread blocks that have counted
+  unsigned arrivals;   // of thread blocks that have counted, or that search
+  KeyRange range;      // of candidates that are too many to be listed
 };
 
 // The sums of a thread block's bins, which it clears.

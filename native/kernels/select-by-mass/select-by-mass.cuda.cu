@@ -3,6 +3,7 @@
 // the largest share of each token.
 #define KV_ISA cuda
 #include "kernels/select-by-mass/select-by-mass-state.cuda.h"
+#include "kernels/select-by-mass/select-by-mass-team.cuda.h"
 #include "runtime/device.h"
 #include "shared/cuda/arrivals.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
@@ -234,50 +235,78 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
   }
 }
 
-// Calls body(key, share) for the candidates of a head: for those listed, or, where the list is too short, for all of
-// which the scores are in the bin.
-template <class Body>
-__device__ void for_each_candidate(const Launch& launch, const List& list, int h, Body body) {
-  const HeadState& head = list.heads[h];
-  const int thread = static_cast<int>(threadIdx.x);
-  if (head.cut.found <= kListed) {
-    const uint64_t* keys = launch.memory.keys + (list.index * launch.a.group() + h) * kListed;
-    for_each_key(keys, static_cast<int>(head.cut.found),
-                 [&](uint64_t key) { body(key, share_below(head.sum.most - score_of_key(key))); });
-    return;
+// The candidates of a head, where they are too many to be listed.
+struct HeadCandidates {
+  const List& list;
+  int h;
+
+  __device__ void find(int token, int end, BatchOfKeys& keys) const {
+    const HeadState& head = list.heads[h];
+    const float above = static_cast<float>(head.cut.bin) / 64;
+#pragma unroll
+    for (int i = 0; i < kKeyBatch; ++i) {
+      const int own = token + i * kWarp;
+      const float score = own < end ? list.score(h, own) : -INFINITY;
+      const float below = head.sum.most - score;
+      keys[i] = below >= above && below < above + 1.0f / 64 ? candidate_key(score_order(score), own) : 0;
+    }
   }
-  const float above = static_cast<float>(head.cut.bin) / 64;
-  for (int token = thread; token < list.state.tokens; token += kThresholdThreads) {
-    const float score = list.score(h, token);
-    const float below = head.sum.most - score;
-    if (below >= above && below < above + 1.0f / 64) body(candidate_key(score_order(score), token), share_below(below));
-  }
+  __device__ uint64_t amount(uint64_t key) const { return share_below(list.heads[h].sum.most - score_of_key(key)); }
+};
+
+// Adds the sum over a warp to the share of a head's tokens.
+__device__ void add_taken(HeadState& head, uint64_t own) {
+  own = warp_sum(own);
+  if (threadIdx.x % kWarp == 0 && own != 0) atomicAdd(&head.taken, static_cast<unsigned long long>(own));
 }
 
-// A thread block for each row and query head finds its last token, and marks what it takes of its bin.
-__global__ void __launch_bounds__(kThresholdThreads) find_last_tokens(const __grid_constant__ Launch launch) {
+// Thread blocks for each row and query head find its last token, and mark what it takes of its bin. One is enough where
+// the bin's candidates are listed.
+__global__ void __launch_bounds__(kThresholdThreads, 2) find_last_tokens(const __grid_constant__ Launch launch) {
   __shared__ KeyThreshold::Shared shared;
-  __shared__ unsigned long long taken;
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
-  const List list(launch, blockIdx.x / a.group());
-  const int h = static_cast<int>(blockIdx.x % a.group());
+  const auto row_head = static_cast<int64_t>(blockIdx.x / launch.team);
+  const List list(launch, row_head / a.group());
+  const int h = static_cast<int>(row_head % a.group());
   HeadState& head = list.heads[h];
-  if (threadIdx.x == 0) taken = 0;
-  if (head.cut.bin >= 0) {
-    const auto for_each = [&](auto body) { for_each_candidate(launch, list, h, body); };
+  const bool listed = head.cut.bin < 0 || head.cut.found <= kListed;
+  Team team(head.cut.arrivals, static_cast<int>(blockIdx.x % launch.team), launch.team);
+  if (listed && team.member() > 0) return;
+  uint64_t* keys = launch.memory.keys + row_head * kListed;
+  uint32_t* words = list.head_words(h);
+  uint64_t own = 0;
+  if (!listed) {
+    const HeadCandidates candidates{list, h};
+    const uint64_t threshold = TeamThreshold::find(head.cut.wanted, team, candidates, list.state.tokens, head.cut.range,
+                                                   *reinterpret_cast<TeamThreshold::Sums*>(keys), shared);
+    team.for_each(candidates, 0, list.state.tokens, [&](int token, const BatchOfKeys& found) {
+#pragma unroll
+      for (int i = 0; i < kKeyBatch; ++i) {
+        const bool taken = found[i] != 0 && found[i] >= threshold;
+        if (taken) own += candidates.amount(found[i]);
+        const uint32_t marks = __ballot_sync(0xffffffffu, taken);
+        if (marks != 0 && threadIdx.x % kWarp == 0) words[token / kWarp + i] |= marks;
+      }
+    });
+  } else if (head.cut.bin >= 0) {
+    const auto for_each = [&](auto body) {
+      for_each_key(keys, static_cast<int>(head.cut.found),
+                   [&](uint64_t key) { body(key, share_below(head.sum.most - score_of_key(key))); });
+    };
     const uint64_t threshold = KeyThreshold::find(head.cut.wanted, shared, for_each);
-    uint64_t own = 0;
     for_each([&](uint64_t key, uint64_t share) {
       if (key < threshold) return;
       own += share;
-      atomicOr(list.head_words(h) + token_of(key) / kWarp, 1u << token_of(key) % kWarp);
+      atomicOr(words + token_of(key) / kWarp, 1u << token_of(key) % kWarp);
     });
-    atomicAdd(&taken, static_cast<unsigned long long>(own));
-    __syncthreads();
-    if (threadIdx.x == 0) head.taken = head.cut.above + taken;
   }
-  if (threadIdx.x == 0) head.made = cuda::weights_of(head.sum, head.taken, a.missing);
+  add_taken(head, own);
+  if (listed) __syncthreads();
+  else team.meet();
+  if (team.member() > 0 || threadIdx.x != 0) return;
+  head.taken = __ldcg(&head.taken) + head.cut.above;
+  head.made = cuda::weights_of(head.sum, head.taken, a.missing);
 }
 
 // Counts the tokens of a list in a chunk, of which each warp has found some.
@@ -371,12 +400,6 @@ __global__ void __launch_bounds__(kThreads) count_best(const __grid_constant__ L
   if (a.most_tokens() > 0) scan.find(static_cast<uint64_t>(a.most_tokens()), list.state.cut);
 }
 
-// Adds the sum over a warp to the share of a head's tokens.
-__device__ void add_taken(HeadState& head, uint64_t own) {
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) own += __shfl_xor_sync(0xffffffffu, own, distance);
-  if (threadIdx.x % kWarp == 0 && own != 0) atomicAdd(&head.taken, static_cast<unsigned long long>(own));
-}
-
 // Marks only what is above the list's bin, and lists what is in it.
 __global__ void __launch_bounds__(kThreads) mark_best(const __grid_constant__ Launch launch) {
   ptx::follow_previous_kernel();
@@ -413,24 +436,72 @@ __global__ void __launch_bounds__(kThreads) mark_best(const __grid_constant__ La
   count_marks(list, chunk, count);
 }
 
-// A thread block for each list finds the last token that there is room for.
-__global__ void __launch_bounds__(kThresholdThreads) find_last_best(const __grid_constant__ Launch launch) {
+// The candidates of a list, where they are too many to be listed.
+struct ListCandidates {
+  const List& list;
+
+  __device__ void find(int token, int end, BatchOfKeys& keys) const {
+    uint32_t best[kKeyBatch] = {};
+#pragma unroll 1
+    for (int h = 0; h < list.a.group(); ++h) {
+      const float log_of_all = list.heads[h].log_of_all;
+#pragma unroll
+      for (int i = 0; i < kKeyBatch; ++i) {
+        const int own = token + i * kWarp;
+        if (own < end && list.takes(h, own)) best[i] = max(best[i], score_order(list.score(h, own) - log_of_all));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kKeyBatch; ++i) {
+      const bool in_bin = best[i] != 0 && bin_of_best(best[i]) == list.state.cut.bin;
+      keys[i] = in_bin ? candidate_key(best[i], token + i * kWarp) : 0;
+    }
+  }
+  __device__ uint64_t amount(uint64_t) const { return 1; }
+};
+
+// Marks the member's part of the candidates of a list that are not below the threshold, and adds their shares.
+__device__ void mark_candidates(const List& list, const Team& team, uint64_t threshold) {
+  team.for_each(ListCandidates{list}, 0, list.state.tokens, [&](int token, const BatchOfKeys& found) {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kKeyBatch; ++i) {
+      const uint32_t marks = __ballot_sync(0xffffffffu, found[i] != 0 && found[i] >= threshold);
+      if (marks != 0 && threadIdx.x % kWarp == 0) list.words()[token / kWarp + i] |= marks;
+      count += __popc(marks);
+    }
+    if (count == 0) return;
+    if (threadIdx.x % kWarp == 0) atomicAdd(list.chunk_counts() + token / kChunk, count);
+    for (int h = 0; h < list.a.group(); ++h) {
+      uint64_t own = 0;
+#pragma unroll
+      for (int i = 0; i < kKeyBatch; ++i) {
+        if (found[i] != 0 && found[i] >= threshold) own += list.taken_share(h, token + i * kWarp);
+      }
+      add_taken(list.heads[h], own);
+    }
+  });
+}
+
+// Thread blocks for each list find the last token that there is room for. One is enough where candidates are listed.
+__global__ void __launch_bounds__(kThresholdThreads, 2) find_last_best(const __grid_constant__ Launch launch) {
   __shared__ KeyThreshold::Shared shared;
   ptx::follow_previous_kernel();
-  const List list(launch, blockIdx.x);
-  const Cut& cut = list.state.cut;
+  const List list(launch, blockIdx.x / launch.team);
+  Cut& cut = list.state.cut;
   if (cut.bin == kShareBins) return;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (cut.bin >= 0) {
+  const bool listed = cut.bin < 0 || cut.found <= kListed;
+  Team team(cut.arrivals, static_cast<int>(blockIdx.x % launch.team), launch.team);
+  if (listed && team.member() > 0) return;
+  uint64_t* keys = list.keys_of_list();
+  if (!listed) {
+    const uint64_t threshold = TeamThreshold::find(cut.wanted, team, ListCandidates{list}, list.state.tokens, cut.range,
+                                                   *reinterpret_cast<TeamThreshold::Sums*>(keys), shared);
+    mark_candidates(list, team, threshold);
+    team.meet();
+  } else if (cut.bin >= 0) {
     const auto for_each = [&](auto body) {
-      if (cut.found <= kListed) {
-        for_each_key(list.keys_of_list(), static_cast<int>(cut.found), [&](uint64_t key) { body(key, uint64_t{1}); });
-        return;
-      }
-      for (int token = thread; token < list.state.tokens; token += kThresholdThreads) {
-        const uint32_t order = list.best_order(token);
-        if (order != 0 && bin_of_best(order) == cut.bin) body(candidate_key(order, token), uint64_t{1});
-      }
+      for_each_key(keys, static_cast<int>(cut.found), [&](uint64_t key) { body(key, uint64_t{1}); });
     };
     const uint64_t threshold = KeyThreshold::find(cut.wanted, shared, for_each);
     for_each([&](uint64_t key, uint64_t) {
@@ -446,11 +517,12 @@ __global__ void __launch_bounds__(kThresholdThreads) find_last_best(const __grid
       });
       add_taken(list.heads[h], own);
     }
+    __syncthreads();
   }
-  __syncthreads();
-  for (int h = thread; h < launch.a.group(); h += kThresholdThreads) {
+  if (team.member() > 0) return;
+  for (int h = static_cast<int>(threadIdx.x); h < launch.a.group(); h += kThresholdThreads) {
     HeadState& head = list.heads[h];
-    head.made = cuda::weights_of(head.sum, head.taken, launch.a.missing);
+    head.made = cuda::weights_of(head.sum, __ldcg(&head.taken), launch.a.missing);
   }
 }
 
@@ -528,10 +600,11 @@ size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext& context) {
   const size_t rows = static_cast<size_t>(given.query_tokens);
   if (rows == 0) return Status::success();
-  Launch launch{given, {}, context.faults(describe_select_by_mass_fault), 0, 0, false};
+  Launch launch{given, {}, context.faults(describe_select_by_mass_fault), 0, 0, 0, false};
   const auto chunks_of = [&](int tokens) { return std::max(1, (given.score_tokens + tokens - 1) / tokens); };
   launch.chunks = chunks_of(kChunk);
   launch.sum_chunks = chunks_of(kSumChunk);
+  launch.team = std::min(kMostMembers, chunks_of(kTeamTokens));
   launch.aligned = given.score_tokens % 4 == 0 && reinterpret_cast<uintptr_t>(given.scores) % 16 == 0;
 
   const size_t heads = rows * static_cast<size_t>(given.query_heads);
@@ -573,12 +646,12 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
   run(find_largest, heads * static_cast<size_t>(launch.chunks), kThreads);
   run(sum_shares, heads * static_cast<size_t>(launch.sum_chunks), kThreads);
   run(mark_tokens, chunks, kThreads);
-  run(find_last_tokens, heads, kThresholdThreads);
+  run(find_last_tokens, heads * static_cast<size_t>(launch.team), kThresholdThreads);
   run(unite_heads, chunks, kThreads);
   if (given.score_tokens > given.most_tokens()) {
     run(count_best, chunks, kThreads);
     run(mark_best, chunks, kThreads);
-    run(find_last_best, lists, kThresholdThreads);
+    run(find_last_best, lists * static_cast<size_t>(launch.team), kThresholdThreads);
   }
   run(write_lists, chunks, kThreads);
   return status;

@@ -28,12 +28,14 @@ struct Case {
   int most_tokens;
   int most_rows;
   bool has_room;  // for all tokens
+  bool flat;      // more tokens than are listed lie in the bin of the last one
 };
 
 // Scores of one row: of some spread, with ties, and with odd ones.
-void draw_scores(std::vector<float>& scores, Random& random, bool huge) {
-  const float spread = pick_from(random, {0.0f, 0.001f, 1.0f, 4.0f, 30.0f});
-  const int levels = pick_from(random, {0, 0, 4});
+void draw_scores(std::vector<float>& scores, Random& random, bool flat) {
+  const bool huge = pick(random, 0, 9) == 0;
+  const float spread = flat ? pick_from(random, {0.0f, 1e-6f, 0.001f, 0.1f}) : pick_from(random, {0.0f, 0.001f, 1.0f, 4.0f, 30.0f});
+  const int levels = pick_from(random, {0, 0, 4, 400});
   const float odd = pick_from(random, {0.0f, 0.0f, -0.0f, -INFINITY, 12.0f, INFINITY, NAN});
   const int odd_share = pick_from(random, {2, 1000, 100000});
   std::normal_distribution<float> normal(huge ? 300.0f : 0.0f, 1.0f);
@@ -73,7 +75,7 @@ Outcome choose(const Case& test, Random& random) {
   std::vector<float> scores(static_cast<size_t>(rows) * a.query_heads * a.score_tokens);
   std::vector<float> row_scores(static_cast<size_t>(a.score_tokens));
   for (size_t first = 0; first < scores.size(); first += row_scores.size()) {
-    draw_scores(row_scores, random, pick(random, 0, 9) == 0);
+    draw_scores(row_scores, random, test.flat);
     std::copy(row_scores.begin(), row_scores.end(), scores.begin() + static_cast<std::ptrdiff_t>(first));
   }
   std::vector<float> dense(static_cast<size_t>(rows) * a.query_heads);
@@ -149,16 +151,17 @@ std::vector<Case> cases() {
     int count;
     int most_tokens;
     int most_rows;
+    bool flat;
   };
-  const std::vector<Group> all{{60, 300, 4}, {40, 20000, 2}, {10, 300000, 1}};
-  const std::vector<Group> small{{6, 300, 2}, {2, 9000, 1}};
+  const std::vector<Group> all{{60, 300, 4, false}, {40, 20000, 2, false}, {10, 300000, 1, false}, {12, 300000, 1, true}};
+  const std::vector<Group> small{{6, 300, 2, false}, {2, 9000, 1, false}, {4, 80000, 1, true}};
   std::vector<Case> list;
   for (const Group& group : only_small_cases() ? small : all) {
     for (int i = 1; i <= group.count; ++i) {
       const bool has_room = i % 2 == 0;
-      list.push_back({"up to " + std::to_string(group.most_tokens) + " tokens" + (has_room ? "" : ", some lists too short") + ", " +
-                          std::to_string(i),
-                      group.most_tokens, group.most_rows, has_room});
+      list.push_back({"up to " + std::to_string(group.most_tokens) + " tokens" + (group.flat ? ", flat" : "") +
+                          (has_room ? "" : ", some lists too short") + ", " + std::to_string(i),
+                      group.most_tokens, group.most_rows, has_room, group.flat});
     }
   }
   return list;

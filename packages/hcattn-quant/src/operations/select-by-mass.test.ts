@@ -256,6 +256,29 @@ describeOnDevices('selectByMass', ({ open }) => {
     expect(choice.rows(0, 0)).toEqual(Array.from({ length: 50 }, (_, token) => scored.valueRow(0, 0, token)));
   });
 
+  it.each([
+    ['equal', () => 2],
+    ['of few levels', (_: number, token: number) => ((token * token) % 7) / 1000],
+    ['nearly equal', (head: number, token: number) => Math.sin(head + token * token) / 1000],
+  ] as const)('keeps the tokens of the largest shares among many thousands that are %s', async (name, score) => {
+    const device = open();
+    const [tokens, chosen] = [90000, 30000];
+    const given = { ...sizes, rows: [1], tokens: [[tokens]], kvHeads: 1, group: 2, chosen, score: (_: number, head: number, token: number) => score(head, token) };
+    const scored = scoredTokens(device, new Random(13), given);
+    const choice = await choose(device, scored, { tau: 1 });
+    const logs = [0, 1].map((head) => sorted(scored, 0, 0, head, 0, { tau: 1 }).logOfAll);
+    const all = Array.from({ length: tokens }, (_, token) => token);
+    const shares = all.map((token) => Math.max(...logs.map((log, head) => scored.score(0, head, token) - log)));
+    const tokenOf = new Map(all.map((token) => [scored.valueRow(0, 0, token), token]));
+    const listed = choice.rows(0, 0).map((row) => tokenOf.get(row) ?? NaN);
+    const best = all.sort((a, b) => (shares[b] ?? NaN) - (shares[a] ?? NaN) || a - b);
+    expect(listed).toHaveLength(chosen);
+    if (name !== 'nearly equal') expect(listed).toEqual(best.slice(0, chosen).sort((a, b) => a - b));
+    const least = shares[best[chosen - 1] ?? NaN] ?? NaN;
+    expect(listed.every((token) => (shares[token] ?? NaN) >= least - 2 ** -18)).toBe(true);
+    for (const head of [0, 1]) expect(listed.reduce((sum, _, i) => sum + choice.weight(0, head, i), 0)).toBeCloseTo(1, 4);
+  });
+
   it('shows NaN and plus infinity in their row and head alone, which takes no token', async () => {
     const device = open();
     for (const odd of [NaN, Infinity]) {
