@@ -1,0 +1,42 @@
+import type { BlockCounts } from './block-counts.js';
+
+/** How much of the newest ratio the mean takes over. */
+const share = 0.1;
+
+/** What a request is known to have read. */
+export interface Reader {
+  /** Tokens in its cache. */
+  readonly length: number;
+  /** Blocks of one layer that its last steps read beside pinned ones, each counted once. Undefined before its first. */
+  workingSet: number | undefined;
+}
+
+/** Estimates how many blocks of one layer a request's next step finds useful (section 3.3 of the paper). */
+export class WorkingSets {
+  readonly #counts: BlockCounts;
+  readonly #budgetTokens: number;
+  /** Blocks of a working set to those that one step reads, the mean over requests. */
+  #ratio = 1;
+
+  constructor(counts: BlockCounts, budgetTokens: number) {
+    this.#counts = counts;
+    this.#budgetTokens = budgetTokens;
+  }
+
+  observe(reader: Reader, workingSet: number): void {
+    reader.workingSet = workingSet;
+    const read = this.#read(reader);
+    if (read > 0) this.#ratio += share * (Math.max(1, workingSet / read) - this.#ratio);
+  }
+
+  /** What its last steps read; of a request without any, as much as others did. */
+  estimate(reader: Reader): number {
+    const read = this.#read(reader);
+    const { workingSet = Math.ceil(read * this.#ratio) } = reader;
+    return Math.min(Math.max(workingSet, read), this.#counts.read(reader.length + 1));
+  }
+
+  #read({ length }: Reader): number {
+    return this.#counts.read(length + 1, this.#budgetTokens);
+  }
+}
