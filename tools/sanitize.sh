@@ -37,7 +37,7 @@ if [ $# -gt 0 ]; then
   # What Node keeps to its end is no leak of ours.
   export ASAN_OPTIONS=detect_leaks=0 KV_SANITIZED_ADDON=$PWD/build/native-asan/kv.node
   export NODE_OPTIONS="--import=$PWD/tools/sanitized-addon.mjs"
-  LD_PRELOAD=$(g++ -print-file-name=libasan.so) exec node node_modules/vitest/vitest.mjs run --root "packages/$package" "$@"
+  LD_PRELOAD=$(g++ -print-file-name=libasan.so) exec node node_modules/vitest/vitest.mjs run --root "packages/$package" --reporter=default "$@"
 fi
 
 build_with tsan -O1 thread native_tests
