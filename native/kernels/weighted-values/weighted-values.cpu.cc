@@ -8,8 +8,7 @@ namespace KV_ISA {
 
 namespace {
 
-constexpr int32_t kPieceRows = 512;  // that a worker sums in their order; pieces are then added in theirs
-constexpr int32_t kNearRows = 32;    // that stay in the first cache while all their dims are summed
+constexpr int64_t kNearBytes = 16384;  // of rows that stay in the first cache while all their dims are summed
 constexpr int kTileHeads = 4;
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;  // the sums of a tile stay in registers
 constexpr int64_t kLine = 64;
@@ -25,13 +24,14 @@ class PieceSum {
         rows_(a.value_rows + piece.list * a.capacity + piece.first),
         weights_(a.weights + (piece.list * a.capacity + piece.first) * a.group),
         count_(piece.rows),
+        near_(near_rows(a.head_dim)),
         sums_(sums) {}
 
   void add() const {
     std::memset(sums_, 0, static_cast<size_t>(group_ * dims_) * sizeof(float));
-    for (int32_t row = 0; row < kNearRows && row < count_; ++row) prefetch(row);
-    for (int32_t first = 0; first < count_; first += kNearRows) {
-      const int32_t end = first + kNearRows < count_ ? first + kNearRows : count_;
+    for (int32_t row = 0; row < near_ && row < count_; ++row) prefetch(row);
+    for (int32_t first = 0; first < count_; first += near_) {
+      const int32_t end = first + near_ < count_ ? first + near_ : count_;
       int32_t head = 0;
       for (; head + kTileHeads <= group_; head += kTileHeads) add_heads<kTileHeads>(head, first, end);
       for (; head < group_; ++head) add_heads<1>(head, first, end);
@@ -39,6 +39,11 @@ class PieceSum {
   }
 
  private:
+  static int32_t near_rows(int64_t dims) {
+    const int64_t bytes = dims * int64_t{sizeof(T)};
+    return bytes == 0 || bytes > kNearBytes ? 1 : static_cast<int32_t>(kNearBytes / bytes);
+  }
+
   void prefetch(int32_t row) const {
     const auto* bytes = reinterpret_cast<const char*>(values_ + rows_[row] * dims_);
     for (int64_t at = 0; at < dims_ * int64_t{sizeof(T)}; at += kLine) __builtin_prefetch(bytes + at);
@@ -65,7 +70,7 @@ class PieceSum {
     }
     const bool is_first = head == 0 && dim == 0;
     for (int32_t row = first; row < end; ++row) {
-      if (is_first && row + kNearRows < count_) prefetch(row + kNearRows);
+      if (is_first && row + near_ < count_) prefetch(row + near_);
       const T* values = values_ + rows_[row] * dims_ + dim;
       const float* weights = weights_ + int64_t{row} * group_ + head;
       Vec own[vectors];
@@ -85,6 +90,7 @@ class PieceSum {
   const int32_t* rows_;
   const float* weights_;
   const int32_t count_;
+  const int32_t near_;
   float* sums_;
 };
 

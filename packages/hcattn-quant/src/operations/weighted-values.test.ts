@@ -1,4 +1,4 @@
-import { type Device, DTypeError, DeviceError, type FloatDType, InvalidValueError, ShapeError } from '@kv/sparse-core';
+import { createDevice, type Device, DTypeError, DeviceError, type FloatDType, InvalidValueError, ShapeError } from '@kv/sparse-core';
 import { decode, describeOnDevices, encode, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { weightedValues } from './weighted-values.js';
@@ -101,6 +101,36 @@ describeOnDevices('weightedValues', ({ open }) => {
       }
       for (const result of results) expect(result).toEqual(results[0]);
     }
+  });
+
+  /** Of lists as long as these a GPU sums the last pieces itself. */
+  const long: Sizes = { ...small, chosen: 20000, counts: [20000, 12288, 12287, 11776] };
+
+  it('sums long lists with the bits that one thread of a CPU gives, recorded or not', async () => {
+    for (const dtype of ['f32', 'f16', 'bf16', 'i8'] as const) {
+      for (const [group, headDim] of [[1, 40], [2, 64], [4, 128], [8, 200], [3, 24], [4, 6]] as const) {
+        const sizes = { ...long, dtype, group, headDim };
+        const device = open();
+        const alone = device.kind === 'cpu' ? open(1) : createDevice({ kind: 'cpu', threads: 1 });
+        const expected = await sum(alone, new Random(7), sizes);
+        expect(expected.every(Number.isFinite)).toBe(true);
+        expect(await sum(device, new Random(7), sizes)).toEqual(expected);
+        const { host, stream } = await lists(device, new Random(7), sizes);
+        using recording = stream.record(() => {
+          weightedValues(stream, host);
+        });
+        for (let round = 0; round < 3; round++) stream.replay(recording);
+        expect(await host.output.read(stream)).toEqual(expected);
+      }
+    }
+  });
+
+  it('rejects the wait for a row behind the pool at the end of a long list', async () => {
+    const { host, stored, stream } = await lists(open(), new Random(8), { ...long, group: 4 });
+    stored.valueRows[19999] = 192;
+    stream.write(host.valueRows, stored.valueRows);
+    weightedValues(stream, host);
+    await expect(stream.synchronize()).rejects.toThrow(InvalidValueError);
   });
 
   it('gives zeros without tokens, and shows NaN where a list names it', async () => {
