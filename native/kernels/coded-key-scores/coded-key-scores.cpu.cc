@@ -1,169 +1,60 @@
 #include "kernels/coded-key-scores/coded-key-scores.h"
 
+#include "kernels/coded-key-scores/coded-key-scores-pairs.cpu.h"
 #include "runtime/workers.h"
-#include "shared/coded-keys/coded-keys.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
 namespace {
 
-// A vector of codes has a lane for each stream of neighbouring octets: lane 4 * octet + quad. Those of 16 places of a tile
-// are the codes of four tokens of each octet.
-constexpr int kOctets = kLanes / 4;
-constexpr int kPlaces = kStreamCodes / 2;
-
 constexpr int kTaskBlocks = 16;  // of one kv head of one batch entry
 constexpr int kMostColumns = 4;  // rows and heads that are scored at once
 
-// Where the sub-vectors of a tile's codes lie in their book, in bytes.
-typedef uint32_t PlaceTable[kPlaces][kLanes];
+// A vector of sums has two lanes for a token, of the even and of the odd dims.
+constexpr int kStepVectors = kStepTokens / kPairTokens;
 
-// The words of `kOctets` octets of a chunk, from `words` on. A chunk with fewer than four quads lends the last one to all
-// others.
-VecInt load_words(const uint32_t* words, int quads) {
-  VecInt v;
-  if (quads == 4) {
-    std::memcpy(&v, words, sizeof v);
-  } else {
-    for (int i = 0; i < kLanes; ++i) v[i] = static_cast<int32_t>(words[i / 4 * quads + (i % 4 < quads ? i % 4 : quads - 1)]);
-  }
-  return v;
-}
-
-// Unpacks the codes of a tile of a chunk, of which `words` are those from an octet on. A code beyond `most_code` counts as
-// that. kBits and kQuads are those of the chunk, or 0 for any: known beforehand, they settle every shift.
-template <int kBits, int kQuads, int kTile>
-void unpack_tile(const uint32_t* words, int any_bits, int any_quads, int most_code, int centroid_bytes, PlaceTable& places) {
-  typedef uint32_t VecWord __attribute__((vector_size(kLanes * 4)));
-  const int bits = kBits == 0 ? any_bits : kBits;
-  const int quads = kQuads == 0 ? any_quads : kQuads;
-#pragma GCC unroll 16
-  for (int place = 0; place < kPlaces; ++place) {
-    const int bit = (kPlaces * kTile + place) * bits;
-    const int shift = bit % 32;
-    const uint32_t* word = words + bit / 32 * kChunkOctets * quads;
-    VecWord v = reinterpret_cast<VecWord>(load_words(word, quads)) >> shift;
-    if (shift + bits > 32) v |= reinterpret_cast<VecWord>(load_words(word + kChunkOctets * quads, quads)) << (32 - shift);
-    const VecInt code = reinterpret_cast<VecInt>(v) & ((1 << bits) - 1);
-    const VecInt bytes = (code < most_code ? code : most_code - VecInt{}) * centroid_bytes;
-    std::memcpy(places[place], &bytes, sizeof bytes);
-  }
-}
-
-void unpack(const CodedKeys& coded, int sub_dim, const uint32_t* block, int number, int tile, int octet, PlaceTable& places) {
-  const int bits = coded.code_bits;
-  const int quads = quads_of_chunk(coded.groups(), number);
-  const uint32_t* words = block + chunk_offset(number, bits) + octet * quads;
-  const bool is_common = quads == 4 && bits == 13;  // 8192 centroids
-  const auto unpack = is_common ? (tile == 0 ? unpack_tile<13, 4, 0> : unpack_tile<13, 4, 1>)
-                                : (tile == 0 ? unpack_tile<0, 0, 0> : unpack_tile<0, 0, 1>);
-  unpack(words, bits, quads, coded.centroid_count - 1, 2 * sub_dim, places);
-}
-
-// Finite f16 numbers in the high and in the low half of each lane. The sign stays, and the factor moves the exponent,
-// that of numbers without a leading one too.
-inline Vec high_half(VecInt pair) {
-  return reinterpret_cast<Vec>(pair >> 3 & static_cast<int32_t>(0x8fffe000)) * 0x1p112f;
-}
-inline Vec low_half(VecInt pair) { return high_half(pair << 16); }
-
-// Where the sub-vectors of a group lie in its book. Token 4 * octet + t is the t-th of an octet.
-struct GroupPlaces {
-  const uint8_t* book;
-  const uint32_t* bytes;
-
-  const uint8_t* operator()(int octet, int t) const { return book + bytes[t * kQuadGroups * kLanes + octet * 4]; }
-};
-
-typedef int32_t Quad __attribute__((vector_size(16)));
-
-// Two neighbouring dims of the sub-vectors of an octet's four tokens. On AVX-512 each is one instruction.
-Quad load_fours(const GroupPlaces& at, int octet) {
-#if defined(__AVX512F__)
-  const auto load = [&](int t) { return _mm_loadu_si32(at(octet, t)); };
-  __m128i v = _mm_mask_broadcastd_epi32(_mm_broadcastd_epi32(load(0)), 2, load(1));
-  v = _mm_mask_broadcastd_epi32(v, 4, load(2));
-  return reinterpret_cast<Quad>(_mm_mask_broadcastd_epi32(v, 8, load(3)));
-#else
-  Quad v;
-  for (int t = 0; t < 4; ++t) {
-    int32_t pair;
-    std::memcpy(&pair, at(octet, t), 4);
-    v[t] = pair;
-  }
-  return v;
-#endif
-}
-
-// Four dims of two of them, from `t` on.
-Quad load_eights(const GroupPlaces& at, int octet, int t) {
-#if defined(__AVX512F__)
-  const auto load = [&](int i) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at(octet, t + i))); };
-  return reinterpret_cast<Quad>(_mm_mask_broadcastq_epi64(load(0), 2, load(1)));
-#else
-  typedef int64_t Pair __attribute__((vector_size(16)));
-  int64_t first, second;
-  std::memcpy(&first, at(octet, t), 8);
-  std::memcpy(&second, at(octet, t + 1), 8);
-  return reinterpret_cast<Quad>(Pair{first, second});
-#endif
-}
-
-VecInt join(const Quad (&quads)[kOctets]) {
-#if defined(__AVX512F__)
-  const auto at = [&](int i) { return reinterpret_cast<__m128i>(quads[i]); };
-  const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(1), 1);
-  const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(at(2)), at(3), 1);
-  return reinterpret_cast<VecInt>(_mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(low), high, 1));
-#elif defined(__AVX2__)
-  const auto at = [&](int i) { return reinterpret_cast<__m128i>(quads[i]); };
-  return reinterpret_cast<VecInt>(_mm256_inserti128_si256(_mm256_castsi128_si256(at(0)), at(1), 1));
-#else
-  return quads[0];
-#endif
-}
-
+// Adds the products of two neighbouring dims of a step's tokens and those of the queries, from `query` on.
 template <int kColumns>
-void add_pairs(VecInt pairs, const float* query, int64_t stride, Vec (&sums)[kColumns][2]) {
-  const Vec low = low_half(pairs), high = high_half(pairs);
+__attribute__((always_inline)) inline void add_pairs(const Pairs (&pairs)[kStepVectors], const float* query, int64_t stride,
+                                                     Vec (&sums)[kColumns][kStepVectors]) {
+  typedef int64_t VecLong __attribute__((vector_size(kLanes * 4)));
+  Vec numbers[kStepVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kStepVectors; ++v) numbers[v] = numbers_of(pairs[v]);
 #pragma GCC unroll 4
   for (int c = 0; c < kColumns; ++c) {
-    sums[c][0] += low * query[c * stride];
-    sums[c][1] += high * query[c * stride + 1];
+    int64_t both;
+    std::memcpy(&both, query + c * stride, sizeof both);
+    const Vec dims = reinterpret_cast<Vec>(both - VecLong{});
+#pragma GCC unroll 4
+    for (int v = 0; v < kStepVectors; ++v) sums[c][v] += numbers[v] * dims;
   }
 }
 
-// Adds the products of kLanes tokens' sub-vectors in a group and the queries' dims from `query` on. kSubDim is the number
-// of dims of a sub-vector, or 0 for any.
+// The same of all dims of a group. kSubDim is the number of dims of a sub-vector, or 0 for any.
 template <int kSubDim, int kColumns>
-void add_group(const GroupPlaces& at, int sub_dim, const float* query, int64_t stride, Vec (&sums)[kColumns][2]) {
+__attribute__((always_inline)) inline void add_group(const uint8_t* book, const int32_t* places, int sub_dim, const float* query,
+                                                     int64_t stride, Vec (&sums)[kColumns][kStepVectors]) {
+  Pairs pairs[kStepVectors];
   if constexpr (kSubDim == 2) {
-    Quad quads[kOctets];
 #pragma GCC unroll 4
-    for (int octet = 0; octet < kOctets; ++octet) quads[octet] = load_fours(at, octet);
-    add_pairs(join(quads), query, stride, sums);
+    for (int v = 0; v < kStepVectors; ++v) pairs[v] = load_twos(book, places + v * kPairTokens);
+    add_pairs(pairs, query, stride, sums);
   } else if constexpr (kSubDim == 4) {
-    Quad quads[2 * kOctets];
-    VecInt even = {}, odd = {};
-#pragma GCC unroll 8
-    for (int i = 0; i < 2 * kOctets; ++i) quads[i] = load_eights(at, i / 2, i % 2 * 2);
-    for (int i = 0; i < kLanes; ++i) {
-      even[i] = 2 * i;
-      odd[i] = 2 * i + 1;
+    Pairs others[kStepVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kStepVectors; ++v) {
+      const TwoPairs both = load_fours(book, places + v * kPairTokens);
+      pairs[v] = both.first;
+      others[v] = both.second;
     }
-    Quad halves[2][kOctets];
-    std::memcpy(halves, quads, sizeof quads);
-    const Vec a = reinterpret_cast<Vec>(join(halves[0])), b = reinterpret_cast<Vec>(join(halves[1]));
-    add_pairs(reinterpret_cast<VecInt>(permute(a, b, even)), query, stride, sums);
-    add_pairs(reinterpret_cast<VecInt>(permute(a, b, odd)), query + 2, stride, sums);
+    add_pairs(pairs, query, stride, sums);
+    add_pairs(others, query + 2, stride, sums);
   } else {
     for (int d = 0; d < sub_dim; d += 2) {
-      int32_t pairs[kLanes] = {};
-      const size_t bytes = d + 1 < sub_dim ? 4 : 2;  // an odd last dim stands beside a 0
-      for (int token = 0; token < kLanes; ++token) std::memcpy(pairs + token, at(token / 4, token % 4) + 2 * d, bytes);
-      VecInt v;
-      std::memcpy(&v, pairs, sizeof v);
-      add_pairs(v, query + d, stride, sums);
+#pragma GCC unroll 4
+      for (int v = 0; v < kStepVectors; ++v) pairs[v] = load_any(book, places + v * kPairTokens, d, sub_dim);
+      add_pairs(pairs, query + d, stride, sums);
     }
   }
 }
@@ -179,33 +70,47 @@ struct BlockScores {
   float* const* scores;  // of each column and the block's tokens
   float scale;
 
-  template <int kColumns, int kSubDim>
+  template <int kSubDim, int kColumns>
   void compute() const {
+    const int groups = coded.groups();
     const int sub_dim = kSubDim == 0 ? coded.sub_dim : kSubDim;
     const int64_t between_books = coded.books == 1 ? 0 : coded.book_elements();
-    for (int token = 0; token < kCodedBlockTokens; token += kLanes) {
-      PlaceTable places;
-      Vec sums[kColumns][2] = {};
-      for (int group = 0; group < coded.groups(); ++group) {
-        if (group % kChunkGroups == 0) {
-          const int number = group / kChunkGroups;
-          // As large a part of the next block's chunk as is unpacked of this one.
-          const int64_t words = chunk_words(number) * kLanes / kCodedBlockTokens;
-          const uint32_t* line = next + chunk_offset(number, coded.code_bits) + words * token / kLanes;
-          for (int64_t i = 0; i < words; i += 16) __builtin_prefetch(line + i, 0, 2);
-          unpack(coded, sub_dim, block, number, token / 32, token % 32 / 4, places);
+    for (int token = 0; token < kCodedBlockTokens; token += kStepTokens) {
+      StepPlaces places;
+      Vec sums[kColumns][kStepVectors] = {};
+      for (int chunk = 0; chunk < coded_chunks(groups); ++chunk) {
+        prefetch(chunk, token);
+        unpack<kSubDim>(coded, block, chunk, token, places);
+        const int first = chunk * kChunkGroups;
+        const int count = groups - first < kChunkGroups ? groups - first : kChunkGroups;
+        for (int i = 0; i < count; ++i) {
+          const auto* book = reinterpret_cast<const uint8_t*>(books + (first + i) * between_books);
+          add_group<kSubDim>(book, places[i], sub_dim, queries + (first + i) * sub_dim, stride, sums);
         }
-        const GroupPlaces at{reinterpret_cast<const uint8_t*>(books + group * between_books),
-                             places[group % kQuadGroups] + group / kQuadGroups % kQuadGroups};
-        add_group<kSubDim>(at, sub_dim, queries + group * sub_dim, stride, sums);
       }
-      for (int c = 0; c < kColumns; ++c) store(scores[c] + token, (sums[c][0] + sums[c][1]) * scale);
+#pragma GCC unroll 4
+      for (int c = 0; c < kColumns; ++c) write(sums[c], scores[c] + token);
     }
   }
 
  private:
-  int64_t chunk_words(int number) const {
-    return int64_t{kChunkOctets} * quads_of_chunk(coded.groups(), number) * coded.code_bits;
+  // As large a part of the next block's chunk as is unpacked of this one from `token` on.
+  void prefetch(int chunk, int token) const {
+    const int64_t words = int64_t{kChunkOctets} * quads_of_chunk(coded.groups(), chunk) * coded.code_bits;
+    const uint32_t* line = next + chunk_offset(chunk, coded.code_bits) + words * token / kCodedBlockTokens;
+    for (int64_t i = 0; i < words * kStepTokens / kCodedBlockTokens; i += 16) __builtin_prefetch(line + i, 0, 2);
+  }
+
+  __attribute__((always_inline)) void write(const Vec (&sums)[kStepVectors], float* to) const {
+    VecInt even = {}, odd = {};
+    for (int i = 0; i < kLanes; ++i) {
+      even[i] = 2 * i;
+      odd[i] = 2 * i + 1;
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kStepVectors; v += 2) {
+      store(to + v * kPairTokens, (permute(sums[v], sums[v + 1], even) + permute(sums[v], sums[v + 1], odd)) * scale);
+    }
   }
 };
 
@@ -239,11 +144,18 @@ class Columns {
   float* first_score_ = nullptr;
 };
 
-template <int kColumns>
-void score_columns(const BlockScores& block) {
-  if (block.coded.sub_dim == 2) return block.compute<kColumns, 2>();
-  if (block.coded.sub_dim == 4) return block.compute<kColumns, 4>();
-  block.compute<kColumns, 0>();
+using ScoreBlock = void (BlockScores::*)() const;
+
+template <int kSubDim>
+ScoreBlock of_columns(int columns) {
+  if (columns == 4) return &BlockScores::compute<kSubDim, 4>;
+  if (columns == 3) return &BlockScores::compute<kSubDim, 3>;
+  return columns == 2 ? &BlockScores::compute<kSubDim, 2> : &BlockScores::compute<kSubDim, 1>;
+}
+
+ScoreBlock score_block(int sub_dim, int columns) {
+  if (sub_dim == 2) return of_columns<2>(columns);
+  return sub_dim == 4 ? of_columns<4>(columns) : of_columns<0>(columns);
 }
 
 // Scores with spoilt tokens are NaN.
@@ -274,11 +186,12 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task,
       });
       scores[c] = columns.scores(a, column + c) + int64_t{first} * kCodedBlockTokens;
     }
-    const auto score = count == 4 ? score_columns<4> : count == 3 ? score_columns<3> : count == 2 ? score_columns<2> : score_columns<1>;
+    const ScoreBlock score = score_block(a.coded.sub_dim, count);
     for (int number = first; number < end; ++number) {
       const uint32_t* block = a.coded.block(table[number]);
       const uint32_t* next = a.coded.block(table[number + 1 < end ? number + 1 : first]);
-      score({a.coded, a.coded.centroids + a.coded.book_offset(head, 0), block, next, queries, stride, scores, a.scale});
+      const uint16_t* books = a.coded.centroids + a.coded.book_offset(head, 0);
+      (BlockScores{a.coded, books, block, next, queries, stride, scores, a.scale}.*score)();
       for (int c = 0; c < count; ++c) {
         spoil(a.coded.spoilt(table[number]), scores[c]);
         scores[c] += kCodedBlockTokens;

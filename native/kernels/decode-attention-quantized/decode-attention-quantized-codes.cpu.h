@@ -49,12 +49,8 @@ struct TokenWords {
   TokenWords(const uint8_t* bytes, int64_t stride) {
     Vec rows[4];  // each has the bytes of every fourth token
     for (int i = 0; i < 4; ++i) rows[i] = load_every_fourth(bytes + i * stride, 4 * stride);
-    const Vec a = interleave<0>(rows[0], rows[1]), b = interleave<2>(rows[0], rows[1]);
-    const Vec c = interleave<0>(rows[2], rows[3]), d = interleave<2>(rows[2], rows[3]);
-    of[0] = halves<0>(a, c);
-    of[1] = halves<2>(a, c);
-    of[2] = halves<0>(b, d);
-    of[3] = halves<2>(b, d);
+    transpose_quads(rows);
+    for (int i = 0; i < 4; ++i) of[i] = reinterpret_cast<VecInt>(rows[i]);
   }
 
  private:
@@ -73,22 +69,6 @@ struct TokenWords {
     for (int i = 0; i < kLanes / 4; ++i) std::memcpy(row + 4 * i, bytes + i * stride, 16);
     return load(row);
 #endif
-  }
-
-  // In each four lanes: first and first + 1 of a and b in turns.
-  template <int first>
-  static Vec interleave(Vec a, Vec b) {
-    VecInt lanes = {};
-    for (int i = 0; i < kLanes; ++i) lanes[i] = (i & ~3) + first + (i & 2) / 2 + (i & 1) * kLanes;
-    return permute(a, b, lanes);
-  }
-
-  // In each four lanes: first and first + 1 of a, then of b.
-  template <int first>
-  static VecInt halves(Vec a, Vec b) {
-    VecInt lanes = {};
-    for (int i = 0; i < kLanes; ++i) lanes[i] = (i & ~3) + first + (i & 1) + (i & 2) / 2 * kLanes;
-    return reinterpret_cast<VecInt>(permute(a, b, lanes));
   }
 };
 

@@ -215,6 +215,24 @@ inline Vec permute(Vec a, Vec b, VecInt index) {
 #endif
 }
 
+// In each four lanes, columns become rows.
+__attribute__((always_inline)) inline void transpose_quads(Vec (&rows)[4]) {
+  VecInt pairs[2] = {}, halves[2] = {};
+  for (int i = 0; i < kLanes; ++i) {
+    const int quad = i & ~3, odd = i & 1, upper = (i & 2) / 2;
+    for (int n = 0; n < 2; ++n) {
+      pairs[n][i] = quad + 2 * n + upper + odd * kLanes;
+      halves[n][i] = quad + 2 * n + odd + upper * kLanes;
+    }
+  }
+  const Vec a = permute(rows[0], rows[1], pairs[0]), b = permute(rows[0], rows[1], pairs[1]);
+  const Vec c = permute(rows[2], rows[3], pairs[0]), d = permute(rows[2], rows[3], pairs[1]);
+  rows[0] = permute(a, c, halves[0]);
+  rows[1] = permute(a, c, halves[1]);
+  rows[2] = permute(b, d, halves[0]);
+  rows[3] = permute(b, d, halves[1]);
+}
+
 // Adds the upper half of the lanes to the lower half until one lane is left.
 template <int half = kLanes / 2>
 inline float horizontal_sum(Vec v) {
