@@ -23,9 +23,10 @@ export function installLlamaCpp() {
 
 /**
  * Opens a GGUF file. `threads` is pinned: the library's default collapses when the cores are loaded. `cacheType` is of
- * keys and values: F16, Q8_0, Q4_0. Gives `{ weights, generate(promptIds, count), close() }`; generate yields greedy token ids, end-of-text included.
+ * keys and values: F16, Q8_0, Q4_0. With `keepsPrompt`, what a prompt and the one before begin with alike is not read again.
+ * Gives `{ weights, generate(promptIds, count), close() }`; generate yields greedy token ids, end-of-text included.
  */
-export async function open({ model, threads, contextTokens, batchSize = 512, flashAttention = true, cacheType = 'F16' }) {
+export async function open({ model, threads, contextTokens, batchSize = 512, flashAttention = true, cacheType = 'F16', keepsPrompt = false }) {
   const { getLlama, LlamaLogLevel } = await import(pathToFileURL(installLlamaCpp()).href);
   const llama = await getLlama({
     gpu: false,
@@ -42,16 +43,18 @@ export async function open({ model, threads, contextTokens, batchSize = 512, fla
     experimentalKvCacheValueType: cacheType,
     threads: { ideal: threads, min: threads },
   });
+  const kept = keepsPrompt ? context.getSequence() : undefined;
   return {
     weights: model.gguf,
     async *generate(promptIds, count) {
-      const sequence = context.getSequence();
+      const sequence = kept ?? context.getSequence();
+      await kept?.adaptStateToTokens(promptIds, false);
       let left = count;
-      for await (const token of sequence.evaluate(promptIds, { temperature: 0, yieldEogToken: true })) {
+      for await (const token of sequence.evaluate(promptIds.slice(sequence.nextTokenIndex), { temperature: 0, yieldEogToken: true })) {
         yield token;
         if (--left === 0) break;
       }
-      sequence.dispose();
+      if (!keepsPrompt) sequence.dispose();
     },
     close: () => llama.dispose(),
   };

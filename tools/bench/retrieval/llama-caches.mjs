@@ -1,8 +1,9 @@
 // Asks the small model's questions, and those of the main job, through llama.cpp with caches of its own types, on the same
 // weights and token ids, and writes a JSON line for each, as stores.mjs does: codec-rows.mjs sets them beside ours. What a
-// file holds already is not asked again.
+// file holds already is not asked again. Its prompts take long: 10 s for 4,096 tokens, and a minute and a half for the main job's.
 //
-//   node tools/bench/retrieval/llama-caches.mjs --out raw.jsonl [--threads 1] [--shard 0/4] [--lengths 4096,8192] [--examples 40]
+//   node tools/bench/retrieval/llama-caches.mjs --out raw.jsonl [--caches Q8_0,Q4_0] [--threads 1] [--shard 0/4]
+//     [--lengths 4096,8192] [--examples 40]
 import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -14,6 +15,7 @@ import { open } from '../peers/llama-cpp.mjs';
 const { values } = parseArgs({
   options: {
     out: { type: 'string' },
+    caches: { type: 'string', default: 'Q8_0,Q4_0' },
     threads: { type: 'string', default: '1' },
     shard: { type: 'string', default: '0/1' },
     lengths: { type: 'string', default: '4096,8192' },
@@ -54,23 +56,26 @@ const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
   }));
 
 const [shard, shards] = values.shard.split('/').map(Number);
-const own = [...(await mainJob()), ...examples].filter((_, index) => index % shards === shard);
-for (const { encode, ...item } of own) {
-  const { prompt, answer } = await encode();
-  for (const [cacheType, bits] of Object.entries(bitsOf)) {
+const own = [];
+for (const [index, { encode, ...item }] of [...(await mainJob()), ...examples].entries()) {
+  if (index % shards === shard) own.push({ item, ...(await encode()) });
+}
+model.dispose();
+const contextTokens = Math.max(...own.map(({ prompt, answer }) => prompt.length + answer.length + 1));
+const opened = { model: { gguf: ggufOf(folder, 'needle-8m') }, threads: Number(values.threads), contextTokens, keepsPrompt: true };
+const caches = await Promise.all(values.caches.split(',').map(async (cacheType) => ({ cacheType, llama: await open({ ...opened, cacheType }) })));
+for (const { item, prompt, answer } of own) {
+  for (const { cacheType, llama } of caches) {
     const setting = `llama.cpp ${cacheType}`;
     if (done.has(`${setting} ${item.item}`)) continue;
-    const contextTokens = prompt.length + answer.length + 1;
-    const llama = await open({ model: { gguf: ggufOf(folder, 'needle-8m') }, threads: Number(values.threads), contextTokens, cacheType });
     let count = 0;
     for await (const id of llama.generate([...prompt], answer.length)) {
       if (id !== answer[count]) break;
       count++;
     }
-    await llama.close();
-    const kvBytes = (prompt.length * layers * kvHeads * headDim * 2 * bits) / 8;
+    const kvBytes = (prompt.length * layers * kvHeads * headDim * 2 * bitsOf[cacheType]) / 8;
     appendFileSync(values.out, `${JSON.stringify({ setting, ...item, device: 'cpu', right: count === answer.length, kvBytes })}\n`);
   }
   console.error(item.item);
 }
-model.dispose();
+for (const { llama } of caches) await llama.close();
