@@ -13,6 +13,8 @@
 #define KV_OPERATIONS(OPERATION)                            \
   OPERATION(antidiagonalBlockScores, antidiagonal_block_scores) \
   OPERATION(appendKv, append_kv)                            \
+  OPERATION(blockMetadata, block_metadata)                  \
+  OPERATION(blockScores, block_scores)                      \
   OPERATION(blockSparseAttention, block_sparse_attention)   \
   OPERATION(clusteredBlockScores, clustered_block_scores)   \
   OPERATION(codedKeyScores, coded_key_scores)               \
@@ -32,6 +34,7 @@
   OPERATION(encodeKeys, encode_keys)                        \
   OPERATION(indexCentroids, index_centroids)                \
   OPERATION(embedding, embedding)                           \
+  OPERATION(fetchBlocks, fetch_blocks)                      \
   OPERATION(gatherKv, gather_kv)                            \
   OPERATION(linear, linear)                                 \
   OPERATION(loadValues, load_values)                        \
@@ -41,6 +44,7 @@
   OPERATION(decodeAttentionQuantized, decode_attention_quantized) \
   OPERATION(prefillAttention24, prefill_attention_24) \
   OPERATION(observationScores, observation_scores)          \
+  OPERATION(planBlocks, plan_blocks)                        \
   OPERATION(pooledBlockScores, pooled_block_scores)         \
   OPERATION(prefillAttention, prefill_attention)            \
   OPERATION(quantizeKv, quantize_kv)                        \
@@ -53,6 +57,7 @@
   OPERATION(selectByMass, select_by_mass)                   \
   OPERATION(selectKeyBlocks, select_key_blocks)             \
   OPERATION(selectTokens, select_tokens)                    \
+  OPERATION(selectTopBlocks, select_top_blocks)             \
   OPERATION(swiglu, swiglu)                                 \
   OPERATION(trainCodebook, train_codebook)                  \
   OPERATION(transferBlocks, transfer_blocks)                \

@@ -1,4 +1,4 @@
-// Copies of contiguous bytes from global to shared memory by TMA (sm_90).
+// Copies of contiguous bytes between global and shared memory by TMA (sm_90).
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,25 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
           "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
+}
+
+// Starts a copy from shared memory, which belongs to the next group that its thread commits. What ordinary instructions wrote
+// there needs a fence first; what bulk copies brought does not.
+__device__ inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups have been read from shared memory, or written.
+template <int kGroups>
+__device__ inline void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");
+}
+template <int kGroups>
+__device__ inline void bulk_store_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 }  // namespace kv::ptx

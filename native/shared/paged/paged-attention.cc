@@ -9,19 +9,28 @@ Status invalid(std::string message) { return Status::failure(StatusCode::invalid
 
 std::string text(int64_t number) { return std::to_string(number); }
 
+std::string place_of(const PagedBatch& b, int32_t entry, int32_t head) {
+  return "slot " + text(b.slots[entry]) + ", kv head " + text(head);
+}
+
+// Checks that the table of one kv head of batch entry `entry` has room for `end` keys.
+Status validate_capacity(const PagedBatch& b, int32_t entry, int32_t head, int64_t end) {
+  const int64_t capacity = int64_t{b.table_width} * b.block_tokens;
+  const int32_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
+  if (count >= 0 && end <= capacity) return Status::success();
+  return invalid(place_of(b, entry, head) + " counts " + text(count) + " keys and needs " + text(end) +
+                 ", but its block table holds 0 to " + text(capacity) + ": give it a wider table");
+}
+
 // Checks the table of one kv head of batch entry `entry`, for the keys first .. end - 1.
 Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t first, int64_t end) {
+  const Status status = validate_capacity(b, entry, head, end);
+  if (!status.ok()) return status;
   const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
-  const std::string place = "slot " + text(b.slots[entry]) + ", kv head " + text(head);
-  const int64_t capacity = int64_t{b.table_width} * b.block_tokens;
-  if (b.key_counts[cache_head] < 0 || end > capacity) {
-    return invalid(place + " counts " + text(b.key_counts[cache_head]) + " keys and needs " + text(end) +
-                   ", but its block table holds 0 to " + text(capacity) + ": give it a wider table");
-  }
   for (int64_t key = first; key < end; key += b.block_tokens - key % b.block_tokens) {
     const int32_t block = b.block_table[cache_head * b.table_width + key / b.block_tokens];
     if (block < 0 || block >= b.block_count) {
-      return invalid(place + " has block " + text(block) + " for key " + text(key) +
+      return invalid(place_of(b, entry, head) + " has block " + text(block) + " for key " + text(key) +
                      ", but blocks are 0 to " + text(b.block_count - 1) + ": give the slot a block first");
     }
   }
@@ -79,6 +88,18 @@ Status validate_tables(const PagedBatch& b, bool appending) {
     for (int32_t head = 0; head < b.kv_heads; ++head) {
       const int64_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
       status = appending ? validate_head(b, entry, head, count, count + rows) : validate_head(b, entry, head, 0, count);
+      if (!status.ok()) return status;
+    }
+  }
+  return Status::success();
+}
+
+Status validate_counts(const PagedBatch& b) {
+  for (int32_t entry = 0; entry < b.batch; ++entry) {
+    if (b.query_start[entry] == b.query_start[entry + 1]) continue;
+    for (int32_t head = 0; head < b.kv_heads; ++head) {
+      const int64_t count = b.key_counts[int64_t{b.slots[entry]} * b.kv_heads + head];
+      const Status status = validate_capacity(b, entry, head, count);
       if (!status.ok()) return status;
     }
   }

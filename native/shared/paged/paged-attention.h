@@ -74,6 +74,9 @@ Status validate_rows(const PagedBatch& batch);
 // rows after the counted keys; otherwise they are those of the counted keys.
 Status validate_tables(const PagedBatch& batch, bool appending);
 
+// Checks that the blocks of the batch's entries with rows have room for their counted keys. Rows must be valid.
+Status validate_counts(const PagedBatch& batch);
+
 // Checks that the counted keys of the batch's entries with rows are whole blocks. The tables must be valid.
 Status validate_whole_blocks(const PagedBatch& batch);
 

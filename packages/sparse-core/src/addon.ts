@@ -207,6 +207,21 @@ export interface Addon {
   cudaReport(): CudaReport;
   copy(stream: NativeStream, destination: NativeTensor, ...sources: NativeTensor[]): void;
   copyBlocks(stream: NativeStream, pool: NativeTensor, copies: NativeTensor): void;
+  blockMetadata(stream: NativeStream, keys: NativeTensor, blockTable: NativeTensor, keyCounts: NativeTensor,
+    metadataTable: NativeTensor, metadata: NativeTensor, slots: NativeTensor, queryStart: NativeTensor, rows: number,
+    method: number): void;
+  blockScores(stream: NativeStream, query: NativeTensor, scores: NativeTensor, metadata: NativeTensor,
+    blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor, queryStart: NativeTensor, blockTokens: number): void;
+  selectTopBlocks(stream: NativeStream, scores: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
+    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, blockTokens: number, sinkBlocks: number,
+    recentBlocks: number): void;
+  planBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
+    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, where: NativeTensor, holds: NativeTensor,
+    usedAt: NativeTensor, clock: NativeTensor, history: NativeTensor, demand: NativeTensor, readTable: NativeTensor,
+    readCounts: NativeTensor, loads: NativeTensor, loadCount: NativeTensor, rows: number, blockTokens: number,
+    sinkBlocks: number, recentBlocks: number): void;
+  fetchBlocks(stream: NativeStream, hostKeys: NativeTensor, hostValues: NativeTensor, keys: NativeTensor, values: NativeTensor,
+    loads: NativeTensor, loadCount: NativeTensor): void;
   transferBlocks(stream: NativeStream, source: NativeTensor, destination: NativeTensor, copies: Int32Array): void;
   copyIndexMap(
     stream: NativeStream,

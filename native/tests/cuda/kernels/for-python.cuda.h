@@ -35,21 +35,31 @@ inline Fault* fault_for_python() {
 // Working memory that only grows; call an operation once before its launches are captured.
 class GrowingQueue : public Queue {
  public:
-  void* workspace(size_t bytes) override {
-    if (bytes > bytes_) {
-      cudaFree(data_);
-      bytes_ = cudaMalloc(&data_, bytes) == cudaSuccess ? bytes : 0;
-    }
-    return bytes_ == 0 ? nullptr : data_;
-  }
+  void* workspace(size_t bytes) override { return any_.of(bytes); }
+  void* zeroed_workspace(size_t bytes) override { return zeroed_.of(bytes); }
   void* side_stream() override {
     if (side_ == nullptr) succeeds(cudaStreamCreateWithPriority(&side_, cudaStreamNonBlocking, -5));
     return side_;
   }
 
  private:
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
+  // All zero when it has grown.
+  struct Memory {
+    void* data = nullptr;
+    size_t bytes = 0;
+
+    void* of(size_t wanted) {
+      if (wanted > bytes) {
+        cudaFree(data);
+        bytes = cudaMalloc(&data, wanted) == cudaSuccess ? wanted : 0;
+        if (bytes > 0) succeeds(cudaMemset(data, 0, bytes));
+      }
+      return bytes == 0 ? nullptr : data;
+    }
+  };
+
+  Memory any_;
+  Memory zeroed_;
   cudaStream_t side_ = nullptr;
 };
 

@@ -1,0 +1,199 @@
+"""Times what a step over a block cache does before its attention (scores, chosen blocks, plan) beside PyTorch, and loads of
+scattered blocks beside one contiguous copy.
+
+usage: torch-block-cache.py [NAME=]LIBRARY... [--rounds N] [--json FILE]
+
+LIBRARY is the path of libcuda-kernels.so (README.md); rows are those of the last one.
+"""
+import argparse
+import ctypes
+import json
+import statistics
+import time
+
+import torch
+
+from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, time_once, timed
+
+BLOCK, QUERY_HEADS, KV_HEADS, HEAD_DIM, SINKS, RECENT, TOP = 32, 32, 8, 128, 1, 3, 64
+ROOM = SINKS + TOP + RECENT
+
+
+def stream():
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+def numbers(*given):
+    return (ctypes.c_int64 * len(given))(*given)
+
+
+def integers(*shape, fill=0):
+    return torch.full(shape, fill, device='cuda', dtype=torch.int32)
+
+
+class Step:
+    """Sequences of one length in random blocks, and rows of answers. With `missing` the rows of a step choose other blocks than
+    those of the step before."""
+
+    def __init__(self, sequences, tokens, missing):
+        self.sequences, self.blocks = sequences, tokens // BLOCK
+        lists = sequences * KV_HEADS
+        count = lists * self.blocks
+        self.cached = lists * TOP * 5 // 4
+        self.queries = [torch.randn(sequences, QUERY_HEADS, HEAD_DIM, device='cuda', dtype=torch.float16) for _ in range(2 if missing else 1)]
+        self.table = torch.randperm(count, device='cuda', dtype=torch.int32)
+        middle, half = torch.randn(count, HEAD_DIM, device='cuda'), torch.rand(count, HEAD_DIM, device='cuda')
+        self.metadata = torch.stack((middle - half, middle + half), dim=1).half()
+        self.scores = torch.full((lists, self.blocks), float('nan'), device='cuda')
+        self.chosen, self.chosen_counts = integers(lists, ROOM), integers(lists)
+        self.state = [integers(count, fill=-1), integers(self.cached, fill=-1), integers(self.cached), integers(1), integers(lists, 12, ROOM),
+                      integers(lists, 4), integers(lists, ROOM), integers(lists), integers(2, lists * ROOM), integers(1)]
+        self.batch = [self.table, integers(lists, fill=tokens), torch.arange(sequences, device='cuda', dtype=torch.int32),
+                      torch.arange(sequences + 1, device='cuda', dtype=torch.int32)]
+        self.sizes = numbers(sequences, QUERY_HEADS, KV_HEADS, HEAD_DIM, self.blocks, 2, ROOM, SINKS, RECENT, self.cached)
+        self.ordered = self.metadata[self.table.long()].view(lists, self.blocks, 2 * HEAD_DIM)
+
+    def pointers(self, query):
+        return pointers_of([query, self.metadata, *self.batch, self.scores, self.chosen, self.chosen_counts, *self.state])
+
+    def run(self, library, parts):
+        for query in self.queries:
+            for part in parts:
+                assert getattr(library, part)(self.sizes, self.pointers(query), stream()) == 0
+
+    def torch_scores(self):
+        query = self.queries[-1].view(self.sequences * KV_HEADS, -1, HEAD_DIM)
+        expanded = torch.cat((query.clamp(max=0), query.clamp(min=0)), dim=2)
+        return torch.matmul(self.ordered, expanded.transpose(1, 2)).amax(dim=2)
+
+    def torch_step(self):
+        return self.torch_scores()[:, SINKS:-RECENT].topk(TOP, dim=1).indices.sort(dim=1)
+
+    def check(self, library):
+        self.run(library, PARTS)
+        exact = self.torch_scores().float()
+        error = ((self.scores - exact).abs().max() / exact.abs().max()).item()
+        wanted = self.scores[:, SINKS:-RECENT].topk(TOP, dim=1).values[:, -1]
+        assert (self.chosen_counts == ROOM).all()
+        own = self.chosen[:, SINKS:SINKS + TOP].long()
+        assert (self.scores.gather(1, own) >= wanted[:, None]).all() and (own.diff(dim=1) > 0).all()
+        return error
+
+
+PARTS = ['kv_block_scores', 'kv_select_top_blocks', 'kv_plan_blocks']
+
+
+def rounded(each):
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in each.items()}
+
+
+def step_rows(libraries, options, sampler, machine):
+    rows = []
+    for sequences, tokens, missing in ((8, 131072, False), (8, 131072, True), (8, 32768, False), (32, 32768, False), (1, 131072, False)):
+        step = Step(sequences, tokens, missing)
+        repeats = 10 * len(step.queries)
+        functions = {name: captured(lambda library=library: step.run(library, PARTS), 10) for name, library in libraries.items()}
+        if not missing:
+            functions['PyTorch'] = captured(step.torch_step, repeats)
+        results = timed(functions, options.rounds, sampler, 1)
+        results = {name: ({key: value / repeats if key != 'samples' else value for key, value in each[0].items()}, *each[1:])
+                   for name, each in results.items()}
+        what = f'{sequences} sequences of {tokens // 1024}K{", all chosen blocks new" if missing else ""}'
+        for name, library in libraries.items():
+            error = step.check(library)
+            parts = {part: time_once(captured(lambda part=part: step.run(library, [part]), 10), 3) / repeats for part in PARTS}
+            print(f'{what}, {name}: {results[name][0]["median"]:.4f} ms [{results[name][0]["low"]:.4f}], {results[name][1]} MHz, loads '
+                  f'{step.state[9].item()}, error {error:.1e}; parts {({part[3:]: round(value, 4) for part, value in parts.items()})}', flush=True)
+        if 'PyTorch' in results:
+            print(f'    PyTorch {results["PyTorch"][0]["median"]:.4f} ms')
+        summary, clock, watts = results[list(libraries)[-1]]
+        shapes = dict(sequences=sequences, keys=tokens, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, headDim=HEAD_DIM, blockTokens=BLOCK, top=TOP, dtype='float16')
+        row = dict(measure=f'scores, top {TOP} blocks and plan of a layer, {what}', shapes=shapes, device='cuda', kind='measured', unit='ms', better='lower',
+                   result=rounded(summary), date=time.strftime('%Y-%m-%d'), machine=machine, clockMegahertz=clock, watts=watts, error=error)
+        if 'PyTorch' in results:
+            row['reference'] = dict(name='PyTorch, f16 (matmul, amax, topk, sort)', **rounded(results['PyTorch'][0]))
+        rows.append(row)
+    return rows
+
+
+class Load:
+    """Blocks of keys and of values of so many bytes, scattered in both memories."""
+
+    def __init__(self, block_bytes, count):
+        self.bytes = 2 * block_bytes * count
+        host_blocks, blocks = 4 * count, 2 * count
+        self.host = [torch.randint(0, 256, (host_blocks, block_bytes), dtype=torch.uint8).pin_memory() for _ in range(2)]
+        self.device = [torch.zeros(blocks, block_bytes, device='cuda', dtype=torch.uint8) for _ in range(2)]
+        self.loads = torch.stack((torch.randperm(host_blocks)[:count], torch.randperm(blocks)[:count])).int().cuda()
+        self.count = integers(1, fill=count)
+        self.sizes = numbers(block_bytes, host_blocks, blocks, count)
+        self.contiguous = self.host[0].view(-1)[:self.bytes]
+        self.copied = torch.empty(self.bytes, device='cuda', dtype=torch.uint8)
+
+    def run(self, library):
+        assert library.kv_fetch_blocks(self.sizes, pointers_of([*self.host, *self.device, self.loads, self.count]), stream()) == 0
+
+    def copy(self):
+        self.copied.copy_(self.contiguous, non_blocking=True)
+
+    def check(self):
+        for host, device in zip(self.host, self.device):
+            source, target = self.loads.long().cpu()
+            assert torch.equal(device[target.cuda()].cpu(), host[source])
+
+
+def neighbour_share(work, load):
+    """How much longer reading device memory takes beside a load, which is repeated meanwhile."""
+    side = torch.cuda.Stream()
+    alone = statistics.median(time_once(work, 20) for _ in range(5))
+
+    def beside():
+        with torch.cuda.stream(side):
+            for _ in range(30):
+                load()
+        took = time_once(work, 20)
+        side.synchronize()
+        return took
+
+    return statistics.median(beside() for _ in range(5)) / alone - 1
+
+
+def load_rows(libraries, options, sampler, machine):
+    rows = []
+    numbers_read = torch.zeros(1 << 30, device='cuda', dtype=torch.float16)
+    work = lambda: torch.sum(numbers_read)
+    for block_bytes, count in ((8192, 4096), (8192, 205), (4096, 4096), (16384, 2048)):
+        load = Load(block_bytes, count)
+        functions = {name: lambda library=library: load.run(library) for name, library in libraries.items()}
+        functions['copy'] = load.copy
+        results = timed(functions, options.rounds, sampler, 5)
+        load.check()
+        for name in functions:
+            speed = load.bytes / results[name][0]['median'] / 1e6
+            share = f', neighbour {neighbour_share(work, functions[name]):+.3f}' if count == 4096 and block_bytes == 8192 else ''
+            print(f'{count} loads of 2 x {block_bytes} bytes, {name}: {speed:.1f} GB/s{share}', flush=True)
+        summary, clock, watts = results[list(libraries)[-1]]
+        rows.append(dict(measure=f'loads of {count} blocks of 2 x {block_bytes} bytes', shapes=dict(blocks=count, blockBytes=2 * block_bytes), device='cuda',
+                         kind='measured', unit='ms', better='lower', result=rounded(summary),
+                         reference=dict(name='cudaMemcpyAsync, contiguous', **rounded(results['copy'][0])),
+                         date=time.strftime('%Y-%m-%d'), machine=machine, clockMegahertz=clock, watts=watts))
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('libraries', nargs='+')
+    parser.add_argument('--rounds', type=int, default=9)
+    parser.add_argument('--json')
+    options = parser.parse_args()
+    libraries = libraries_of(options.libraries)
+    torch.manual_seed(time.time_ns())
+    sampler = Sampler()
+    machine = machine_of(sampler.handle)
+    rows = step_rows(libraries, options, sampler, machine) + load_rows(libraries, options, sampler, machine)
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump({'title': 'A cache over two memories on the GPU', 'rows': rows}, file, indent=1, ensure_ascii=False)
+
+
+main()
