@@ -1,0 +1,216 @@
+import { readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+
+import { CapabilityError, densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
+import type { Device, PrefillAttention } from '@kv/sparse-core';
+import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
+import { generateTokens, Model } from '@kv/model';
+import type { GeneratedId } from '@kv/model';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+
+import { createEngine } from './engine.js';
+import type { Engine } from './engine.js';
+import type { EngineOptions, EngineRequestOptions } from './engine-options.js';
+
+const needleModel = fileURLToPath(new URL('../../../../models/needle-8m', import.meta.url));
+const golden = JSON.parse(readFileSync(`${needleModel}/golden.json`, 'utf8')) as { prompts: { ids: number[] }[] };
+const text = golden.prompts.flatMap(({ ids }) => ids).slice(0, 4000);
+const mostAborts = Number(process.env.KV_ENGINE_ABORTS ?? 60);
+
+/** In layer 2 a prompt of 33 tokens fails its stream, and one of 34 becomes NaN. */
+const failing: PrefillAttention = {
+  name: 'sometimes failing',
+  attend(stream, call) {
+    const { store, batch, output } = call;
+    const report = densePrefill().attend(stream, call);
+    if (store.layer.index === 2 && batch.rows === 33) enqueueFailure(stream);
+    if (store.layer.index === 2 && batch.rows === 34) {
+      const [tokens, heads, dims] = output.shape;
+      stream.write(output, new Float32Array(tokens * heads * dims).fill(NaN));
+    }
+    return report;
+  },
+};
+
+const policy = kvPolicy({ store: densePagedStore({ dtype: 'f32', blockTokens: 16 }), prefill: failing });
+const settings: EngineOptions = { policy, activations: 'f32', sequences: 32, contextTokens: 256, maxBatchRows: 256 };
+
+/** The prompt of a request: a piece of a text, as long as no failing one. */
+const promptOf = (index: number): number[] => text.slice(50 * index, 50 * index + 40 + ((index * 37) % 150));
+const optionsOf = (index: number): EngineRequestOptions => ({
+  maxTokens: 12 + (index % 9),
+  sampling: index % 3 === 0 ? { temperature: 0.8, seed: index, repetitionPenalty: 1.1 } : { temperature: 0 },
+});
+
+const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
+
+async function collect(answer: AsyncIterable<GeneratedId>): Promise<number[]> {
+  const ids: number[] = [];
+  for await (const { id } of answer) ids.push(id);
+  return ids;
+}
+
+describeOnDeviceKinds('the engine', ({ open }) => {
+  let device: Device;
+  let model: Model;
+  let live: number;
+  /** What each request answers alone. */
+  const alone: number[][] = [];
+
+  beforeAll(async () => {
+    device = open();
+    model = await Model.open(needleModel, { device });
+    ({ live } = device.memory());
+    using runner = model.createRunner({ ...settings, sequences: 1 });
+    for (let index = 0; index < 32; index++) {
+      alone.push(await collect(generateTokens(runner, promptOf(index), optionsOf(index))));
+    }
+  });
+  afterAll(() => {
+    model.dispose();
+  });
+
+  const use = async (options: EngineOptions, body: (engine: Engine) => Promise<void>): Promise<void> => {
+    const engine = createEngine(model, { ...settings, ...options });
+    try {
+      await body(engine);
+    } finally {
+      await engine.close();
+    }
+    expect(await liveBytes(device, live)).toBe(live);
+  };
+
+  const idle = async (engine: Engine): Promise<void> => {
+    const end = Date.now() + 10_000;
+    while (engine.load.underWay + engine.load.waiting > 0 && Date.now() < end) await nextTurn();
+    expect(engine.load).toEqual({ underWay: 0, waiting: 0 });
+    expect(engine.runner.kvBytes).toEqual({ device: 0, host: 0 });
+  };
+
+  it.each([
+    ['chunks', {}],
+    ['layer segments', { layerSegments: true, maxInjectTokens: 700 }],
+    ['chunks on eight sequences', { sequences: 8 }],
+  ])('gives 32 requests at once the answers that each has alone, with prompts in %s', (_name, options) =>
+    use(options, async (engine) => {
+      const answers = Array.from({ length: 32 }, (_, index) => collect(engine.generateTokens(promptOf(index), optionsOf(index))));
+      expect(engine.load.waiting).toBe(32);
+      expect(await Promise.all(answers)).toEqual(alone);
+      await idle(engine);
+    }),
+  );
+
+  it('ends answers at their limits', () =>
+    use({}, async (engine) => {
+      const free = await collect(engine.generateTokens(promptOf(2), { maxTokens: 24, endIds: [] }));
+      const end = free.findIndex((id) => id !== free[0]);
+      expect(end).toBeGreaterThan(0);
+      const tokens: GeneratedId[] = [];
+      for await (const token of engine.generateTokens(promptOf(2), { endIds: free.slice(end, end + 1) })) tokens.push(token);
+      expect(tokens.map(({ id }) => id)).toEqual(free.slice(0, end + 1));
+      expect(tokens.map(({ finishReason }) => finishReason)).toEqual(tokens.map((_, index) => (index === end ? 'end' : null)));
+      // 250 tokens leave room for six, and one that is not fed.
+      const long = [];
+      for await (const token of engine.generateTokens(text.slice(0, 250), { endIds: [] })) long.push(token.finishReason);
+      expect(long).toEqual([null, null, null, null, null, null, 'length']);
+    }));
+
+  it('gives back the memory of requests that are aborted or left at any stage, and others keep their answers', () =>
+    use({ sequences: 6, layerSegments: true, maxInjectTokens: 512 }, async (engine) => {
+      const random = new Random(3);
+      const stages = { silent: 0, answering: 0, left: 0 };
+      const stop = async (index: number): Promise<void> => {
+        const controller = new AbortController();
+        const answer = engine.generateTokens(promptOf(index % 32), { maxTokens: 40, endIds: [], signal: controller.signal });
+        const tokens = random.integer(0, 5);
+        if (tokens === 0) {
+          const silent = expect(answer.next()).rejects.toThrow('enough');
+          for (let turns = random.integer(0, 30); turns > 0; turns--) await nextTurn();
+          controller.abort(new Error('enough'));
+          await silent.then(() => (stages.silent += 1), () => undefined);
+          return;
+        }
+        for (let taken = 0; taken < tokens; taken++) expect((await answer.next()).done).toBe(false);
+        if (random.next() < 0.5) {
+          await answer.return?.();
+          stages.left += 1;
+        } else {
+          controller.abort(new Error('enough'));
+          // Tokens that came before are given first.
+          await expect(collect(answer)).rejects.toThrow('enough');
+          stages.answering += 1;
+        }
+      };
+      const lanes = Array.from({ length: 8 }, async (_, lane) => {
+        for (let index = lane; index < mostAborts; index += 8) await stop(index);
+      });
+      const stays = Array.from({ length: 8 }, (_, index) => collect(engine.generateTokens(promptOf(index), optionsOf(index))));
+      expect(await Promise.all(stays)).toEqual(alone.slice(0, 8));
+      await Promise.all(lanes);
+      await idle(engine);
+      for (const count of Object.values(stages)) expect(count).toBeGreaterThan(mostAborts / 20);
+    }));
+
+  it('ends a request whose scores are NaN, and its neighbours keep their answers', () =>
+    use({}, async (engine) => {
+      const neighbours = Array.from({ length: 4 }, (_, index) => collect(engine.generateTokens(promptOf(index), optionsOf(index))));
+      const poisoned = collect(engine.generateTokens(text.slice(0, 34)));
+      await expect(poisoned).rejects.toThrow(InvalidValueError);
+      expect(await Promise.all(neighbours)).toEqual(alone.slice(0, 4));
+      await idle(engine);
+    }));
+
+  it('ends the requests of a stream that failed, and serves those that wait on another runner', () =>
+    use({ sequences: 2 }, async (engine) => {
+      const { runner } = engine;
+      const ended = [text.slice(0, 33), promptOf(1)].map((prompt) => collect(engine.generateTokens(prompt, { maxTokens: 60, endIds: [] })));
+      const waits = collect(engine.generateTokens(promptOf(2), optionsOf(2)));
+      for (const answer of ended) await expect(answer).rejects.toThrow(enqueuedFailure);
+      expect(await waits).toEqual(alone[2]);
+      expect(engine.runner).not.toBe(runner);
+      expect(() => runner.openSequence()).toThrow(DisposedError);
+    }));
+
+  it('ends a request whose selection fails, and no other', () =>
+    use({}, async (engine) => {
+      const select = { name: 'failing', observationWindow: 0, select: () => Promise.reject(new InvalidValueError('no selection')) };
+      const neighbour = collect(engine.generateTokens(promptOf(1), optionsOf(1)));
+      await expect(collect(engine.generateTokens(promptOf(2), { select }))).rejects.toThrow('no selection');
+      expect(await neighbour).toEqual(alone[1]);
+      await idle(engine);
+    }));
+
+  it('ends all requests when it is closed', () =>
+    use({ sequences: 2 }, async (engine) => {
+      const answers = [1, 2, 4].map((index) => collect(engine.generateTokens(promptOf(index), { maxTokens: 60, endIds: [] })));
+      await nextTurn();
+      const closing = engine.close();
+      for (const answer of answers) await expect(answer).rejects.toThrow(DisposedError);
+      await closing;
+      expect(() => engine.generateTokens([1])).toThrow(DisposedError);
+    }));
+
+  it('refuses what it cannot serve, before it waits', () =>
+    use({ cacheTokens: 220 }, async (engine) => {
+      const wrong: [new (message: string) => Error, readonly number[], EngineRequestOptions][] = [
+        [InvalidValueError, [], {}],
+        [InvalidValueError, [4096], {}],
+        [InvalidValueError, text.slice(0, 257), {}],
+        [InvalidValueError, [1], { maxTokens: 0 }],
+        [InvalidValueError, [1], { sampling: { temperature: NaN } }],
+        [InvalidValueError, [1], { endIds: 3 as never }],
+        [InvalidValueError, [1], { signal: 1 as never }],
+        [InvalidValueError, [1], { select: 1 as never }],
+        [OutOfMemoryError, text.slice(0, 200), {}],
+      ];
+      for (const [kind, prompt, options] of wrong) expect(() => engine.generateTokens(prompt, options)).toThrow(kind);
+      const reason = new Error('too late');
+      expect(() => engine.generateTokens([1], { signal: AbortSignal.abort(reason) })).toThrow(reason);
+      await idle(engine);
+    }));
+
+  it('refuses layer segments of prompts that are longer than a batch', () => {
+    expect(() => createEngine(model, { ...settings, maxBatchRows: 64, layerSegments: true })).toThrow(CapabilityError);
+    expect(device.memory().live).toBe(live);
+  });
+});
