@@ -2,7 +2,7 @@ import type { Device } from '@kv/sparse-core';
 import {
   anyFloat,
   anyPositive,
-  describeOnDevices,
+  describeOnDeviceKinds,
   expectAllTried,
   freeAxis,
   type LegalValue,
@@ -131,7 +131,7 @@ it('covers every export', () => {
   expectAllTried(hbw, [...operations, ...functions], untried);
 });
 
-describeOnDevices('misuse', ({ name, open }) => {
+describeOnDeviceKinds('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
   it.each([...operations, ...functions])('of $name ends in a typed error, and changes nothing', async (subject) => {

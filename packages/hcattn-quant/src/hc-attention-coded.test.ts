@@ -12,7 +12,7 @@ import {
   type PrefillAttention,
   ShapeError,
 } from '@kv/sparse-core';
-import { decode, describeOnDevices, encode, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { decode, describeOnDeviceKinds, encode, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { placeCodebooks } from './codebooks/place-codebooks.js';
 import { hcAttentionPrefill } from './hc-attention-prefill.js';
@@ -30,7 +30,7 @@ const finish = (head: HeadOracle) => {
   head.quantize();
 };
 
-describeOnDevices('hcAttentionStore with values on the host', ({ open }: TestDevice) => {
+describeOnDeviceKinds('hcAttentionStore with values on the host', ({ open }: TestDevice) => {
   const run = (settings: Partial<CodedSettings> = {}) => codedRun(open(), { prefill: hcAttentionPrefill(), ...settings });
 
   /** A chunk of a prompt that is quantized behind its attention. */

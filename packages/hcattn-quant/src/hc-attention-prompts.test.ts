@@ -11,7 +11,7 @@ import {
   OutOfMemoryError,
   ropeDescription,
 } from '@kv/sparse-core';
-import { describeOnDevices, enqueuedFailure, enqueueFailure, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { hcAttentionPrefill } from './hc-attention-prefill.js';
 import { hcAttentionHostBytes, hcAttentionStore } from './hc-attention-store.js';
@@ -47,7 +47,7 @@ async function answer(steps: StoreRun<HeadOracle>, slot: number) {
   await steps.check(chunk(slot, steps.heads[slot]?.[0]?.count ?? 0, 1), 'decode', quantize);
 }
 
-describeOnDevices('prompts that pass through host memory', ({ open }: TestDevice) => {
+describeOnDeviceKinds('prompts that pass through host memory', ({ open }: TestDevice) => {
   const run = (settings: Partial<CodedSettings> = {}) => codedRun(open(), { prefill: hcAttentionPrefill(), ...settings });
 
   it.each([
@@ -248,7 +248,7 @@ describeOnDevices('prompts that pass through host memory', ({ open }: TestDevice
   });
 });
 
-describeOnDevices('prompts that are read in blocks', ({ open }: TestDevice) => {
+describeOnDeviceKinds('prompts that are read in blocks', ({ open }: TestDevice) => {
   const run = (blockTokens: number, settings: Partial<CodedSettings> = {}) =>
     codedRun(open(), { prefill: hcAttentionPrefill({ blockTokens }), ...settings });
 

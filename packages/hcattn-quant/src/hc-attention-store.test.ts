@@ -12,7 +12,7 @@ import {
   OutOfMemoryError,
   type PrefillAttention,
 } from '@kv/sparse-core';
-import { describeOnDevices, HeldRows, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, HeldRows, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { hcAttentionPrefill } from './hc-attention-prefill.js';
 import type { Codec, QuantizedOptions } from './hc-attention-options.js';
@@ -37,7 +37,7 @@ interface Settings extends Partial<Omit<QuantizedOptions, 'valuesOn'>> {
   readonly seed?: number;
 }
 
-describeOnDevices('hcAttentionStore', ({ open }: TestDevice) => {
+describeOnDeviceKinds('hcAttentionStore', ({ open }: TestDevice) => {
   function run({ prefill = hcAttentionPrefill(), tokens = slots * tokensPerSlot, seed = 1, ...options }: Settings = {}) {
     const device = open();
     const { keys = 'int8', values = keys, sinkTokens = 0, localWindow = 64 } = options;

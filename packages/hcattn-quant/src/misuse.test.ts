@@ -2,7 +2,7 @@ import { type Device, hostPool } from '@kv/sparse-core';
 import {
   anyFinite,
   anyFloat,
-  describeOnDevices,
+  describeOnDeviceKinds,
   expectAllTried,
   freeAxis,
   legalAt,
@@ -307,7 +307,7 @@ it('covers every export', () => {
   expectAllTried(hcattnQuant, [...functions, ...options, ...prefills], untried);
 });
 
-describeOnDevices('misuse', ({ name, open }) => {
+describeOnDeviceKinds('misuse', ({ name, open }) => {
   const device = open();
   const suite = new MisuseSuite(device);
 

@@ -1,7 +1,7 @@
 import { CapabilityError, createDevice, createRowBatch, densePagedStore, densePrefill, DeviceError } from '@kv/sparse-core';
 import { DisposedError, DTypeError, InvalidValueError, OutOfMemoryError, ShapeError } from '@kv/sparse-core';
 import type { KvCapacity, KvLayer, KvStore } from '@kv/sparse-core';
-import { describeOnDevices, Random, type TestDevice } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, Random, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import type { Shares } from './block-sparsity.js';
 import { hieraSparsePrefill } from './hiera-sparse-prefill.js';
@@ -17,7 +17,7 @@ const tokensPerSlot = 1024;
 const chunk = (slot: number, position: number, rows: number) => [{ slot, position, rows }];
 const range = (length: number) => Array.from({ length }, (_, index) => index);
 
-describeOnDevices('hieraSparseStore', ({ open }: TestDevice) => {
+describeOnDeviceKinds('hieraSparseStore', ({ open }: TestDevice) => {
   function run(options: HieraSparseOptions, prefill = densePrefill(), seed = 1, tokens = slots * tokensPerSlot) {
     const device = open();
     const factory = hieraSparseStore({ sinkTokens, localWindow, dtype: 'f16', ...options });

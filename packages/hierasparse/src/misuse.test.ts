@@ -2,7 +2,7 @@ import type { Device, DeviceKind } from '@kv/sparse-core';
 import {
   anyFinite,
   anyFloat,
-  describeOnDevices,
+  describeOnDeviceKinds,
   encode,
   expectAllTried,
   freeAxis,
@@ -155,7 +155,7 @@ it('covers every export', () => {
   expectAllTried(hierasparse, [...operationsOn('cpu'), ...functions], untried);
 });
 
-describeOnDevices('misuse', ({ name, open }) => {
+describeOnDeviceKinds('misuse', ({ name, open }) => {
   const device = open();
   const suite = new MisuseSuite(device);
 

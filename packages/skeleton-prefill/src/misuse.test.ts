@@ -2,7 +2,7 @@ import type { Device } from '@kv/sparse-core';
 import {
   anyFinite,
   anyFloat,
-  describeOnDevices,
+  describeOnDeviceKinds,
   expectAllTried,
   freeAxis,
   legalAt,
@@ -245,7 +245,7 @@ it('covers every export', () => {
   expectAllTried(skeleton, functions, {});
 });
 
-describeOnDevices('misuse', ({ name, open }) => {
+describeOnDeviceKinds('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
   it.each(functions)('of $name ends in a typed error, and changes nothing', async (subject) => {

@@ -13,7 +13,7 @@ import { type MisusedFunction, misusedOperation, MisuseSuite } from './testing/m
 import { harmlessExports, misusedFunctions } from './testing/misused-functions.js';
 import { misusedStore } from './testing/misused-stores.js';
 import { encode } from './testing/random.js';
-import { describeOnDevices } from './testing/test-devices.js';
+import { describeOnDeviceKinds } from './testing/test-devices.js';
 
 /** Random rows, or whole numbers from 0 on. */
 function filled(device: Device, dtype: DType, axes: readonly string[], shape: readonly number[]) {
@@ -218,7 +218,7 @@ it('covers every export', () => {
   expectAllTried({ ...core, ...classes }, [...operations, ...misusedFunctions], harmlessExports);
 });
 
-describeOnDevices('misuse', ({ name, open }) => {
+describeOnDeviceKinds('misuse', ({ name, open }) => {
   const suite = new MisuseSuite(open());
 
   it.each([...operations, ...misusedFunctions, ...stores])('of $name ends in a typed error, and changes nothing', async (subject) => {
