@@ -1,5 +1,6 @@
 import { hbw, streaming } from '@kv/hbw-select';
 import { hcAttentionStore } from '@kv/hcattn-quant';
+import { hierarchicalStore } from '@kv/hierarchical-kv';
 import { hieraSparsePrefill, hieraSparseStore } from '@kv/hierasparse';
 import { generateTokens, Model, prefill } from '@kv/model';
 import type { Runner } from '@kv/model';
@@ -40,6 +41,8 @@ const policies: Record<string, () => KvPolicy> = {
   'sparse after prompts': () => kvPolicy({ store: hieraSparseStore({ keys: 0.5, values: 1, ...sparse }) }),
   'sparse after a selection': () =>
     kvPolicy({ select: hbw({ keepRatio: 3 / 4 }), store: hieraSparseStore({ keys: 1, values: 1, ...sparse }) }),
+  // The device has room for what three long sequences read, of six.
+  'blocks on the host f32': () => kvPolicy({ store: hierarchicalStore({ dtype: 'f32', deviceBytes: 16_000_000, budgetTokens: contextTokens }) }),
   'codes of prompts': () => createPolicy('int8'),
   'codes after prompts': () => kvPolicy({ store: hcAttentionStore({ keys: 'int4', values: 'int8', valuesOn: 'device', localWindow: 0 }) }),
 };
@@ -274,7 +277,7 @@ describe.each(['cpu', 'cuda'] as const)('random operations on sequences on %s', 
     const { layers, kvHeads, headDim } = model.config;
     const blockBytes = layers * kvHeads * 2 * blockTokens * headDim * (name === 'dense' ? 2 : 4);
     for (let index = 0; index < operations; index += 1) {
-      await plain[world.random.pick(drawn)]?.(world, fresh, name === 'dense f32');
+      await plain[world.random.pick(drawn)]?.(world, fresh, name.endsWith(' f32'));
       world.expectHolds();
       if (!isDense) continue;
       const bytes = [...world.all].map(({ ids }) => Math.ceil(ids.length / blockTokens) * blockBytes);

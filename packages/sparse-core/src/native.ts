@@ -24,6 +24,7 @@ export { type DensePagedStore, densePagedStores } from './stores/dense-paged-sto
 export { expectCapacity } from './stores/expect-capacity.js';
 export { expectHeld } from './stores/expect-held.js';
 export { expectPrepared } from './stores/expect-prepared.js';
+export { bytesOfPool, type HostMemory, hostMemoryOf } from './stores/host-memory.js';
 export { KvBlockPool } from './stores/kv-block-pool.js';
 export { shorterBy } from './stores/shorter-by.js';
 export { SlotBlocks } from './stores/slot-blocks.js';

@@ -47,7 +47,7 @@ export class AttentionScratch {
     this.halves = fetches ? 2 : 1;
     const blocks = this.halves * this.blocksOfHead * most((layer) => layer.kvHeads);
     [this.pool, this.#outputs, this.#logSumExps] = madeTogether((own) => [
-      own(new KvBlockPool({ device, dtype, headDim, blockTokens, blocks })),
+      own(new KvBlockPool({ memory: device, dtype, headDim, blockTokens, blocks })),
       own(device.tensor('u8', ['byte'], [rows * headDim * byteSize(rowDType)])),
       own(device.tensor('f32', ['part', 'element'], [2, rows])),
     ]);

@@ -1,9 +1,8 @@
 import { type DType, type KvCapacity, type KvLayer, type Tensor } from '@kv/sparse-core';
-import { madeTogether } from '@kv/sparse-core/native';
+import { bytesOfPool, type HostMemory, madeTogether } from '@kv/sparse-core/native';
 import type { MissingMass } from '../operations/select-by-mass.js';
 import { blockTokens } from '../quantized-blocks.js';
 import type { RowsOverBlocks } from './block-codec.js';
-import { bytesOfPool, type HostMemory } from './host-memory.js';
 
 export interface ChoiceSizes {
   readonly layers: readonly KvLayer[];

@@ -1,10 +1,9 @@
 import type { HostPool, KvBytes, KvLayer } from '@kv/sparse-core';
-import { BlockIds, madeTogether } from '@kv/sparse-core/native';
+import { BlockIds, hostMemoryOf, madeTogether } from '@kv/sparse-core/native';
 import type { BlockCodec, CodeCache } from './block-codec.js';
 import { ChoiceRoom, type ChoiceSizes } from './choice-room.js';
 import { type Choice, CodedBlocks, type CodedPools } from './coded-blocks.js';
 import { blocksOf, HostBlocks, type HostBlockSizes } from './host-blocks.js';
-import { hostMemoryOf } from './host-memory.js';
 import type { KeyFormat, KeyPool } from './key-format.js';
 import { StagedBlocks, stagedSizes } from './staged-blocks.js';
 

@@ -1,8 +1,7 @@
 import { byteSize, type FloatDType, type KvBytes, type KvCapacity, type KvLayer, type Tensor } from '@kv/sparse-core';
-import { madeTogether } from '@kv/sparse-core/native';
+import { bytesOfPool, type HostMemory, madeTogether } from '@kv/sparse-core/native';
 import type { MissingMass } from '../operations/select-by-mass.js';
 import { blockTokens } from '../quantized-blocks.js';
-import { bytesOfPool, type HostMemory } from './host-memory.js';
 import { MeanValues } from './mean-values.js';
 
 export interface HostBlockSizes {

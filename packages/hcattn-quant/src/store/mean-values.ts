@@ -1,9 +1,8 @@
 import { byteSize, type Device, type FloatDType, type KvLayer, type PagedBlocks, type Stream, type Tensor } from '@kv/sparse-core';
-import { madeTogether, type SlotBlocks } from '@kv/sparse-core/native';
+import { bytesOfPool, type HostMemory, madeTogether, type SlotBlocks } from '@kv/sparse-core/native';
 import { runningMeans } from '../operations/running-means.js';
 import { blockTokens } from '../quantized-blocks.js';
 import { listsOf, type NewBlock } from './block-codec.js';
-import { bytesOfPool, type HostMemory } from './host-memory.js';
 
 export interface MeanSizes {
   readonly device: Device;

@@ -4,9 +4,9 @@ import type { PlannedBlocks } from './plan-blocks.js';
 
 export interface FetchBlocksArguments extends Pick<PlannedBlocks, 'loads' | 'loadCount'> {
   /** `[hostBlock, blockToken, dim]`, contiguous, usually in host memory. */
-  readonly hostKeys: TensorHandle<FloatDType, readonly ['hostBlock', 'blockToken', 'dim']>;
+  readonly hostKeys: TensorHandle<FloatDType, readonly [string, 'blockToken', 'dim']>;
   /** The shape and dtype of `hostKeys`. */
-  readonly hostValues: TensorHandle<FloatDType, readonly ['hostBlock', 'blockToken', 'dim']>;
+  readonly hostValues: TensorHandle<FloatDType, readonly [string, 'blockToken', 'dim']>;
   /** `[block, blockToken, dim]`, contiguous, of the same dtype. */
   readonly keys: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
   /** The shape of `keys`. */

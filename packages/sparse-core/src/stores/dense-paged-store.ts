@@ -25,6 +25,7 @@ import { countDistinct } from './count-distinct.js';
 import { expectCapacity } from './expect-capacity.js';
 import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
+import type { HostMemory } from './host-memory.js';
 import { KvBlockPool } from './kv-block-pool.js';
 import { shorterBy } from './shorter-by.js';
 import { SlotBlocks } from './slot-blocks.js';
@@ -58,6 +59,8 @@ export interface DensePagedPool {
   readonly blockTokens: number;
   /** Of all layers together. Default: as many as sequences of the capacity's sizes may come to fill. */
   readonly blocks?: number | undefined;
+  /** Where they are. Default: the device. */
+  readonly memory?: HostMemory | undefined;
 }
 
 /**
@@ -67,7 +70,7 @@ export interface DensePagedPool {
 export function densePagedStores(
   given: readonly KvLayer[],
   capacity: KvCapacity,
-  { name, dtype, blockTokens, blocks }: DensePagedPool,
+  { name, dtype, blockTokens, blocks, memory = capacity.device }: DensePagedPool,
 ): DensePagedStore[] {
   const layers = expectCapacity(given, capacity);
   const [first] = layers;
@@ -76,7 +79,7 @@ export function densePagedStores(
   const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
   const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
   const pool = new KvBlockPool({
-    device: capacity.device,
+    memory,
     dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
     headDim: first.headDim,
     blockTokens,

@@ -1,10 +1,12 @@
 import { byteSize, type FloatDType } from '../dtype.js';
 import { copyBlocks } from '../operations/copy-blocks.js';
 import { BlockIds } from './block-ids.js';
-import type { Device, Stream, Tensor } from '../handles.js';
+import type { Stream, Tensor } from '../handles.js';
+import type { HostMemory } from './host-memory.js';
 
 export interface KvBlockPoolOptions {
-  readonly device: Device;
+  /** Makes its tensor: a device, or host memory that the device reaches. */
+  readonly memory: HostMemory;
   readonly dtype: FloatDType;
   readonly headDim: number;
   /** Consecutive tokens of one kv head in a block. */
@@ -25,8 +27,8 @@ export class KvBlockPool {
   /** The keys, and behind them the values. */
   readonly #both: Blocks;
 
-  constructor({ device, dtype, headDim, blockTokens, blocks }: KvBlockPoolOptions) {
-    this.#both = device.tensor(dtype, ['block', 'blockToken', 'dim'], [2 * blocks, blockTokens, headDim]);
+  constructor({ memory, dtype, headDim, blockTokens, blocks }: KvBlockPoolOptions) {
+    this.#both = memory.tensor(dtype, ['block', 'blockToken', 'dim'], [2 * blocks, blockTokens, headDim]);
     this.keys = this.#both.slice('block', 0, blocks);
     this.values = this.#both.slice('block', blocks, 2 * blocks);
     this.blockTokens = blockTokens;

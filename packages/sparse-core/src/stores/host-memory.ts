@@ -1,4 +1,6 @@
-import { type Device, DeviceError, HostPool, InvalidValueError } from '@kv/sparse-core';
+import { DeviceError, InvalidValueError } from '../errors.js';
+import type { Device } from '../handles.js';
+import type { HostPool } from '../host-pool.js';
 
 /** Makes tensors in host memory. */
 export type HostMemory = Pick<HostPool, 'tensor'>;
@@ -19,7 +21,7 @@ export function hostMemoryOf(operation: string, device: Device, pool: HostPool |
   if (pool === undefined && device.kind === 'cpu') return device;
   if (pool === undefined) {
     throw new InvalidValueError(
-      `${operation}: hostPool is undefined, and ${device.name} has memory of its own. Make one for the values: ` +
+      `${operation}: hostPool is undefined, and ${device.name} has memory of its own. Make one: ` +
         `hostPool: await hostPool(device, { bytes: ${bytes} }).`,
       { subject: 'hostPool', given: pool, wanted: bytes },
     );

@@ -1,0 +1,150 @@
+import {
+  CapabilityError,
+  createDevice,
+  createRowBatch,
+  densePrefill,
+  hostPool,
+  InvalidValueError,
+  type KvLayer,
+  type KvStore,
+  OutOfMemoryError,
+} from '@kv/sparse-core';
+import { describeOnDeviceKinds, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
+import { expect, it, vi } from 'vitest';
+import { hierarchicalHostBytes, type HierarchicalOptions, hierarchicalStore } from './hierarchical-store.js';
+
+const layer: KvLayer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 64 };
+const [slots, group, tokensPerSlot] = [3, 2, 1024];
+const chunk = (slot: number, position: number, rows: number) => [{ slot, position, rows }];
+const range = (length: number) => Array.from({ length }, (_, index) => index);
+
+/** Enough for all blocks. */
+const plenty = 2 ** 26;
+
+describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
+  async function run(options: Partial<HierarchicalOptions> = {}, { seed = 1, tokens = slots * tokensPerSlot } = {}) {
+    const device = open();
+    const all = { deviceBytes: plenty, ...options };
+    const capacity = { device, slots, tokensPerSlot, tokens };
+    using pool = await hostPool(device, { bytes: hierarchicalHostBytes(all, [layer], capacity) });
+    const [store] = hierarchicalStore({ ...all, hostPool: pool }).create([layer], capacity) as [KvStore];
+    const settings = { device, random: new Random(seed), dtype: 'f16', slots, group } as const;
+    return new StoreRun(store, densePrefill(), settings, () => new HeldRows('f16', layer.headDim));
+  }
+
+  /** The least cap with which stores of these options can be made. */
+  async function leastBytes(options: Partial<HierarchicalOptions>): Promise<number> {
+    const lacking = await run({ ...options, deviceBytes: 1 }).catch((error: unknown) => error);
+    expect(lacking).toBeInstanceOf(OutOfMemoryError);
+    return 1 + ((lacking as OutOfMemoryError).wanted as number);
+  }
+
+  /** Prompts in chunks, answers, a fork, an end. */
+  async function steps(of: StoreRun<HeldRows>, step: StoreRun<HeldRows>['step']): Promise<Float32Array[]> {
+    const bits = [await step(chunk(0, 0, 300), 'prefill'), await step([...chunk(0, 300, 270), ...chunk(2, 0, 65)], 'prefill')];
+    for (const each of range(40)) bits.push(await step([...chunk(2, 65 + each, 1), ...chunk(0, 570 + each, 1)], 'decode'));
+    of.copy(0, 1, 3);
+    for (const each of range(4)) bits.push(await step([...chunk(1, 607 + each, 1), ...chunk(0, 610 + each, 1)], 'decode'));
+    of.release(2);
+    bits.push(await step(chunk(2, 0, 33), 'prefill'), await step(chunk(2, 33, 1), 'prefill'));
+    of.store.truncate(of.stream, 0, 100);
+    for (const head of of.heads[0] ?? []) head.truncate(100);
+    for (const each of range(40)) bits.push(await step([...chunk(0, 514 + each, 1), ...chunk(2, 34 + each, 1), ...chunk(1, 611 + each, 1)], 'decode'));
+    return bits;
+  }
+
+  it('reads all of a sequence that is not longer than the budget, as a dense store does', async () => {
+    const all = await run({ budgetTokens: 1024 });
+    await steps(all, async (entries, phase) => {
+      await all.check(entries, phase);
+      return new Float32Array();
+    });
+    expect(all.store.lengths(0)).toEqual([554, 554]);
+  });
+
+  it('gives the same bits with all blocks on the device, and with as few as one step reads', async () => {
+    for (const options of [{ budgetTokens: 256 }, { budgetTokens: 160, sinkTokens: 0, localWindow: 0, metadata: 'mean' as const }]) {
+      const [resident, capped] = [await run(options), await run({ ...options, deviceBytes: (await leastBytes(options)) + 3 * 2 * 8 * (2 * 32 * 64 * 2 + 8) })];
+      const bits = await steps(resident, (entries, phase) => resident.step(entries, phase));
+      expect(await steps(capped, (entries, phase) => capped.step(entries, phase))).toEqual(bits);
+    }
+  });
+
+  it('counts hits, misses and working sets of its slots, and evicts them', async () => {
+    const few = await run({ budgetTokens: 256 });
+    await few.step(chunk(1, 0, 900), 'prefill');
+    expect(few.store.demand?.(1)).toBeUndefined();
+    const answers = async (first: number, count: number) => {
+      for (const each of range(count)) await few.step(chunk(1, first + each, 1), 'decode');
+      // Whoever asks gets what arrives behind the next step.
+      few.store.demand?.(1);
+      await few.step(chunk(1, first + count, 1), 'decode');
+      await vi.waitFor(() => {
+        expect(few.store.demand?.(1)?.step).toBe(first + count - 900);
+      });
+      return few.store.demand?.(1);
+    };
+    const first = await answers(900, 15);
+    // Of 8 blocks 4 are the first and the last.
+    expect((first?.hits ?? NaN) + (first?.misses ?? NaN)).toBe(15 * 2 * 4);
+    expect(first?.workingSet).toBeGreaterThanOrEqual(8);
+    expect(first?.workingSet).toBeLessThanOrEqual(12 * 8);
+    few.store.evict?.(few.stream, 1);
+    const second = await answers(916, 1);
+    expect((second?.misses ?? NaN) - (first?.misses ?? NaN)).toBeGreaterThanOrEqual(8);
+    few.release(1);
+    expect(few.store.demand?.(1)).toBeUndefined();
+  });
+
+  it('gives back what it takes, and says how much that is', async () => {
+    const device = open();
+    const before = await liveBytes(device, 0);
+    const capacity = { device, slots, tokensPerSlot, tokens: 2048 };
+    const layers = range(3).map((index) => ({ ...layer, index }));
+    const deviceBytes = 2 ** 23;
+    using pool = await hostPool(device, { bytes: hierarchicalHostBytes({ deviceBytes }, layers, capacity) });
+    const stores = hierarchicalStore({ deviceBytes, hostPool: pool, budgetTokens: 256 }).create(layers, capacity);
+    expect(stores).toHaveLength(3);
+    const reserved = stores.map((store) => store.reserved());
+    expect(reserved.reduce((sum, each) => sum + each.device, 0)).toBeLessThanOrEqual(deviceBytes);
+    expect(reserved[0]?.host).toBe((2048 / 32 + slots) * 2 * 2 * 32 * 64 * 2);
+    for (const store of stores) store.dispose();
+    pool.dispose();
+    expect(await liveBytes(device, before)).toBe(before);
+  });
+
+  it('refuses a step that reads more than the cache has, and a selection', async () => {
+    const least = await leastBytes({ budgetTokens: 256 });
+    const capped = await run({ budgetTokens: 256, deviceBytes: least });
+    await capped.step([...chunk(0, 0, 400), ...chunk(1, 0, 400)], 'prefill');
+    const { store, stream } = capped;
+    using both = createRowBatch(stream.device, stream, [...chunk(0, 400, 1), ...chunk(1, 400, 1)]);
+    expect(() => {
+      store.prepare(stream, both);
+    }).toThrow(OutOfMemoryError);
+    await capped.step(chunk(0, 400, 1), 'decode');
+    await capped.step(chunk(1, 400, 1), 'decode');
+    expect(() => {
+      store.keep(stream, 0, undefined as never);
+    }).toThrow(CapabilityError);
+    expect(store.denseBlocks()).toBeUndefined();
+  });
+});
+
+it('refuses options that are none', () => {
+  const wrong: readonly Partial<HierarchicalOptions>[] = [
+    { deviceBytes: 0 },
+    { deviceBytes: 1.5 },
+    { budgetTokens: 127, sinkTokens: 33 },
+    { budgetTokens: 2 ** 26 },
+    { localWindow: -1 },
+    { metadata: 'cuboid' as never },
+    { dtype: 'i8' as never },
+    { hostPool: {} as never },
+  ];
+  for (const options of wrong) {
+    expect(() => hierarchicalStore({ deviceBytes: plenty, ...options }), JSON.stringify(options)).toThrow(InvalidValueError);
+  }
+  expect(hierarchicalStore({ deviceBytes: plenty, budgetTokens: 128 }).name).toBe('hierarchical 128');
+  expect(hierarchicalStore({ deviceBytes: plenty }).create([], { device: createDevice({ threads: 1 }), slots: 1, tokensPerSlot: 1, tokens: 1 })).toEqual([]);
+});

@@ -1,0 +1,74 @@
+import { type FloatDType, HostPool, type KvCapacity, type KvLayer, type KvStoreFactory } from '@kv/sparse-core';
+import { expectCapacity, expectObject, expectThat, floats } from '@kv/sparse-core/native';
+import { type BlockMetadataMethod, blockMetadataMethods } from './block-metadata-method.js';
+import { type BlockSizes, blockTokens } from './store/block-sizes.js';
+import { createStores, hostBytes } from './store/create-stores.js';
+
+export interface HierarchicalOptions {
+  /** What the stores of all layers may take on the device. What their tables and work leave of it is for blocks. */
+  readonly deviceBytes: number;
+  /**
+   * Of `hierarchicalHostBytes` or more. It may be disposed of once the stores are made. On the CPU it can be left out, for all
+   * memory is the host's.
+   */
+  readonly hostPool?: HostPool | undefined;
+  /** Tokens of each kv head that an answer reads, rounded up to blocks of 32. Default: 2048. */
+  readonly budgetTokens?: number | undefined;
+  /** First tokens that it always reads, rounded up to blocks; part of the budget. Default: 32. */
+  readonly sinkTokens?: number | undefined;
+  /** Last tokens that it always reads, rounded up to blocks, beside the newest block; part of the budget. Default: 64. */
+  readonly localWindow?: number | undefined;
+  /** What blocks are scored by. Default: 'cuboidMean'. */
+  readonly metadata?: BlockMetadataMethod | undefined;
+  /** Element type of keys and values. Default: that of the rows if it has 16 bits, else f16. */
+  readonly dtype?: FloatDType | undefined;
+}
+
+const name = 'hierarchicalStore';
+
+/**
+ * Keys and values in two memories: all of them on the host, in blocks of 32 tokens of one kv head, and on the device those
+ * that answers read. Each step of an answer scores all blocks of its sequence and reads the best, up to `budgetTokens`, with
+ * those of the first and of the last tokens. What the device lacks is loaded into the places of the blocks that were not read
+ * for longest. A sequence that is not longer than the budget is read in whole. Prompts attend to all of their tokens.
+ * @throws InvalidValueError when an option is none, or the budget smaller than sinks and window. Making stores throws
+ * OutOfMemoryError when `deviceBytes` cannot hold what a step of the longest sequence reads, InvalidValueError without a host
+ * pool where the device has memory of its own, CapabilityError for layers of different kv heads
+ */
+export function hierarchicalStore(options: HierarchicalOptions): KvStoreFactory {
+  const sizes = expectOptions(options);
+  const { deviceBytes, hostPool, dtype } = options;
+  const stored = { ...sizes, name: `hierarchical ${sizes.budgetBlocks * blockTokens}`, deviceBytes, hostPool, dtype };
+  return {
+    name: stored.name,
+    create: (layers, capacity) => createStores(expectCapacity(layers, capacity), capacity, stored),
+  };
+}
+
+/** Bytes of the host pool that stores with these options take. @throws InvalidValueError, ShapeError */
+export function hierarchicalHostBytes(options: HierarchicalOptions, layers: readonly KvLayer[], capacity: KvCapacity): number {
+  expectOptions(options);
+  return hostBytes(expectCapacity(layers, capacity), capacity, options.dtype);
+}
+
+/** @throws InvalidValueError */
+function expectOptions(options: HierarchicalOptions): BlockSizes {
+  expectObject(name, 'options', options);
+  const { deviceBytes, hostPool, budgetTokens = 2048, sinkTokens = 32, localWindow = 64, metadata = 'cuboidMean', dtype } = options;
+  for (const [subject, given, least] of [
+    ['deviceBytes', deviceBytes, 1],
+    ['budgetTokens', budgetTokens, 1],
+    ['sinkTokens', sinkTokens, 0],
+    ['localWindow', localWindow, 0],
+  ] as const) {
+    expectThat(name, subject, given, Number.isSafeInteger(given) && given >= least, `a whole number, ${least} or more`);
+  }
+  expectThat(name, 'hostPool', hostPool, hostPool === undefined || HostPool.is(hostPool), 'a pool of hostPool()');
+  expectThat(name, 'metadata', metadata, blockMetadataMethods.includes(metadata), blockMetadataMethods.join(', '));
+  expectThat(name, 'dtype', dtype, dtype === undefined || floats.includes(dtype), floats.join(', '));
+  const [budgetBlocks, sinkBlocks, windowBlocks] = [budgetTokens, sinkTokens, localWindow].map((tokens) => Math.ceil(tokens / blockTokens)) as [number, number, number];
+  const recentBlocks = windowBlocks + 1;
+  const least = (sinkBlocks + recentBlocks) * blockTokens;
+  expectThat(name, 'budgetTokens', budgetTokens, budgetBlocks * blockTokens >= least && budgetBlocks < 2 ** 20, `${least} or more, for sinks, window and the newest block, and below 2^25`);
+  return { budgetBlocks, sinkBlocks, recentBlocks, metadata };
+}

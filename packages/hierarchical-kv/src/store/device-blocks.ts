@@ -1,0 +1,104 @@
+import type { FloatDType, Stream, Tensor } from '@kv/sparse-core';
+import { KvBlockPool, madeTogether } from '@kv/sparse-core/native';
+import { metadataVectors } from '../block-metadata-method.js';
+import { type BlockCache, workingSetSteps } from '../operations/plan-blocks.js';
+import { blockTokens, fixedPlaces, hostBlocksOf, type LayerSizes } from './block-sizes.js';
+
+/** What the device has of a layer: the first and the last blocks of each sequence, a cache of others, and what blocks are scored by. */
+export class DeviceBlocks implements Disposable {
+  /** Fixed places first, then the cache. */
+  readonly pool: KvBlockPool;
+  /** `[metadataBlock, vector, dim]`, by number of the host block. */
+  readonly metadata: Tensor<FloatDType, readonly ['metadataBlock', 'vector', 'dim']>;
+  readonly cache: { readonly [Name in keyof BlockCache]: Tensor<'i32', Axes[Name]> };
+  /** i32 `[slot, kvHead]`: tokens, as the fixed places have them. */
+  readonly fixedCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
+  readonly #owned: Tensor[];
+
+  /** Without the blocks of the cache. */
+  static bytes(sizes: LayerSizes, elementBytes: number): number {
+    const { layer, capacity, budgetBlocks, metadata } = sizes;
+    const { kvHeads, headDim } = layer;
+    const hostBlocks = hostBlocksOf(layer, capacity);
+    const ofLists = capacity.slots * kvHeads * (workingSetSteps * budgetBlocks + 4 + 1);
+    const described = hostBlocks * metadataVectors(metadata) * headDim * elementBytes;
+    return fixedPlaces(sizes) * blockBytes(headDim, elementBytes) + described + 4 * (hostBlocks + 1 + ofLists);
+  }
+
+  /** @throws OutOfMemoryError */
+  constructor(sizes: LayerSizes, cached: number) {
+    const { layer, capacity, dtype, budgetBlocks } = sizes;
+    const { device, slots } = capacity;
+    const { kvHeads, headDim } = layer;
+    const hostBlocks = hostBlocksOf(layer, capacity);
+    const heads = [slots, kvHeads] as const;
+    [this.pool, this.metadata, this.cache, this.fixedCounts] = madeTogether((own) => {
+      const filled = <const A extends readonly string[]>(axes: A, shape: { readonly [Axis in keyof A]: number }, number = 0) => {
+        const count = shape.reduce((product, extent) => product * extent, 1);
+        return own(device.tensor('i32', axes, shape, new Int32Array(count).fill(number)));
+      };
+      return [
+        own(new KvBlockPool({ memory: device, dtype, headDim, blockTokens, blocks: fixedPlaces(sizes) + cached })),
+        own(device.tensor(dtype, ['metadataBlock', 'vector', 'dim'], [hostBlocks, metadataVectors(sizes.metadata), headDim])),
+        {
+          where: filled(['hostBlock'], [hostBlocks], -1),
+          holds: filled(['cachedBlock'], [cached], -1),
+          usedAt: filled(['cachedBlock'], [cached]),
+          clock: filled(['one'], [1]),
+          history: filled(['slot', 'kvHead', 'step', 'chosenBlock'], [...heads, workingSetSteps, budgetBlocks]),
+          demand: filled(['slot', 'kvHead', 'count'], [...heads, 4]),
+        },
+        filled(['slot', 'kvHead'], heads),
+      ];
+    });
+    this.#owned = [this.metadata, this.fixedCounts, ...Object.values(this.cache)];
+  }
+
+  get cached(): number {
+    return this.cache.holds.shape[0];
+  }
+
+  /** Bytes of the metadata of a block. */
+  get metadataBytes(): number {
+    return this.metadata.byteLength / this.metadata.shape[0];
+  }
+
+  get byteLength(): number {
+    return this.#owned.reduce((sum, { byteLength }) => sum + byteLength, this.pool.byteLength);
+  }
+
+  /** Says that the cache has none of these host blocks: their contents change, or their memory is wanted. */
+  forget(stream: Stream, hostBlocks: Int32Array): void {
+    const blocks = hostBlocks.slice().sort();
+    for (let first = 0, end = 1; first < blocks.length; first = end++) {
+      const start = blocks[first] ?? NaN;
+      while (blocks[end] === start + end - first) end++;
+      stream.write(this.cache.where.slice('hostBlock', start, start + end - first), new Int32Array(end - first).fill(-1));
+    }
+  }
+
+  /** Says that the cache has nothing, and begins all counts anew. */
+  reset(stream: Stream): void {
+    const { where, holds, demand } = this.cache;
+    for (const tensor of [where, holds]) stream.write(tensor, new Int32Array(tensor.shape[0]).fill(-1));
+    stream.write(demand, new Int32Array(demand.byteLength / 4));
+  }
+
+  /** Begins the counts of a slot anew. */
+  resetDemand(stream: Stream, slot: number): void {
+    const counts = this.cache.demand.slice('slot', slot, slot + 1);
+    stream.write(counts, new Int32Array(counts.byteLength / 4));
+  }
+
+  [Symbol.dispose](): void {
+    this.pool.dispose();
+    for (const tensor of this.#owned) tensor.dispose();
+  }
+}
+
+type Axes = { readonly [Name in keyof BlockCache]: BlockCache[Name]['axes'] };
+
+/** Bytes of the keys and values of a block. */
+export function blockBytes(headDim: number, elementBytes: number): number {
+  return 2 * blockTokens * headDim * elementBytes;
+}

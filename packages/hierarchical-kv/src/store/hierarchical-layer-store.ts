@@ -1,0 +1,279 @@
+import {
+  appendKv,
+  type AppendCall,
+  type AttentionCall,
+  CapabilityError,
+  decodeAttention,
+  type FinishDecode,
+  type KvBytes,
+  type KvDemand,
+  type KvLayer,
+  type KvStore,
+  OutOfMemoryError,
+  type RowBatch,
+  type Stream,
+  transferBlocks,
+} from '@kv/sparse-core';
+import { checkedCall, type DensePagedStore, entriesOf, expectThat } from '@kv/sparse-core/native';
+import { blockMetadata } from '../operations/block-metadata.js';
+import { blockScores } from '../operations/block-scores.js';
+import { fetchBlocks } from '../operations/fetch-blocks.js';
+import { planBlocks } from '../operations/plan-blocks.js';
+import { selectTopBlocks } from '../operations/select-top-blocks.js';
+import { blockTokens, cachedBlocksRead, fixedPlace, type LayerSizes } from './block-sizes.js';
+import type { DeviceBlocks } from './device-blocks.js';
+import type { NewestDemand } from './newest-demand.js';
+import type { PromptBlocks } from './prompt-blocks.js';
+import type { StepScratch } from './step-scratch.js';
+
+export interface StoreParts {
+  readonly name: string;
+  readonly sizes: LayerSizes;
+  /** All keys and values, in host memory. Its tables are on the device. */
+  readonly host: DensePagedStore;
+  readonly device: DeviceBlocks;
+  readonly demand: NewestDemand;
+  readonly scratch: StepScratch;
+  readonly prompts: PromptBlocks;
+  /** The layer's part of what all layers share, and of host memory. */
+  readonly shared: KvBytes;
+  /** Called once, when the store is disposed. */
+  readonly close: () => void;
+}
+
+/** Keys and values of one layer: all of them in host memory, those that answers read on the device. */
+export class HierarchicalLayerStore implements KvStore {
+  readonly name: string;
+  readonly layer: KvLayer;
+  readonly #parts: StoreParts;
+  readonly #host: DensePagedStore;
+  /** Slots whose first and last blocks on the device are those of the host. */
+  readonly #current = new Set<number>();
+  #stream: Stream | undefined;
+  /** The rows that came last, for their attention. */
+  #newest: AppendCall | undefined;
+  #disposed = false;
+
+  constructor(parts: StoreParts) {
+    this.name = parts.name;
+    this.layer = parts.sizes.layer;
+    this.#parts = parts;
+    this.#host = parts.host;
+  }
+
+  /** @throws OutOfMemoryError also when the cache has not all blocks that a step's answers read; nothing is changed then */
+  prepare(stream: Stream, batch: RowBatch): void {
+    const entries = entriesOf('prepare', batch);
+    this.#expectCached(entries.filter(({ rows }) => rows === 1).map(({ slot }) => (this.lengths(slot)[0] ?? 0) + 1));
+    this.#host.prepare(stream, batch);
+    this.#serve(stream);
+    this.#parts.demand.ask(stream);
+    for (const { slot, rows } of entries) if (!this.#current.has(slot)) this.#refresh(stream, slot, rows === 1);
+  }
+
+  /** Rows of prompts are written to places of their slot that are refreshed before its first answer. */
+  append(stream: Stream, call: AppendCall): void {
+    this.#host.append(stream, call);
+    const { keys, values, batch } = call;
+    const { device, scratch } = this.#parts;
+    const blocks = { keys: device.pool.keys, values: device.pool.values, blockTable: scratch.fixedTable, keyCounts: device.fixedCounts };
+    appendKv(stream, { keys, values, blocks, slots: batch.slots, queryStart: batch.queryStart });
+    this.#newest = call;
+    for (const { slot, rows } of batch.entries) if (rows > 1) this.#current.delete(slot);
+  }
+
+  advance(batch: RowBatch): void {
+    this.#host.advance(batch);
+  }
+
+  /** @throws InvalidValueError for rows that are not those of the last `append` */
+  attend(stream: Stream, given: AttentionCall): void {
+    const { batch, query, output, scale } = checkedCall('attend', given);
+    const { device, prompts, sizes } = this.#parts;
+    const { keys, values, blockTable } = this.#host.denseBlocks();
+    let first = 0;
+    for (const { slot, rows } of batch.entries) {
+      const newest = this.#newestRows(slot, rows);
+      prompts.attend(stream, {
+        ...newest,
+        query: query.slice('token', first, first + rows),
+        output: output.slice('token', first, first + rows),
+        scale,
+        earlier: (this.lengths(slot)[0] ?? 0) - rows,
+        host: { keys, values },
+        hostBlocks: this.#host.blockIds(slot),
+        described: { metadata: device.metadata, metadataTable: blockTable.slice('slot', slot, slot + 1), method: sizes.metadata },
+      });
+      first += rows;
+    }
+  }
+
+  startDecode(stream: Stream, call: AttentionCall): FinishDecode {
+    const { batch, query, output, scale } = checkedCall('startDecode', call);
+    const { sizes, device, scratch } = this.#parts;
+    const { sinkBlocks, recentBlocks, capacity } = sizes;
+    expectThat('startDecode', 'rows', batch.rows, batch.rows <= capacity.slots, `at most ${capacity.slots}, one for each sequence`);
+    const { slots, queryStart, rows } = batch;
+    const { keys: hostKeys, values: hostValues, blockTable, keyCounts } = this.#host.denseBlocks();
+    const { keys, values } = device.pool;
+    const { metadata, cache } = device;
+    const { chosen, planned, fixedTable } = scratch;
+    const scores = scratch.scores.slice('token', 0, rows);
+    const rowsOf = { slots, queryStart, keyCounts };
+    const fixed = { blockTokens, sinkBlocks, recentBlocks };
+    blockMetadata(stream, { ...rowsOf, keys, blockTable: fixedTable, metadata, metadataTable: blockTable, rows, method: sizes.metadata });
+    blockScores(stream, { ...rowsOf, query, scores, metadata, blockTable, blockTokens });
+    selectTopBlocks(stream, { ...rowsOf, ...fixed, ...chosen, scores });
+    planBlocks(stream, { ...rowsOf, ...fixed, ...chosen, ...cache, ...planned, blockTable, rows });
+    fetchBlocks(stream, { hostKeys, hostValues, keys, values, ...planned });
+    const blocks = { keys, values, blockTable: scratch.attended, keyCounts: planned.readCounts };
+    decodeAttention(stream, { query, output, blocks, slots, queryStart, scale });
+    return () => undefined;
+  }
+
+  /** @throws CapabilityError always: an answer chooses what it reads of all tokens */
+  keep(): never {
+    throw new CapabilityError(
+      `${this.name}: holds all tokens of a sequence, of which each answer reads some. Leave out the selection (select of the policy).`,
+      { subject: 'keep', given: 'a selection', wanted: 'none' },
+    );
+  }
+
+  truncate(stream: Stream, slot: number, tokens: number): void {
+    const former = this.#host.blockIds(slot).map((held) => held.slice());
+    this.#host.truncate(stream, slot, tokens);
+    if (tokens === 0) return;
+    this.#forget(stream, former, (held, kvHead) => held.subarray(Math.floor((this.lengths(slot)[kvHead] ?? 0) / blockTokens)));
+    this.#current.delete(slot);
+  }
+
+  copy(stream: Stream, fromSlot: number, toSlot: number, dropped = 0): void {
+    this.#host.copy(stream, fromSlot, toSlot, dropped);
+    this.#current.delete(toSlot);
+  }
+
+  /** Counts of the blocks that pass through the cache, summed over kv heads; the working set is that of 12 steps. */
+  demand(slot: number): KvDemand | undefined {
+    this.lengths(slot);
+    return this.#parts.demand.of(slot);
+  }
+
+  /** Its blocks leave the cache, those that other sequences share too. The first and the last stay: their places are the slot's. */
+  evict(stream: Stream, slot: number): void {
+    this.#parts.device.forget(stream, joined(this.#host.blockIds(slot)));
+  }
+
+  release(stream: Stream, slot: number): void {
+    const { device, demand } = this.#parts;
+    const former = this.#host.blockIds(slot).map((held) => held.slice());
+    this.#host.release(stream, slot);
+    this.#forget(stream, former, (held) => held.filter((id) => this.#host.ids.holders(id) === 0));
+    device.resetDemand(stream, slot);
+    demand.reset(slot);
+    this.#current.delete(slot);
+  }
+
+  lengths(slot: number): readonly number[] {
+    return this.#host.lengths(slot);
+  }
+
+  denseBlocks(): undefined {
+    return undefined;
+  }
+
+  /** Of the device: metadata of the blocks, the places of slots that hold any, and as much of the cache as they may take. */
+  bytes(slots: readonly number[] = Array.from({ length: this.#parts.sizes.capacity.slots }, (_, slot) => slot)): KvBytes {
+    const { device, sizes } = this.#parts;
+    const { blockBytes } = device.pool;
+    const host = this.#host.bytes(slots).device;
+    const blocks = host / blockBytes;
+    const used = slots.filter((slot) => (this.lengths(slot)[0] ?? 0) > 0).length;
+    const places = used * this.layer.kvHeads * (sizes.sinkBlocks + sizes.recentBlocks) + Math.min(blocks, device.cached);
+    return { device: blocks * device.metadataBytes + places * blockBytes, host };
+  }
+
+  reserved(): KvBytes {
+    const { device, shared } = this.#parts;
+    return { device: device.byteLength + shared.device, host: shared.host };
+  }
+
+  dispose(): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.#newest = undefined;
+    this.#host.dispose();
+    this.#parts.device[Symbol.dispose]();
+    this.#parts.close();
+  }
+
+  /** @throws OutOfMemoryError unless the cache has room for what sequences of so many tokens read in a step */
+  #expectCached(lengths: readonly number[]): void {
+    const { sizes, device } = this.#parts;
+    const needed = this.layer.kvHeads * lengths.reduce((sum, tokens) => sum + cachedBlocksRead(sizes, tokens), 0);
+    if (needed <= device.cached) return;
+    throw new OutOfMemoryError(
+      `${this.name}: the answers of ${lengths.length} sequences read ${needed} blocks of a layer's cache, which has ${device.cached}. ` +
+        'Give it more deviceBytes or a smaller budgetTokens, or fewer sequences a step.',
+      { subject: 'deviceBytes', given: needed, wanted: device.cached },
+    );
+  }
+
+  /** Of a stream that failed, work was skipped: where another takes its place, the device may hold other blocks than it says. */
+  #serve(stream: Stream): void {
+    if (this.#stream !== undefined && this.#stream !== stream) {
+      this.#parts.device.reset(stream);
+      this.#current.clear();
+    }
+    this.#stream = stream;
+  }
+
+  /** Says on the device how many tokens a slot has, and loads its first and last blocks. */
+  #refresh(stream: Stream, slot: number, loads: boolean): void {
+    const { device, sizes } = this.#parts;
+    const lengths = this.lengths(slot);
+    stream.write(device.fixedCounts.slice('slot', slot, slot + 1), Int32Array.from(lengths));
+    if (!loads) return;
+    this.#current.add(slot);
+    const { sinkBlocks, recentBlocks } = sizes;
+    const moves = this.#host.blockIds(slot).flatMap((held, kvHead) => {
+      const blocks = Math.ceil((lengths[kvHead] ?? 0) / blockTokens);
+      const first = (slot * this.layer.kvHeads + kvHead) * (sinkBlocks + recentBlocks);
+      return Array.from(held.subarray(0, blocks), (from, block) => ({ from, block, to: first + fixedPlace(sizes, block) })).filter(
+        ({ block }) => block < sinkBlocks || block >= blocks - recentBlocks,
+      );
+    });
+    if (moves.length === 0) return;
+    const numbers = { from: moves.map(({ from }) => from), to: moves.map(({ to }) => to) };
+    const { keys, values } = this.#host.denseBlocks();
+    transferBlocks(stream, { source: keys, destination: device.pool.keys, ...numbers });
+    transferBlocks(stream, { source: values, destination: device.pool.values, ...numbers });
+  }
+
+  #forget(stream: Stream, heads: readonly Int32Array[], lost: (held: Int32Array, kvHead: number) => Int32Array): void {
+    this.#parts.device.forget(stream, joined(heads.map(lost)));
+  }
+
+  /** Keys and values of the rows of a slot, of the last `append`. */
+  #newestRows(slot: number, rows: number): Pick<AppendCall, 'keys' | 'values'> {
+    let first = 0;
+    for (const entry of this.#newest?.batch.entries ?? []) {
+      if (entry.slot === slot && entry.rows === rows && this.#newest) {
+        const { keys, values } = this.#newest;
+        return { keys: keys.slice('token', first, first + rows), values: values.slice('token', first, first + rows) };
+      }
+      first += entry.rows;
+    }
+    expectThat('attend', 'batch', { slot, rows }, false, 'rows of the last append');
+    throw new Error('unreachable');
+  }
+}
+
+function joined(heads: readonly Int32Array[]): Int32Array {
+  const all = new Int32Array(heads.reduce((sum, { length }) => sum + length, 0));
+  let written = 0;
+  for (const held of heads) {
+    all.set(held, written);
+    written += held.length;
+  }
+  return all;
+}

@@ -1,0 +1,69 @@
+import { appendKv, type AppendCall, type AttentionCall, type PagedBlocks, prefillAttention, type Stream, type Tensor, transferBlocks } from '@kv/sparse-core';
+import { KvBlockPool, madeTogether } from '@kv/sparse-core/native';
+import { blockMetadata, type BlockMetadataArguments } from '../operations/block-metadata.js';
+import { blockTokens, type LayerSizes, tableWidth } from './block-sizes.js';
+
+/** Rows of one prompt in one layer, which the host has already. */
+export interface PromptRows extends Pick<AttentionCall, 'query' | 'output' | 'scale'>, Pick<AppendCall, 'keys' | 'values'> {
+  /** Tokens in front of them. */
+  readonly earlier: number;
+  /** What the host has, and the blocks of each kv head there. */
+  readonly host: Pick<PagedBlocks, 'keys' | 'values'>;
+  readonly hostBlocks: readonly Int32Array[];
+  /** Where the metadata of the blocks goes that the rows fill. */
+  readonly described: Pick<BlockMetadataArguments, 'metadata' | 'metadataTable' | 'method'>;
+}
+
+/** Room for the keys and values of the longest prompt in one layer, which prompts and layers use in turn. */
+export class PromptBlocks implements Disposable {
+  readonly #pool: KvBlockPool;
+  /** Every block of a kv head is behind the one before. */
+  readonly #table: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
+  readonly #slots: Tensor<'i32', readonly ['batch']>;
+  readonly #width: number;
+
+  /** @throws OutOfMemoryError */
+  constructor({ layer, capacity, dtype }: LayerSizes) {
+    const { device } = capacity;
+    const { kvHeads, headDim } = layer;
+    this.#width = tableWidth(capacity);
+    const blocks = kvHeads * this.#width;
+    [this.#pool, this.#table, this.#slots] = madeTogether((own) => [
+      own(new KvBlockPool({ memory: device, dtype, headDim, blockTokens, blocks })),
+      own(device.tensor('i32', ['slot', 'kvHead', 'block'], [1, kvHeads, this.#width], Int32Array.from({ length: blocks }, (_, block) => block))),
+      own(device.tensor('i32', ['batch'], [1], Int32Array.of(0))),
+    ]);
+  }
+
+  get byteLength(): number {
+    return this.#pool.byteLength + this.#table.byteLength + this.#slots.byteLength;
+  }
+
+  /** Attention of the rows over all that their slot holds. What is in front of them comes from the host. */
+  attend(stream: Stream, { keys, values, query, output, scale, earlier, host, hostBlocks, described }: PromptRows): void {
+    const rows = query.shape[0];
+    const kvHeads = hostBlocks.length;
+    using keyCounts = stream.device.tensor('i32', ['slot', 'kvHead'], [1, kvHeads], new Int32Array(kvHeads).fill(earlier));
+    using queryStart = stream.device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows));
+    const batch = { slots: this.#slots, queryStart };
+    const blocks = { keys: this.#pool.keys, values: this.#pool.values, blockTable: this.#table, keyCounts };
+    this.#load(stream, host, hostBlocks.map((held) => held.subarray(0, Math.ceil(earlier / blockTokens))));
+    appendKv(stream, { ...batch, keys, values, blocks });
+    blockMetadata(stream, { ...batch, ...described, keys: blocks.keys, blockTable: this.#table, keyCounts, rows });
+    prefillAttention(stream, { ...batch, query, output, blocks, scale, causal: true });
+  }
+
+  #load(stream: Stream, host: PromptRows['host'], hostBlocks: readonly Int32Array[]): void {
+    const from = hostBlocks.flatMap((held) => [...held]);
+    if (from.length === 0) return;
+    const to = hostBlocks.flatMap((held, kvHead) => Array.from(held, (_, block) => kvHead * this.#width + block));
+    transferBlocks(stream, { source: host.keys, destination: this.#pool.keys, from, to });
+    transferBlocks(stream, { source: host.values, destination: this.#pool.values, from, to });
+  }
+
+  [Symbol.dispose](): void {
+    this.#pool.dispose();
+    this.#table.dispose();
+    this.#slots.dispose();
+  }
+}
