@@ -11,7 +11,7 @@ import {
 } from '@kv/sparse-core';
 import { describeOnDeviceKinds, HeldRows, liveBytes, Random, StoreRun, type TestDevice } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
-import { hierarchicalHostBytes, type HierarchicalOptions, hierarchicalStore } from './hierarchical-store.js';
+import { type BlockOptions, hierarchicalDeviceBytes, hierarchicalHostBytes, type HierarchicalOptions, hierarchicalStore } from './hierarchical-store.js';
 
 const layer: KvLayer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 64 };
 const [slots, group, tokensPerSlot] = [3, 2, 1024];
@@ -32,12 +32,9 @@ describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
     return new StoreRun(store, densePrefill(), settings, () => new HeldRows('f16', layer.headDim));
   }
 
-  /** The least cap with which stores of these options can be made. */
-  async function leastBytes(options: Partial<HierarchicalOptions>): Promise<number> {
-    const lacking = await run({ ...options, deviceBytes: 1 }).catch((error: unknown) => error);
-    expect(lacking).toBeInstanceOf(OutOfMemoryError);
-    return 1 + ((lacking as OutOfMemoryError).wanted as number);
-  }
+  /** Enough for steps of so many answers. */
+  const bytesFor = (options: BlockOptions, answers: number) =>
+    hierarchicalDeviceBytes(options, [layer], { device: open(), slots, tokensPerSlot, tokens: slots * tokensPerSlot }, answers);
 
   /** Prompts in chunks, answers, a fork, an end. */
   async function steps(of: StoreRun<HeldRows>, step: StoreRun<HeldRows>['step']): Promise<Float32Array[]> {
@@ -64,7 +61,7 @@ describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
 
   it('gives the same bits with all blocks on the device, and with as few as one step reads', async () => {
     for (const options of [{ budgetTokens: 256 }, { budgetTokens: 160, sinkTokens: 0, localWindow: 0, metadata: 'mean' as const }]) {
-      const [resident, capped] = [await run(options), await run({ ...options, deviceBytes: (await leastBytes(options)) + 3 * 2 * 8 * (2 * 32 * 64 * 2 + 8) })];
+      const [resident, capped] = [await run(options), await run({ ...options, deviceBytes: bytesFor(options, slots) })];
       const bits = await steps(resident, (entries, phase) => resident.step(entries, phase));
       expect(await steps(capped, (entries, phase) => capped.step(entries, phase))).toEqual(bits);
     }
@@ -100,12 +97,12 @@ describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
     const before = await liveBytes(device, 0);
     const capacity = { device, slots, tokensPerSlot, tokens: 2048 };
     const layers = range(3).map((index) => ({ ...layer, index }));
-    const deviceBytes = 2 ** 23;
-    using pool = await hostPool(device, { bytes: hierarchicalHostBytes({ deviceBytes }, layers, capacity) });
+    const deviceBytes = hierarchicalDeviceBytes({ budgetTokens: 256 }, layers, capacity, 2);
+    using pool = await hostPool(device, { bytes: hierarchicalHostBytes({}, layers, capacity) });
     const stores = hierarchicalStore({ deviceBytes, hostPool: pool, budgetTokens: 256 }).create(layers, capacity);
     expect(stores).toHaveLength(3);
     const reserved = stores.map((store) => store.reserved());
-    expect(reserved.reduce((sum, each) => sum + each.device, 0)).toBeLessThanOrEqual(deviceBytes);
+    expect(reserved.reduce((sum, each) => sum + each.device, 0)).toBe(deviceBytes);
     expect(reserved[0]?.host).toBe((2048 / 32 + slots) * 2 * 2 * 32 * 64 * 2);
     for (const store of stores) store.dispose();
     pool.dispose();
@@ -113,7 +110,8 @@ describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
   });
 
   it('refuses a step that reads more than the cache has, and a selection', async () => {
-    const least = await leastBytes({ budgetTokens: 256 });
+    const least = bytesFor({ budgetTokens: 256 }, 1);
+    await expect(run({ budgetTokens: 256, deviceBytes: least - 1 })).rejects.toThrow(OutOfMemoryError);
     const capped = await run({ budgetTokens: 256, deviceBytes: least });
     await capped.step([...chunk(0, 0, 400), ...chunk(1, 0, 400)], 'prefill');
     const { store, stream } = capped;

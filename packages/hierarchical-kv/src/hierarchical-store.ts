@@ -1,10 +1,10 @@
 import { type FloatDType, HostPool, type KvCapacity, type KvLayer, type KvStoreFactory } from '@kv/sparse-core';
 import { expectCapacity, expectObject, expectThat, floats } from '@kv/sparse-core/native';
 import { type BlockMetadataMethod, blockMetadataMethods } from './block-metadata-method.js';
-import { type BlockSizes, blockTokens } from './store/block-sizes.js';
-import { createStores, hostBytes } from './store/create-stores.js';
+import { blockTokens } from './store/block-sizes.js';
+import { createStores, deviceBytesFor, hostBytes, type StoresOptions } from './store/create-stores.js';
 
-export interface HierarchicalOptions {
+export interface HierarchicalOptions extends BlockOptions {
   /** What the stores of all layers may take on the device. What their tables and work leave of it is for blocks. */
   readonly deviceBytes: number;
   /**
@@ -12,6 +12,10 @@ export interface HierarchicalOptions {
    * memory is the host's.
    */
   readonly hostPool?: HostPool | undefined;
+}
+
+/** Which blocks answers read, and how they are held. */
+export interface BlockOptions {
   /** Tokens of each kv head that an answer reads, rounded up to blocks of 32. Default: 2048. */
   readonly budgetTokens?: number | undefined;
   /** First tokens that it always reads, rounded up to blocks; part of the budget. Default: 32. */
@@ -36,39 +40,50 @@ const name = 'hierarchicalStore';
  * pool where the device has memory of its own, CapabilityError for layers of different kv heads
  */
 export function hierarchicalStore(options: HierarchicalOptions): KvStoreFactory {
-  const sizes = expectOptions(options);
-  const { deviceBytes, hostPool, dtype } = options;
-  const stored = { ...sizes, name: `hierarchical ${sizes.budgetBlocks * blockTokens}`, deviceBytes, hostPool, dtype };
+  const stores = expectOptions(options);
+  const { deviceBytes, hostPool } = options;
+  expectThat(name, 'deviceBytes', deviceBytes, Number.isSafeInteger(deviceBytes) && deviceBytes > 0, 'a whole number of bytes');
+  expectThat(name, 'hostPool', hostPool, hostPool === undefined || HostPool.is(hostPool), 'a pool of hostPool()');
+  const memory = { deviceBytes, hostPool };
   return {
-    name: stored.name,
-    create: (layers, capacity) => createStores(expectCapacity(layers, capacity), capacity, stored),
+    name: stores.name,
+    create: (layers, capacity) => createStores(expectCapacity(layers, capacity), capacity, stores, memory),
   };
 }
 
 /** Bytes of the host pool that stores with these options take. @throws InvalidValueError, ShapeError */
-export function hierarchicalHostBytes(options: HierarchicalOptions, layers: readonly KvLayer[], capacity: KvCapacity): number {
+export function hierarchicalHostBytes(options: BlockOptions, layers: readonly KvLayer[], capacity: KvCapacity): number {
   expectOptions(options);
   return hostBytes(expectCapacity(layers, capacity), capacity, options.dtype);
 }
 
+/**
+ * The `deviceBytes` with which steps of so many answers find room for what they read, whatever their lengths; none works with
+ * less than those of one answer.
+ * @throws InvalidValueError, ShapeError, CapabilityError
+ */
+export function hierarchicalDeviceBytes(options: BlockOptions, layers: readonly KvLayer[], capacity: KvCapacity, answers: number): number {
+  const stores = expectOptions(options);
+  expectThat(name, 'answers', answers, Number.isSafeInteger(answers) && answers > 0, 'a number of answers');
+  return deviceBytesFor(expectCapacity(layers, capacity), capacity, stores, answers);
+}
+
 /** @throws InvalidValueError */
-function expectOptions(options: HierarchicalOptions): BlockSizes {
+function expectOptions(options: BlockOptions): StoresOptions {
   expectObject(name, 'options', options);
-  const { deviceBytes, hostPool, budgetTokens = 2048, sinkTokens = 32, localWindow = 64, metadata = 'cuboidMean', dtype } = options;
+  const { budgetTokens = 2048, sinkTokens = 32, localWindow = 64, metadata = 'cuboidMean', dtype } = options;
   for (const [subject, given, least] of [
-    ['deviceBytes', deviceBytes, 1],
     ['budgetTokens', budgetTokens, 1],
     ['sinkTokens', sinkTokens, 0],
     ['localWindow', localWindow, 0],
   ] as const) {
     expectThat(name, subject, given, Number.isSafeInteger(given) && given >= least, `a whole number, ${least} or more`);
   }
-  expectThat(name, 'hostPool', hostPool, hostPool === undefined || HostPool.is(hostPool), 'a pool of hostPool()');
   expectThat(name, 'metadata', metadata, blockMetadataMethods.includes(metadata), blockMetadataMethods.join(', '));
   expectThat(name, 'dtype', dtype, dtype === undefined || floats.includes(dtype), floats.join(', '));
   const [budgetBlocks, sinkBlocks, windowBlocks] = [budgetTokens, sinkTokens, localWindow].map((tokens) => Math.ceil(tokens / blockTokens)) as [number, number, number];
   const recentBlocks = windowBlocks + 1;
   const least = (sinkBlocks + recentBlocks) * blockTokens;
   expectThat(name, 'budgetTokens', budgetTokens, budgetBlocks * blockTokens >= least && budgetBlocks < 2 ** 20, `${least} or more, for sinks, window and the newest block, and below 2^25`);
-  return { budgetBlocks, sinkBlocks, recentBlocks, metadata };
+  return { name: `hierarchical ${budgetBlocks * blockTokens}`, budgetBlocks, sinkBlocks, recentBlocks, metadata, dtype };
 }

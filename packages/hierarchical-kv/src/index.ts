@@ -1,5 +1,5 @@
 export { type BlockMetadataMethod, blockMetadataMethods, metadataVectors } from './block-metadata-method.js';
-export { hierarchicalHostBytes, type HierarchicalOptions, hierarchicalStore } from './hierarchical-store.js';
+export { type BlockOptions, hierarchicalDeviceBytes, hierarchicalHostBytes, type HierarchicalOptions, hierarchicalStore } from './hierarchical-store.js';
 export type { BlockBatch, FixedBlocks } from './operations/block-batch.js';
 export { blockMetadata, type BlockMetadataArguments } from './operations/block-metadata.js';
 export { blockScores, type BlockScoresArguments } from './operations/block-scores.js';

@@ -46,3 +46,8 @@ export function cachedBlocksRead({ budgetBlocks, sinkBlocks, recentBlocks }: Blo
 export function fixedPlace({ sinkBlocks, recentBlocks }: BlockSizes, block: number): number {
   return block < sinkBlocks ? block : sinkBlocks + (block % recentBlocks);
 }
+
+/** Bytes of the keys and values of a block. */
+export function blockBytes(headDim: number, elementBytes: number): number {
+  return 2 * blockTokens * headDim * elementBytes;
+}

@@ -1,7 +1,7 @@
 import { byteSize, CapabilityError, type HostPool, type KvCapacity, type KvLayer, type KvStore, OutOfMemoryError } from '@kv/sparse-core';
 import { bytesOfPool, densePagedStores, hostMemoryOf } from '@kv/sparse-core/native';
-import { type BlockSizes, blockTokens, cachedBlocksRead, hostBlocksOf, type LayerSizes, tableWidth } from './block-sizes.js';
-import { blockBytes, DeviceBlocks } from './device-blocks.js';
+import { blockBytes, type BlockSizes, blockTokens, cachedBlocksRead, hostBlocksOf, type LayerSizes, tableWidth } from './block-sizes.js';
+import { DeviceBlocks } from './device-blocks.js';
 import { HierarchicalLayerStore } from './hierarchical-layer-store.js';
 import { NewestDemand } from './newest-demand.js';
 import { PromptBlocks } from './prompt-blocks.js';
@@ -10,6 +10,9 @@ import { StepScratch } from './step-scratch.js';
 export interface StoresOptions extends BlockSizes {
   readonly name: string;
   readonly dtype: LayerSizes['dtype'] | undefined;
+}
+
+export interface StoresMemory {
   readonly deviceBytes: number;
   readonly hostPool: HostPool | undefined;
 }
@@ -21,16 +24,24 @@ export function hostBytes(layers: readonly KvLayer[], capacity: KvCapacity, dtyp
   return layers.reduce((sum, layer) => sum + ofLayer(layer), 0);
 }
 
+/** Bytes of the device that all layers take, if steps of so many answers shall find room for what they read. */
+export function deviceBytesFor(layers: readonly KvLayer[], capacity: KvCapacity, options: StoresOptions, answers: number): number {
+  const sizes = sizesOf(layers, capacity, { ...options, dtype: dtypeOf(capacity, options.dtype) });
+  const [first] = sizes;
+  return first === undefined ? 0 : bytesWith(sizes, cachedFor(first, answers));
+}
+
 /**
  * The stores of layers, which work in the same memory in turn.
  * @throws OutOfMemoryError, CapabilityError, InvalidValueError; everything is given back then
  */
-export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, options: StoresOptions): KvStore[] {
-  const { name, deviceBytes, hostPool } = options;
+export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, options: StoresOptions, { deviceBytes, hostPool }: StoresMemory): KvStore[] {
+  const { name } = options;
   const dtype = dtypeOf(capacity, options.dtype);
   const sizes = sizesOf(layers, capacity, { ...options, dtype });
   const [first] = sizes;
   if (first === undefined) return [];
+  const cached = cachedOf(sizes, deviceBytes);
   const memory = hostMemoryOf(name, capacity.device, hostPool, hostBytes(layers, capacity, dtype));
   const undo: (() => void)[] = [];
   const undone = <Kind extends Disposable>(made: Kind): Kind => {
@@ -39,7 +50,6 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, o
   };
   try {
     const [scratch, prompts] = [undone(new StepScratch(first)), undone(new PromptBlocks(first))];
-    const cached = cachedOf(sizes, deviceBytes - scratch.byteLength - prompts.byteLength);
     let open = layers.length;
     const close = () => {
       if (--open > 0) return;
@@ -88,23 +98,31 @@ function tableBytes({ layer, capacity }: LayerSizes): number {
   return 4 * capacity.slots * layer.kvHeads * (tableWidth(capacity) + 1);
 }
 
+/** Blocks that a step of so many answers reads of a layer's cache, of the longest sequences. */
+function cachedFor(sizes: LayerSizes, answers: number): number {
+  const read = answers * sizes.layer.kvHeads * cachedBlocksRead(sizes, sizes.capacity.tokensPerSlot);
+  return Math.max(1, Math.min(read, hostBlocksOf(sizes.layer, sizes.capacity)));
+}
+
+/** Bytes of the device of all layers, with so many blocks in the cache of each. */
+function bytesWith(sizes: readonly LayerSizes[], cached: number): number {
+  const [first] = sizes as readonly [LayerSizes];
+  return StepScratch.bytes(first) + PromptBlocks.bytes(first) + sizes.length * (DeviceBlocks.bytes(first, cached) + tableBytes(first));
+}
+
 /**
  * Blocks of the cache of each layer.
  * @throws OutOfMemoryError when the longest sequence reads more in a step
  */
-function cachedOf(sizes: readonly LayerSizes[], bytes: number): number {
+function cachedOf(sizes: readonly LayerSizes[], deviceBytes: number): number {
   const [first] = sizes as readonly [LayerSizes];
-  const { layer, capacity, dtype } = first;
-  const elementBytes = byteSize(dtype);
-  const fixed = DeviceBlocks.bytes(first, elementBytes) + tableBytes(first);
-  const ofBlock = blockBytes(layer.headDim, elementBytes) + 8;
-  const cached = Math.floor((bytes / sizes.length - fixed) / ofBlock);
-  const least = Math.max(1, layer.kvHeads * cachedBlocksRead(first, capacity.tokensPerSlot));
-  if (cached >= least) return Math.min(cached, hostBlocksOf(layer, capacity));
-  const lacking = Math.ceil((fixed + least * ofBlock) * sizes.length - bytes);
+  const least = cachedFor(first, 1);
+  const wanted = bytesWith(sizes, least);
+  const ofBlock = bytesWith(sizes, least + 1) - wanted;
+  if (deviceBytes >= wanted) return Math.min(least + Math.floor((deviceBytes - wanted) / ofBlock), hostBlocksOf(first.layer, first.capacity));
   throw new OutOfMemoryError(
-    `hierarchicalStore: deviceBytes lack ${lacking} bytes for what a step of the longest sequence reads. ` +
+    `hierarchicalStore: deviceBytes are ${deviceBytes}, and a step of the longest sequence takes ${wanted}. ` +
       'Give it more, a smaller budgetTokens, fewer sequences, or shorter ones.',
-    { subject: 'deviceBytes', wanted: lacking },
+    { subject: 'deviceBytes', given: deviceBytes, wanted },
   );
 }

@@ -1,8 +1,8 @@
-import type { FloatDType, Stream, Tensor } from '@kv/sparse-core';
+import { byteSize, type FloatDType, type Stream, type Tensor } from '@kv/sparse-core';
 import { KvBlockPool, madeTogether } from '@kv/sparse-core/native';
 import { metadataVectors } from '../block-metadata-method.js';
 import { type BlockCache, workingSetSteps } from '../operations/plan-blocks.js';
-import { blockTokens, fixedPlaces, hostBlocksOf, type LayerSizes } from './block-sizes.js';
+import { blockBytes, blockTokens, fixedPlaces, hostBlocksOf, type LayerSizes } from './block-sizes.js';
 
 /** What the device has of a layer: the first and the last blocks of each sequence, a cache of others, and what blocks are scored by. */
 export class DeviceBlocks implements Disposable {
@@ -15,14 +15,16 @@ export class DeviceBlocks implements Disposable {
   readonly fixedCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
   readonly #owned: Tensor[];
 
-  /** Without the blocks of the cache. */
-  static bytes(sizes: LayerSizes, elementBytes: number): number {
+  /** With so many blocks in the cache. */
+  static bytes(sizes: LayerSizes, cached: number): number {
     const { layer, capacity, budgetBlocks, metadata } = sizes;
     const { kvHeads, headDim } = layer;
+    const elementBytes = byteSize(sizes.dtype);
     const hostBlocks = hostBlocksOf(layer, capacity);
     const ofLists = capacity.slots * kvHeads * (workingSetSteps * budgetBlocks + 4 + 1);
     const described = hostBlocks * metadataVectors(metadata) * headDim * elementBytes;
-    return fixedPlaces(sizes) * blockBytes(headDim, elementBytes) + described + 4 * (hostBlocks + 1 + ofLists);
+    const places = (fixedPlaces(sizes) + cached) * blockBytes(headDim, elementBytes);
+    return places + described + 4 * (hostBlocks + 2 * cached + 1 + ofLists);
   }
 
   /** @throws OutOfMemoryError */
@@ -97,8 +99,3 @@ export class DeviceBlocks implements Disposable {
 }
 
 type Axes = { readonly [Name in keyof BlockCache]: BlockCache[Name]['axes'] };
-
-/** Bytes of the keys and values of a block. */
-export function blockBytes(headDim: number, elementBytes: number): number {
-  return 2 * blockTokens * headDim * elementBytes;
-}

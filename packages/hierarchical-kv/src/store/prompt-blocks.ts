@@ -1,7 +1,7 @@
-import { appendKv, type AppendCall, type AttentionCall, type PagedBlocks, prefillAttention, type Stream, type Tensor, transferBlocks } from '@kv/sparse-core';
+import { appendKv, type AppendCall, type AttentionCall, byteSize, type PagedBlocks, prefillAttention, type Stream, type Tensor, transferBlocks } from '@kv/sparse-core';
 import { KvBlockPool, madeTogether } from '@kv/sparse-core/native';
 import { blockMetadata, type BlockMetadataArguments } from '../operations/block-metadata.js';
-import { blockTokens, type LayerSizes, tableWidth } from './block-sizes.js';
+import { blockBytes, blockTokens, type LayerSizes, tableWidth } from './block-sizes.js';
 
 /** Rows of one prompt in one layer, which the host has already. */
 export interface PromptRows extends Pick<AttentionCall, 'query' | 'output' | 'scale'>, Pick<AppendCall, 'keys' | 'values'> {
@@ -21,6 +21,11 @@ export class PromptBlocks implements Disposable {
   readonly #table: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
   readonly #slots: Tensor<'i32', readonly ['batch']>;
   readonly #width: number;
+
+  static bytes({ layer, capacity, dtype }: LayerSizes): number {
+    const blocks = layer.kvHeads * tableWidth(capacity);
+    return blocks * blockBytes(layer.headDim, byteSize(dtype)) + 4 * (blocks + 1);
+  }
 
   /** @throws OutOfMemoryError */
   constructor({ layer, capacity, dtype }: LayerSizes) {

@@ -15,6 +15,11 @@ export class StepScratch implements Disposable {
   readonly attended: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
   readonly #owned: Tensor[] = [];
 
+  static bytes({ layer, capacity, budgetBlocks }: LayerSizes): number {
+    const heads = capacity.slots * layer.kvHeads;
+    return 4 * (heads * (2 * tableWidth(capacity) + 2 * budgetBlocks + 2 + 2 * budgetBlocks) + 1);
+  }
+
   /** @throws OutOfMemoryError */
   constructor(sizes: LayerSizes) {
     const { layer, capacity, budgetBlocks } = sizes;
