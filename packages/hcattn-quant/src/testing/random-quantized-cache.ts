@@ -47,11 +47,15 @@ export function randomQuantizedCache<Bits extends CodeBits>(device: Device, rand
   const values = randomPool(random, order.length, headDim, valueBits, 0);
   const rowsOf = (pool: Uint8Array, bits: CodeBits, read: typeof decoded) => {
     const bytes = quantizedBlockBytes(headDim, bits);
-    const all = Array.from(order, (_, block) => read(pool.subarray(block * bytes, (block + 1) * bytes), headDim, bits));
+    // Tests may spoil the pool, and most read few of its blocks.
+    const sound = pool.slice();
+    const blocks: Float64Array[] = [];
     return (entry: number, kvHead: number, token: number): Float64Array => {
       const place = ((batch - 1 - entry) * kvHeads + kvHead) * width + Math.floor(token / blockTokens);
+      const block = order[place] ?? NaN;
+      const all = (blocks[block] ??= read(sound.subarray(block * bytes, (block + 1) * bytes), headDim, bits));
       const first = (token % blockTokens) * headDim;
-      return all[order[place] ?? NaN]?.subarray(first, first + headDim) ?? new Float64Array();
+      return all.subarray(first, first + headDim);
     };
   };
   const pool = (bytes: Uint8Array) => device.tensor('u8', ['quantizedBlock', 'byte'], [order.length, bytes.length / order.length], bytes);
