@@ -98,33 +98,30 @@ struct TwoPlaces {
     second = both >> 32;
   }
 };
+#endif
 
-// The pairs of four tokens.
-__attribute__((always_inline)) inline __m128i load_quad(const uint8_t* book, const int32_t* places) {
-  const TwoPlaces a(places), b(places + 2);
+__attribute__((always_inline)) inline Pairs load_twos(const uint8_t* book, const int32_t* places) {
+#if defined(__AVX512F__)
+  // A masked broadcast is not a shuffle, of which Intel's processors begin one at a time.
+  const auto load = [&](uint64_t at) { return _mm_loadu_si32(book + at); };
+  const TwoPlaces a(places), b(places + 2), c(places + 4), d(places + 6);
+  __m256i low = _mm256_castsi128_si256(load(a.first)), high = _mm256_broadcastd_epi32(load(c.first));
+  low = _mm256_mask_broadcastd_epi32(low, 1 << 1, load(a.second));
+  low = _mm256_mask_broadcastd_epi32(low, 1 << 2, load(b.first));
+  low = _mm256_mask_broadcastd_epi32(low, 1 << 3, load(b.second));
+  high = _mm256_mask_broadcastd_epi32(high, 1 << 5, load(c.second));
+  high = _mm256_mask_broadcastd_epi32(high, 1 << 6, load(d.first));
+  high = _mm256_mask_broadcastd_epi32(high, 1 << 7, load(d.second));
+  return reinterpret_cast<Pairs>(_mm256_blend_epi32(low, high, 0xf0));
+#elif defined(__AVX2__)
   const auto load = [&](uint64_t at) {
     int32_t pair;
     std::memcpy(&pair, book + at, sizeof pair);
     return pair;
   };
-  const __m128i one = _mm_cvtsi32_si128(load(a.first)), two = _mm_insert_epi32(one, load(a.second), 1);
-  return _mm_insert_epi32(_mm_insert_epi32(two, load(b.first), 2), load(b.second), 3);
-}
-
-// Four dims of two tokens.
-__attribute__((always_inline)) inline __m128 load_fours_of_two(const uint8_t* book, const int32_t* places) {
-  const TwoPlaces at(places);
-  const auto* dims = reinterpret_cast<const double*>(book + at.first);
-  return _mm_castpd_ps(_mm_loadh_pd(_mm_load_sd(dims), reinterpret_cast<const double*>(book + at.second)));
-}
-#endif
-
-__attribute__((always_inline)) inline Pairs load_twos(const uint8_t* book, const int32_t* places) {
-#if defined(__AVX512F__)
-  const __m256i low = _mm256_castsi128_si256(load_quad(book, places));
-  return reinterpret_cast<Pairs>(_mm256_inserti128_si256(low, load_quad(book, places + 4), 1));
-#elif defined(__AVX2__)
-  return reinterpret_cast<Pairs>(load_quad(book, places));
+  const TwoPlaces a(places), b(places + 2);
+  const __m128i two = _mm_insert_epi32(_mm_cvtsi32_si128(load(a.first)), load(a.second), 1);
+  return reinterpret_cast<Pairs>(_mm_insert_epi32(_mm_insert_epi32(two, load(b.first), 2), load(b.second), 3));
 #else
   Pairs pairs = {};
   for (int i = 0; i < kPairTokens; ++i) {
@@ -144,14 +141,23 @@ struct TwoPairs {
 
 __attribute__((always_inline)) inline TwoPairs load_fours(const uint8_t* book, const int32_t* places) {
 #if defined(__AVX512F__)
-  const auto load = [&](int token) {
-    const __m256 low = _mm256_castps128_ps256(load_fours_of_two(book, places + token));
-    return _mm256_insertf128_ps(low, load_fours_of_two(book, places + token + 4), 1);
+  const auto load = [&](uint64_t at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(book + at)); };
+  const auto load_four = [&](int token) {
+    const TwoPlaces a(places + token), b(places + token + 4);
+    __m256i tokens = _mm256_castsi128_si256(load(a.first));
+    tokens = _mm256_mask_broadcastq_epi64(tokens, 1 << 1, load(a.second));
+    tokens = _mm256_mask_broadcastq_epi64(tokens, 1 << 2, load(b.first));
+    return _mm256_castsi256_ps(_mm256_mask_broadcastq_epi64(tokens, 1 << 3, load(b.second)));
   };
-  const __m256 a = load(0), b = load(2);
+  const __m256 a = load_four(0), b = load_four(2);
   return {reinterpret_cast<Pairs>(_mm256_shuffle_ps(a, b, 0x88)), reinterpret_cast<Pairs>(_mm256_shuffle_ps(a, b, 0xdd))};
 #elif defined(__AVX2__)
-  const __m128 a = load_fours_of_two(book, places), b = load_fours_of_two(book, places + 2);
+  const auto load_two = [&](int token) {
+    const TwoPlaces at(places + token);
+    const auto dims = [&](uint64_t from) { return reinterpret_cast<const double*>(book + from); };
+    return _mm_castpd_ps(_mm_loadh_pd(_mm_load_sd(dims(at.first)), dims(at.second)));
+  };
+  const __m128 a = load_two(0), b = load_two(2);
   return {reinterpret_cast<Pairs>(_mm_shuffle_ps(a, b, 0x88)), reinterpret_cast<Pairs>(_mm_shuffle_ps(a, b, 0xdd))};
 #else
   return {load_twos(book, places), load_twos(book + 4, places)};
