@@ -10,7 +10,6 @@ namespace {
 
 constexpr BinFactors kBinFactors;
 
-constexpr int32_t kMarkedTokens = 8192;  // of a list, by one worker: a multiple of 32
 constexpr int kUnitBins = kShareBins / static_cast<int>(kNoShareBelow);
 
 uint64_t share_below(float below) {
@@ -51,49 +50,47 @@ VecWord factors_of(VecWord bins) {
 }
 
 // The products of the lower halves of each 64 bits.
-VecLong low_products(VecWord a, VecWord b) {
+VecLong low_products(VecLong a, VecLong b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<VecLong>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX2__)
   return reinterpret_cast<VecLong>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 #else
-  return (reinterpret_cast<VecLong>(a) & UINT32_MAX) * (reinterpret_cast<VecLong>(b) & UINT32_MAX);
+  return (a & UINT32_MAX) * (b & UINT32_MAX);
 #endif
 }
 
-VecWord high_lanes(VecWord a) { return reinterpret_cast<VecWord>(reinterpret_cast<VecLong>(a) >> 32); }
-
-VecWord high_products(VecWord a, VecWord b) {
-  const VecLong odd = low_products(high_lanes(a), high_lanes(b)) & ~uint64_t{UINT32_MAX};
-  return reinterpret_cast<VecWord>(low_products(a, b) >> 32 | odd);
-}
-
-// share_bits of each lane.
-VecWord bits_of_shares(VecWord fixed, VecWord factors) {
-  const VecWord rest = fixed << 11;
-  const VecWord numbers = factors & ~0xffu;
-  const VecWord square = high_products(rest, kSquare - VecWord{});
-  return (numbers - high_products(numbers, high_products(rest, kLinear - square))) >> 8;
-}
+// Of the lower halves of each 64 bits, the upper half of the product.
+VecLong high_products(VecLong a, VecLong b) { return low_products(a, b) >> 32; }
 
 // fixed_below of each lane.
 VecWord fixed_lanes(Vec below) {
   const Vec scaled = below * 0x1p27f;
+#if defined(__AVX512F__)
+  return __builtin_convertvector(scaled, VecWord);
+#else
   const VecInt large = scaled >= 0x1p31f;  // multiples of 128
   const Vec beyond = reinterpret_cast<Vec>(reinterpret_cast<VecInt>(splat(0x1p31f)) & large);
   return reinterpret_cast<VecWord>(__builtin_convertvector(scaled - beyond, VecInt) ^ (large & INT32_MIN));
+#endif
+}
+
+// Shares of what the lower halves of each 64 bits hold; a factor of 0 gives none.
+VecLong shares_of(VecLong fixed, VecLong factors) {
+  const VecLong rest = fixed << 11;
+  const VecLong numbers = factors & (UINT32_MAX & ~0xffu);
+  const VecLong square = high_products(rest, kSquare - VecLong{});
+  const VecLong bits = (numbers - high_products(numbers, high_products(rest, kLinear - square))) >> 8;
+  return bits << kPlainBits >> (factors & 0xff);
 }
 
 // The sums over pairs of lanes of share_below.
 VecLong shares_below(Vec below) {
   const VecInt counts = below < kNoShareBelow;
   const VecWord fixed = fixed_lanes(reinterpret_cast<Vec>(reinterpret_cast<VecInt>(below) & counts));
-  const VecWord factors = factors_of(fixed >> 21);
-  const VecWord octaves = factors & 0xff;
-  const VecWord bits = bits_of_shares(fixed, factors) & reinterpret_cast<VecWord>(counts);
-  const auto even = [](VecWord v) { return reinterpret_cast<VecLong>(v) & UINT32_MAX; };
-  const auto odd = [](VecWord v) { return reinterpret_cast<VecLong>(v) >> 32; };
-  return (even(bits) << kPlainBits >> even(octaves)) + (odd(bits) << kPlainBits >> odd(octaves));
+  const VecLong factors = reinterpret_cast<VecLong>(factors_of(fixed >> 21) & reinterpret_cast<VecWord>(counts));
+  const VecLong both = reinterpret_cast<VecLong>(fixed);
+  return shares_of(both, factors) + shares_of(both >> 32, factors >> 32);
 }
 
 uint32_t score_order(float score) {
@@ -265,52 +262,57 @@ HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t coun
   return choice;
 }
 
+// A bit for each token.
+constexpr int64_t mark_words(const SelectByMassArguments& a) { return (int64_t{a.score_tokens} + 31) / 32; }
+
+// Marks what a head takes.
+void mark(const float* scores, int32_t count, const Cut& cut, uint32_t* marks) {
+  // A head takes what has a greater score. It is NaN for a head that takes none.
+  const uint32_t bits = bits_of_order(cut.order);
+  float cut_score;
+  std::memcpy(&cut_score, &bits, sizeof cut_score);
+  for (int32_t first = 0; first < count; first += 32) {
+    uint32_t taken = 0;
+    for (int32_t i = 0; i < 32 && first + i < count; i += kLanes) {
+      const int32_t token = first + i;
+      uint32_t may = (1u << (count - token < kLanes ? count - token : kLanes)) - 1;
+      if (token + kLanes <= count) {
+        const Vec own = load(scores + token);
+        taken |= bits_of(own > cut_score) << i;
+        may = bits_of(own == cut_score);
+      }
+      for (; may != 0; may &= may - 1) {
+        const int32_t lane = __builtin_ctz(may);
+        taken |= static_cast<uint32_t>(cut.takes(score_order(scores[token + lane]), token + lane)) << (i + lane);
+      }
+    }
+    marks[first / 32] = taken;
+  }
+}
+
 // The list of a row and kv head.
 class List {
  public:
-  static constexpr int64_t mark_words(const SelectByMassArguments& a) { return (int64_t{a.score_tokens} + 31) / 32; }
-
-  // `marks` are of all lists: a bit for each token.
-  List(const SelectByMassArguments& a, const HeadChoice* choices, uint32_t* marks, int64_t row, int32_t kv_head, int32_t slot)
+  // `marks` are of all heads, and `union_marks` of all lists.
+  List(const SelectByMassArguments& a, const HeadChoice* choices, const uint32_t* marks, uint32_t* union_marks, int64_t row,
+       int32_t kv_head, int32_t slot)
       : a_(a),
-        choices_(choices + row * a.query_heads + kv_head * a.group()),
-        scores_(a.scores + (row * a.query_heads + kv_head * a.group()) * a.score_tokens),
         index_(row * a.kv_heads + kv_head),
-        marks_(marks + index_ * mark_words(a)),
+        choices_(choices + index_ * a.group()),
+        scores_(a.scores + index_ * a.group() * a.score_tokens),
+        head_marks_(marks + index_ * a.group() * mark_words(a)),
+        marks_(union_marks + index_ * mark_words(a)),
         cache_head_(int64_t{slot} * a.kv_heads + kv_head) {}
-
-  // Marks what the heads take of the tokens first .. end - 1; `first` is a multiple of 32.
-  void mark(int32_t first, int32_t end) const {
-    for (int32_t word = first / 32; word * 32 < end; ++word) {
-      uint32_t taken = 0;
-      for (int32_t i = 0; i < 32 && word * 32 + i < end; i += kLanes) {
-        const int32_t token = word * 32 + i;
-        uint32_t may = (1u << (end - token < kLanes ? end - token : kLanes)) - 1;
-        if (token + kLanes <= end) {
-          VecInt above = {}, at_cut = {};
-          for (int32_t head = 0; head < a_.group(); ++head) {
-            const Vec own = load(scores_ + int64_t{head} * a_.score_tokens + token);
-            above |= own > cut_score(head);
-            at_cut |= own == cut_score(head);
-          }
-          taken |= bits_of(above) << i;
-          may = bits_of(at_cut & ~above);
-        }
-        for (; may != 0; may &= may - 1) {
-          const int32_t lane = __builtin_ctz(may);
-          bool is_taken = false;
-          for (int32_t head = 0; head < a_.group(); ++head) is_taken = is_taken || takes(head, token + lane);
-          taken |= static_cast<uint32_t>(is_taken) << (i + lane);
-        }
-      }
-      marks_[word] = taken;
-    }
-  }
 
   // Unmarks what there is no room for, and writes the rows of the rest. `candidates` has room for all tokens.
   void write_rows(int32_t tokens, Candidate* candidates) const {
     int32_t count = 0;
-    for_each_marked(tokens, [&](int32_t) { ++count; });
+    for (int32_t word = 0; word * 32 < tokens; ++word) {
+      uint32_t all = 0;
+      for (int32_t head = 0; head < a_.group(); ++head) all |= head_marks_[head * mark_words(a_) + word];
+      marks_[word] = all;
+      count += __builtin_popcount(all);
+    }
     if (count > a_.most_tokens()) count = keep_best(tokens, candidates);
     int32_t* rows = a_.value_rows + index_ * a_.capacity;
     for_each_marked(tokens, [&](int32_t token) {
@@ -345,15 +347,7 @@ class List {
  private:
   float score(int32_t head, int32_t token) const { return scores_[int64_t{head} * a_.score_tokens + token]; }
   bool takes(int32_t head, int32_t token) const {
-    return choices_[head].cut.takes(score_order(score(head, token)), token);
-  }
-
-  // A head takes what has a greater score. It is NaN for a head that takes none.
-  float cut_score(int32_t head) const {
-    const uint32_t bits = bits_of_order(choices_[head].cut.order);
-    float score;
-    std::memcpy(&score, &bits, sizeof score);
-    return score;
+    return head_marks_[head * mark_words(a_) + token / 32] >> token % 32 & 1;
   }
 
   template <class Body>
@@ -393,9 +387,10 @@ class List {
   float scale(int32_t value_row) const { return a_.value_scales == nullptr ? 1 : bfloat_to_float(a_.value_scales[value_row]); }
 
   const SelectByMassArguments& a_;
+  int64_t index_;
   const HeadChoice* choices_;
   const float* scores_;
-  int64_t index_;
+  const uint32_t* head_marks_;
   uint32_t* marks_;
   int64_t cache_head_;
 };
@@ -408,10 +403,12 @@ void select_by_mass(const SelectByMassArguments& a, Workers& workers) {
   const size_t kv_heads = static_cast<size_t>(a.kv_heads);
   const size_t lists = rows * kv_heads;
   const size_t choice_bytes = rows * heads * sizeof(HeadChoice);
-  const size_t mark_bytes = lists * static_cast<size_t>(List::mark_words(a)) * sizeof(uint32_t);
+  const auto words = static_cast<size_t>(mark_words(a));
+  const size_t mark_bytes = (rows * heads + lists) * words * sizeof(uint32_t);
   auto* choices = static_cast<HeadChoice*>(workers.shared_scratch(choice_bytes + rows * sizeof(RowSlot) + mark_bytes));
   auto* slots = reinterpret_cast<RowSlot*>(choices + rows * heads);
   auto* marks = reinterpret_cast<uint32_t*>(slots + rows);
+  uint32_t* union_marks = marks + rows * heads * words;
   for (size_t row = 0; row < rows; ++row) slots[row] = {-1};
   for (int32_t entry = 0; entry < a.batch; ++entry) {
     for (int32_t row = a.query_start[entry]; row < a.query_start[entry + 1]; ++row) slots[row] = {a.slots[entry]};
@@ -422,20 +419,14 @@ void select_by_mass(const SelectByMassArguments& a, Workers& workers) {
     const auto kv_head = static_cast<int32_t>(index % heads) / a.group();
     const int32_t tokens = slots[index / heads].tokens(a, kv_head);
     choices[index] = choose(a, static_cast<int64_t>(index), tokens, room);
+    mark(a.scores + static_cast<int64_t>(index) * a.score_tokens, tokens, choices[index].cut, marks + index * words);
   });
   // Calls body(list, its tokens).
   const auto with_list = [&](size_t index, auto&& body) {
     const RowSlot slot = slots[index / kv_heads];
     const auto kv_head = static_cast<int32_t>(index % kv_heads);
-    body(List(a, choices, marks, static_cast<int64_t>(index / kv_heads), kv_head, slot.slot), slot.tokens(a, kv_head));
+    body(List(a, choices, marks, union_marks, static_cast<int64_t>(index / kv_heads), kv_head, slot.slot), slot.tokens(a, kv_head));
   };
-  const size_t parts = (static_cast<size_t>(a.score_tokens) + kMarkedTokens - 1) / kMarkedTokens;
-  workers.for_each(lists * parts, [&](size_t index, int) {
-    with_list(index / parts, [&](const List& list, int32_t tokens) {
-      const auto first = static_cast<int32_t>(index % parts) * kMarkedTokens;
-      list.mark(first, tokens < first + kMarkedTokens ? tokens : first + kMarkedTokens);
-    });
-  });
   workers.for_each(lists, [&](size_t index, int worker) {
     auto* candidates = static_cast<Candidate*>(workers.scratch(worker, candidate_bytes));
     with_list(index, [&](const List& list, int32_t tokens) { list.write_rows(tokens, candidates); });
