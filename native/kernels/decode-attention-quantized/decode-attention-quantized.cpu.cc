@@ -20,72 +20,73 @@ struct QuantizedBlock {
   int64_t row_bytes() const { return int64_t{groups} * kGroupBytes; }
 };
 
-// Turns the codes of a block of keys, so that lanes are tokens: words[i][token] has bytes 4 i and following of a row.
+// Keys that are scored at once. While they are, as many of the next block are fetched.
+constexpr int kScoredVectors = 2;
+constexpr int kScoredTokens = kScoredVectors * kLanes;
+
+// Turns the codes of the keys from `first` on, so that lanes are tokens: words[i][token] has bytes 4 i and following of a row.
 template <int kBits>
-void turn_codes(const QuantizedBlock<kBits>& keys, int32_t* words) {
+void turn_codes(const QuantizedBlock<kBits>& keys, int first, int32_t* words) {
   const int64_t row_bytes = keys.row_bytes();
-  for (int token = 0; token < kQuantizedBlockTokens; token += kLanes) {
-    const uint8_t* codes = keys.codes + token * row_bytes;
+  for (int token = 0; token < kScoredTokens; token += kLanes) {
+    const uint8_t* codes = keys.codes + (first + token) * row_bytes;
     for (int64_t byte = 0; byte < row_bytes; byte += 16) {
       const TokenWords turned(codes + byte, row_bytes);
-      int32_t* to = words + byte / 4 * kQuantizedBlockTokens + token;
+      int32_t* to = words + byte / 4 * kScoredTokens + token;
 #pragma GCC unroll 4
-      for (int word = 0; word < 4; ++word) std::memcpy(to + word * kQuantizedBlockTokens, turned.of + word, sizeof(VecInt));
+      for (int word = 0; word < 4; ++word) std::memcpy(to + word * kScoredTokens, turned.of + word, sizeof(VecInt));
     }
   }
 }
 
-// scores[row * score_stride + token] = queries[row] . keys[token] for kRows rows and all tokens of a block, whose codes
-// are in `words`. Each step is multiplied with the sum over its group. Query rows are `dim` floats apart.
+// scores[row * score_stride + token] = queries[row] . keys[token] for kRows rows and the tokens of a block from `token` on,
+// whose codes are in `words`. Each step is multiplied with the sum over its group. Query rows are `dim` floats apart.
 template <int kRows, int kBits>
-void score_block(const float* queries, const QuantizedBlock<kBits>& keys, const int32_t* words, int dim, float* scores,
-                 int64_t score_stride) {
-  constexpr int kVectors = 2;
+void score_tokens(const float* queries, const QuantizedBlock<kBits>& keys, int token, const int32_t* words, int dim,
+                  float* scores, int64_t score_stride) {
   constexpr int kWordCodes = 32 / kBits;
   constexpr int kGroupWords = kQuantizedGroupDims / kWordCodes;
-  const uint8_t* next = keys.next;
-  for (int token = 0; token < kQuantizedBlockTokens; token += kVectors * kLanes) {
-    Vec totals[kRows][kVectors] = {};
-    VecInt scales[kVectors] = {};
-    for (int group = 0; group < keys.groups; ++group) {
-      Vec sums[kRows][kVectors] = {};
-      for (int word = 0; word < kGroupWords; ++word) {
-        for (int line = 0; line < kVectors * kLanes * 4; line += 64, next += 64) __builtin_prefetch(next, 0, 2);
-        VecInt codes[kVectors];
+  const uint8_t* next = keys.next + token * keys.row_bytes();
+  Vec totals[kRows][kScoredVectors] = {};
+  VecInt scales[kScoredVectors] = {};
+  for (int group = 0; group < keys.groups; ++group) {
+    Vec sums[kRows][kScoredVectors] = {};
+    for (int word = 0; word < kGroupWords; ++word) {
+      for (int line = 0; line < 4 * kScoredTokens; line += 64, next += 64) __builtin_prefetch(next, 0, 2);
+      VecInt codes[kScoredVectors];
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
-          std::memcpy(codes + v, words + (group * kGroupWords + word) * kQuantizedBlockTokens + token + v * kLanes, sizeof(VecInt));
-        }
-        const float* query = queries + group * kQuantizedGroupDims + 4 * word;
+      for (int v = 0; v < kScoredVectors; ++v) {
+        std::memcpy(codes + v, words + (group * kGroupWords + word) * kScoredTokens + v * kLanes, sizeof(VecInt));
+      }
+      const float* query = queries + group * kQuantizedGroupDims + 4 * word;
 #pragma GCC unroll 8
-        for (int place = 0; place < kWordCodes; ++place) {
-          // The second half of a group is in the high nibbles.
-          const int d = kBits == 4 ? place / 2 + place % 2 * 16 : place;
-          Vec numbers[kVectors];
+      for (int place = 0; place < kWordCodes; ++place) {
+        // The second half of a group is in the high nibbles.
+        const int d = kBits == 4 ? place / 2 + place % 2 * 16 : place;
+        Vec numbers[kScoredVectors];
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) numbers[v] = numbers_at<kBits>(codes[v], place);
+        for (int v = 0; v < kScoredVectors; ++v) numbers[v] = numbers_at<kBits>(codes[v], place);
 #pragma GCC unroll 4
-          for (int row = 0; row < kRows; ++row) {
-            const Vec element = splat(query[row * dim + d]);
+        for (int row = 0; row < kRows; ++row) {
+          const Vec element = splat(query[row * dim + d]);
 #pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) sums[row][v] += element * numbers[v];
-          }
+          for (int v = 0; v < kScoredVectors; ++v) sums[row][v] += element * numbers[v];
         }
       }
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) {
-        const uint8_t* of_tokens = keys.scales + (token + v * kLanes) * keys.groups;
-        if (group % 4 == 0) scales[v] = scale_words(of_tokens, keys.groups, group);
-        const Vec steps = scale_numbers(scales[v], group % 4);
-#pragma GCC unroll 4
-        for (int row = 0; row < kRows; ++row) totals[row][v] += sums[row][v] * steps;
-      }
     }
-#pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) store(scores + row * score_stride + token + v * kLanes, totals[row][v]);
+    for (int v = 0; v < kScoredVectors; ++v) {
+      const uint8_t* of_tokens = keys.scales + (token + v * kLanes) * keys.groups;
+      if (group % 4 == 0) scales[v] = scale_words(of_tokens, keys.groups, group);
+      const Vec steps = scale_numbers(scales[v], group % 4);
+#pragma GCC unroll 4
+      for (int row = 0; row < kRows; ++row) totals[row][v] += sums[row][v] * steps;
     }
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kScoredVectors; ++v) store(scores + row * score_stride + token + v * kLanes, totals[row][v]);
   }
 }
 
@@ -175,8 +176,8 @@ class QuantizedCache {
   const bool merges;
 
   int64_t work_floats(int64_t, int dim) const {
-    // The codes of a block of keys, or the shares of its values.
-    const int64_t words = int64_t{kQuantizedBlockTokens} * dim * kKeyBits / 32;
+    // The codes of keys that are scored at once, or the shares of a block of values.
+    const int64_t words = int64_t{kScoredTokens} * dim * kKeyBits / 32;
     const int64_t shares = int64_t{kRowGroup} * kQuantizedBlockTokens * dim / kQuantizedGroupDims;
     return words > shares ? words : shares;
   }
@@ -188,11 +189,13 @@ class QuantizedCache {
     for_each_block(keys, [&](int32_t first, bool last) {
       const uint8_t* next = last ? values : first_byte<kKeyBits>(keys_, block_of(range, first + kQuantizedBlockTokens));
       const auto block = open<kKeyBits>(keys_, block_of(range, first), next);
-      turn_codes(block, words);
-      for_each_row_group(range.rows(), [&](int64_t row, auto group) {
-        score_block<decltype(group)::count>(queries + row * dim, block, words, dim,
-                                            scores + row * kScoreStride + (first - keys.first), kScoreStride);
-      });
+      for (int token = 0; token < kQuantizedBlockTokens; token += kScoredTokens) {
+        turn_codes(block, token, words);
+        for_each_row_group(range.rows(), [&](int64_t row, auto group) {
+          score_tokens<decltype(group)::count>(queries + row * dim, block, token, words, dim,
+                                               scores + row * kScoreStride + (first - keys.first), kScoreStride);
+        });
+      }
     });
   }
 
