@@ -9,8 +9,11 @@ import { doctor } from './commands/doctor.js';
 import { generateText } from './commands/generate.js';
 import type { GenerateTextOptions } from './commands/generate.js';
 import { inspect } from './commands/inspect.js';
+import { simulateServing } from './commands/simulate.js';
+import type { SimulateOptions } from './commands/simulate.js';
 import { deviceOptions, finiteNumber, wholeNumber } from './options.js';
 import { policies } from '@kv/policies';
+import { figureNames, simulatedModels } from '@kv/serve-scheduler';
 import { version } from './version.js';
 
 const modelArgument = 'a Hugging Face directory: config.json, tokenizer.json, *.safetensors';
@@ -28,6 +31,7 @@ export function createProgram(context: CommandContext): Command {
   addGenerate(program, context);
   addCompare(program, context);
   addCalibrate(program, context);
+  addSimulate(program, context);
   program
     .command('inspect')
     .description('say what a model is: family, sizes, weights, bytes of cache')
@@ -90,6 +94,21 @@ function addCalibrate(program: Command, context: CommandContext): void {
     .option('--seed <number>', 'the same seed and texts give the same codebooks', wholeNumber(0), 0);
   for (const option of deviceOptions()) command.addOption(option);
   command.action((model: string, options: CalibrateOptions) => calibrate(model, options, context));
+}
+
+function addSimulate(program: Command, context: CommandContext): void {
+  const command = program
+    .command('simulate')
+    .description("serve requests on a clock of its own, by measured times of a GPU's kernels: SparseServe's figures")
+    .addOption(new Option('--model <name>', 'whose shape it is').choices(Object.keys(simulatedModels)).default('lwm-7b'))
+    .addOption(new Option('--figure <names...>', 'figures of the paper (default: all)').choices(figureNames).conflicts('trace'))
+    .option('--trace <file>', 'serve the requests of a trace as Mooncake publishes them, under every system')
+    .option('--costs <file>', 'cost tables of a GPU, as JSON (default: those of one H200)')
+    .option('--requests <count>', 'requests of each run', wholeNumber(1), 60)
+    .option('--rates <count...>', 'requests a second (default: some below and above what the system without features serves)')
+    .option('--seed <number>', 'the same seed gives the same numbers', wholeNumber(0), 1)
+    .option('--json', 'tables as one JSON value', false);
+  command.action((options: SimulateOptions) => simulateServing(options, context));
 }
 
 function policyOption(): Option {

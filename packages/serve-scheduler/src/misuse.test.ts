@@ -32,10 +32,29 @@ const functions: readonly MisusedFunction[] = [
     args: () => ({ request: scheduler.submit(aSize) }),
     call: ({ request }: { request: exported.ScheduledRequest }) => scheduler.end(request),
   },
+  {
+    name: 'readTrace',
+    args: () => ({ text: '{"timestamp":0,"input_length":1,"output_length":1}' }),
+    call: ({ text }: { text: string }) => exported.readTrace(text),
+  },
+  {
+    name: 'Costs.milliseconds',
+    args: () => ({ name: 'rows' as const, at: 3.5 }),
+    call: ({ name, at }: { name: 'rows'; at: number }) => new exported.Costs().milliseconds(name, at),
+    legal: [legalAt('at', '(0.5|1e\\+300|\\d+)', 'any amount of work')],
+  },
+  {
+    name: 'Costs.transfer',
+    args: () => ({ name: 'gather' as const, bytes: 3.5 }),
+    call: ({ name, bytes }: { name: 'gather'; bytes: number }) => new exported.Costs().transfer(name, bytes),
+    legal: [legalAt('bytes', '(0.5|1e\\+300|\\d+)', 'any amount')],
+  },
 ];
 
+const elsewhere = 'simulator/simulate.test.ts, costs.test.ts';
+
 it('covers every export', () => {
-  expectAllTried(exported, functions, { 'Scheduler.next': 'takes nothing', createEngine: 'needs a model: engine/engine.test.ts' });
+  expectAllTried(exported, functions, { 'Scheduler.next': 'takes nothing', createEngine: 'needs a model: engine/engine.test.ts', simulate: elsewhere, simulateFigures: elsewhere, Costs: elsewhere });
 });
 
 it.each(functions)('misuse of $name ends in a typed error, and changes nothing', async (subject) => {

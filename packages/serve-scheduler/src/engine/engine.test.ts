@@ -15,7 +15,7 @@ import type { EngineOptions, EngineRequestOptions } from './engine-options.js';
 const needleModel = fileURLToPath(new URL('../../../../models/needle-8m', import.meta.url));
 const golden = JSON.parse(readFileSync(`${needleModel}/golden.json`, 'utf8')) as { prompts: { ids: number[] }[] };
 const text = golden.prompts.flatMap(({ ids }) => ids).slice(0, 4000);
-const mostAborts = Number(process.env.KV_ENGINE_ABORTS ?? 60);
+const mostAborts = Number(process.env.KV_ENGINE_ABORTS ?? 40);
 
 /** In layer 2 a prompt of 33 tokens fails its stream, and one of 34 becomes NaN. */
 const failing: PrefillAttention = {

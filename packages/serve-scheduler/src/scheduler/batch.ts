@@ -28,8 +28,6 @@ export interface PromptPart {
 export interface Batch {
   readonly answers: readonly AnswerStep[];
   readonly prompts: readonly PromptPart[];
-  /** Requests whose copies on the device are to be dropped first: they are left out for want of room. */
-  readonly evicted: readonly ScheduledRequest[];
   /** Requests whose memory is to be given back first, on both sides: they will be read again. */
   readonly restarted: readonly ScheduledRequest[];
   /** M_used: blocks of one layer that are counted for the step. */

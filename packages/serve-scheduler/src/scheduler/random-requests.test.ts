@@ -43,7 +43,7 @@ const schedulers = fc
     };
   });
 
-const totals = { operations: 0, steps: 0, evictions: 0, restarts: 0, lowered: 0, refused: 0, served: 0 };
+const totals = { operations: 0, steps: 0, restarts: 0, lowered: 0, refused: 0, served: 0 };
 
 /** What is typed is an answer too. */
 function attempt<Result>(work: () => Result): Result | undefined {
@@ -83,10 +83,10 @@ it('keeps its limits, serves everyone and gives all memory back, whatever comes'
     const left = requests.filter(({ state }) => state !== 'ended');
     serveAll(scheduler, left, checker, random);
     totals.served += requests.length;
-    for (const name of ['steps', 'evictions', 'restarts', 'lowered'] as const) totals[name] += checker[name];
+    for (const name of ['steps', 'restarts', 'lowered'] as const) totals[name] += checker[name];
     expect([scheduler.heldDeviceBlocks, scheduler.heldHostBlocks, scheduler.underWay, scheduler.waiting]).toEqual([0, 0, 0, 0]);
   });
   fc.assert(property, { numRuns: Number(process.env.KV_SCHEDULER_RUNS ?? 500), seed: 14 });
   console.log(`random requests: ${JSON.stringify(totals)}`);
-  for (const name of ['evictions', 'restarts', 'lowered', 'refused', 'served'] as const) expect(totals[name]).toBeGreaterThan(50);
+  for (const name of ['restarts', 'lowered', 'refused', 'served'] as const) expect(totals[name]).toBeGreaterThan(50);
 });

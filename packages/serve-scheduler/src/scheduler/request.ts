@@ -43,8 +43,6 @@ export class Request implements ScheduledRequest, Reader {
   restarts = 0;
   /** Whether it goes first. */
   promoted = false;
-  /** Whether blocks of its answer were read into device memory. */
-  isCached = false;
   workingSet: number | undefined;
 
   constructor(arrival: number, { promptTokens, maxTokens }: RequestSize) {
@@ -86,7 +84,6 @@ export class Request implements ScheduledRequest, Reader {
     this.nextLayer = 0;
     this.nextToken = 0;
     this.fed = 0;
-    this.isCached = false;
     this.workingSet = undefined;
     this.restarts += 1;
   }

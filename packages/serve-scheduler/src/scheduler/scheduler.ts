@@ -38,8 +38,7 @@ export class Scheduler {
   readonly #workingSets: WorkingSets;
   readonly #queues = new RequestQueues();
   readonly #own = new WeakSet<Request>();
-  /** Those whose copies the next batch drops: on the device, and on both sides. */
-  readonly #evicted = new Set<Request>();
+  /** Those whose memory the next batch gives back. */
   readonly #restarted = new Set<Request>();
   #arrivals = 0;
 
@@ -125,7 +124,6 @@ export class Scheduler {
     request.state = 'ended';
     this.#blocks.release(request);
     this.#queues.end(request);
-    this.#evicted.delete(request);
     this.#restarted.delete(request);
   }
 
@@ -147,10 +145,9 @@ export class Scheduler {
       }
     }
     if (answers.length + prompts.length === 0) return undefined;
-    const [evicted, restarted] = [[...this.#evicted], [...this.#restarted]];
-    this.#evicted.clear();
+    const restarted = [...this.#restarted];
     this.#restarted.clear();
-    return { answers, prompts, evicted, restarted, deviceBlocks: this.settings.deviceBlocks - room.blocks };
+    return { answers, prompts, restarted, deviceBlocks: this.settings.deviceBlocks - room.blocks };
   }
 
   /** Lines 1 to 3, and 7: what is held between steps is used whoever is chosen. Every answer has its token. */
@@ -177,8 +174,6 @@ export class Scheduler {
       room.blocks = 0;
     }
     const step = { request, budgetTokens: budget, fed: request.fed, isReplay: request.fed + 1 < request.answered };
-    request.isCached = true;
-    this.#evicted.delete(request);
     request.answer();
     return step;
   }
@@ -242,8 +237,6 @@ export class Scheduler {
     request.resets += 1;
     if (request.resets >= mostResets) this.#queues.promote(request);
     if (request.promoted) room.begins = false;
-    if (request.isCached) this.#evicted.add(request);
-    request.isCached = false;
   }
 
   /**
@@ -274,7 +267,6 @@ export class Scheduler {
     this.#blocks.release(request);
     request.restart();
     this.#queues.restart(request);
-    this.#evicted.delete(request);
     this.#restarted.add(request);
   }
 

@@ -1,0 +1,48 @@
+import { describe, expect, it } from 'vitest';
+
+import { runKv, temporaryFile } from '../testing/run-kv.js';
+
+const few = ['--requests', '4', '--rates', '0.5', '2'];
+
+describe('kv simulate', () => {
+  it('prints the tables that were asked for, and says that they are simulated', async () => {
+    const { exitCode, stdout, stderr } = await runKv('simulate', '--figure', '10', '15', ...few);
+    expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
+    expect(stdout).toMatch(/^Figure 10: mean time to the first token, ms \(lwm-7b, simulated by times of NVIDIA H200\)$/m);
+    expect(stdout).toMatch(/^Figure 15: /m);
+    expect(stdout).toMatch(/requests\/s.*base.*\+SA.*\+Offload.*\+LP/);
+  });
+
+  it('gives the same as JSON, the same for the same seed', async () => {
+    const run = (seed: string) => runKv('simulate', '--model', 'llama3-8b', '--figure', '12', ...few, '--seed', seed, '--json');
+    const { stdout } = await run('1');
+    const [table] = JSON.parse(stdout) as [{ kind: string; rows: number[][] }];
+    expect(table.kind).toBe('simulated');
+    expect(table.rows.map(([rate]) => rate)).toEqual([0.5, 2]);
+    expect((await run('1')).stdout).toBe(stdout);
+    expect((await run('2')).stdout).not.toBe(stdout);
+  });
+
+  it('serves a trace under every system', async () => {
+    const line = (timestamp: number) => JSON.stringify({ timestamp, input_length: 3000, output_length: 5, hash_ids: [1] });
+    const trace = await temporaryFile('trace.jsonl', `${line(0)}\n${line(10)}\n`);
+    const { exitCode, stdout } = await runKv('simulate', '--trace', trace, '--json');
+    expect(exitCode).toBe(0);
+    const [{ rows }] = JSON.parse(stdout) as [{ rows: [string, ...number[]][] }];
+    expect(rows.map(([system]) => system)).toEqual(['base', '+SA', '+Offload', '+FT', '+WC', '+LP']);
+  });
+
+  it.each([
+    ['a malformed trace', async () => ['--trace', await temporaryFile('trace.jsonl', '{"timestamp":0}')], /Line 1 of the trace/],
+    ['tables that are none', async () => ['--costs', await temporaryFile('costs.json', '[]')], /cost tables are malformed/],
+    ['a rate that is none', () => ['--rates', '0'], /--rates: given '0'/],
+    ['a model that there is not', () => ['--model', 'gpt-2'], /Allowed choices/],
+    ['a figure that there is not', () => ['--figure', '14'], /Allowed choices/],
+    ['no requests', () => ['--requests', '0'], /at least 1/],
+  ])('refuses %s in one line', async (_name, args, message) => {
+    const { exitCode, stdout, stderr } = await runKv('simulate', ...(await args()));
+    expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
+    expect(stderr).toMatch(message);
+    expect(stderr).not.toMatch(/\n {4}at /);
+  });
+});

@@ -1,0 +1,76 @@
+import { InvalidValueError } from '@kv/sparse-core';
+import { Costs, figureNames, readTrace, simulate, simulatedModels, simulateFigures, systems } from '@kv/serve-scheduler';
+import type { FigureName, FigureTable, SimulatedModelName } from '@kv/serve-scheduler';
+import Table from 'cli-table3';
+
+import type { CommandContext } from '../command-context.js';
+import { formatCount } from '../format.js';
+import { parseJson } from '../parse-json.js';
+import { readTextFile } from '../read-text-file.js';
+
+export interface SimulateOptions {
+  readonly model: SimulatedModelName;
+  readonly figure?: readonly FigureName[] | undefined;
+  readonly trace?: string | undefined;
+  readonly costs?: string | undefined;
+  readonly requests: number;
+  readonly rates?: readonly string[] | undefined;
+  readonly seed: number;
+  readonly json: boolean;
+}
+
+type SimulatedTable = Omit<FigureTable, 'figure'> & { readonly figure?: FigureName | undefined };
+
+/**
+ * `kv simulate`: how systems with more and more of SparseServe serve the same requests.
+ * @throws InvalidValueError for a malformed trace, whose line it names, or malformed cost tables; the signal's reason
+ */
+export async function simulateServing(options: SimulateOptions, { stdout, signal }: CommandContext): Promise<void> {
+  const { model, figure = figureNames, requests, seed, json } = options;
+  const costs = options.costs === undefined ? new Costs() : new Costs(parseJson(await readTextFile('cost table', options.costs, signal)));
+  const tables: readonly SimulatedTable[] =
+    options.trace === undefined
+      ? await simulateFigures(figure, { model, requests, seed, rates: ratesOf(options.rates), costs, signal })
+      : [await serveTrace(await readTextFile('trace', options.trace, signal), model, costs, { seed, signal })];
+  if (json) stdout.write(`${JSON.stringify(tables, null, 2)}\n`);
+  else for (const table of tables) stdout.write(`${format(table, model)}\n`);
+}
+
+function ratesOf(given: readonly string[] | undefined): number[] | undefined {
+  return given?.map((text) => {
+    const rate = Number(text);
+    if (rate > 0 && rate < Infinity) return rate;
+    throw new InvalidValueError(`--rates: given '${text}', wanted positive numbers of requests a second.`, { subject: 'rates', given: text });
+  });
+}
+
+async function serveTrace(
+  text: string,
+  name: SimulatedModelName,
+  costs: Costs,
+  rest: { readonly seed: number; readonly signal: AbortSignal },
+): Promise<SimulatedTable> {
+  const trace = readTrace(text);
+  const rows: (string | number)[][] = [];
+  for (const [system, features] of Object.entries(systems)) {
+    const result = await simulate({ model: simulatedModels[name], features, trace, costs, ...rest });
+    const { firstToken, queueing, betweenTokens, betweenTokens99, tokensPerSecond, loadsPerStep } = result;
+    rows.push([system, firstToken, queueing, betweenTokens, betweenTokens99, tokensPerSecond, loadsPerStep]);
+  }
+  const columns = ['system', 'first token, ms', 'waiting, ms', 'between tokens, ms', 'P99, ms', 'tokens/s', 'loads a step'];
+  return { title: `a trace of ${formatCount(trace.length)} requests`, kind: 'simulated', gpu: costs.gpu, columns, rows };
+}
+
+function format({ figure, title, kind, gpu, columns, rows }: SimulatedTable, model: string): string {
+  const right = columns.map((_, index) => (index === 0 ? 'left' : 'right'));
+  const table = new Table({ head: [...columns], colAligns: right, style: { head: [], border: [], compact: true } });
+  for (const row of rows) table.push(row.map(shown));
+  return `${figure === undefined ? '' : `Figure ${figure}: `}${title} (${model}, ${kind} by times of ${gpu})\n${table.toString()}\n`;
+}
+
+/** Three digits that say something. */
+function shown(value: string | number): string {
+  if (typeof value === 'string') return value;
+  if (Number.isNaN(value)) return '';
+  return Math.abs(value) < 100 ? String(Number(value.toPrecision(3))) : formatCount(Math.round(value));
+}

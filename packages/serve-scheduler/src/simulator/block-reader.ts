@@ -1,0 +1,86 @@
+import type { Random } from './random.js';
+
+/** Steps whose blocks are a working set. */
+const windowSteps = 12;
+/** How often a block that was read is replaced in the next step. */
+const replaced = 0.165;
+/** How often by one that was read not long ago. */
+const returning = 0.8;
+/** Steps that a block that returns was away, on average. */
+const awaySteps = 4;
+const isRead = 2 ** 31 - 1;
+
+/**
+ * Blocks that a kv head reads step by step, as far as it can be generated: most of those of the step before, some that were
+ * read not long ago, and others of which a few are read far more often than the rest (Zipf).
+ */
+export class BlockReader {
+  readonly #random: Random;
+  readonly #blocks: number[] = [];
+  /** The step that last read a block, `isRead` while it is among the blocks, 0 before it ever was. */
+  readonly #lastRead: Int32Array;
+  /** Blocks that were replaced, and the step that last read each. The oldest first. */
+  #away: { readonly block: number; readonly step: number }[] = [];
+  /** Where the hot blocks are. */
+  readonly #shift: number;
+  #step = windowSteps;
+  /** Blocks that the last 12 steps read, each counted once. */
+  workingSet = 0;
+
+  /** @param most blocks that there will ever be */
+  constructor(random: Random, most: number) {
+    this.#random = random;
+    this.#lastRead = new Int32Array(most);
+    this.#shift = random.below(2 ** 20);
+  }
+
+  /** What the next step reads: so many of the first `count` blocks, or all of them. */
+  next(count: number, budget: number): readonly number[] {
+    this.#step += 1;
+    const expired = this.#away.findIndex(({ step }) => step > this.#step - windowSteps);
+    for (const { block, step } of this.#away.splice(0, expired < 0 ? this.#away.length : expired)) {
+      if (this.#lastRead[block] === step) this.workingSet -= 1;
+    }
+    const wanted = Math.min(count, budget);
+    while (this.#blocks.length > wanted) this.#leave(this.#blocks.pop() ?? 0);
+    if (wanted < count) {
+      // The distance to the next block that is replaced is geometric.
+      const distance = (): number => 1 + Math.floor(Math.log(1 - this.#random.next()) / Math.log(1 - replaced));
+      for (let index = distance() - 1; index < this.#blocks.length; index += distance()) {
+        this.#leave(this.#blocks[index] ?? 0);
+        this.#blocks[index] = this.#enter(this.#another(count));
+      }
+    }
+    while (this.#blocks.length < wanted) this.#blocks.push(this.#enter(wanted === count ? this.#unread(0, count) : this.#another(count)));
+    return this.#blocks;
+  }
+
+  #enter(block: number): number {
+    if ((this.#lastRead[block] ?? 0) <= this.#step - windowSteps) this.workingSet += 1;
+    this.#lastRead[block] = isRead;
+    return block;
+  }
+
+  #leave(block: number): void {
+    this.#lastRead[block] = this.#step - 1;
+    this.#away.push({ block, step: this.#step - 1 });
+  }
+
+  #another(count: number): number {
+    if (this.#random.next() < returning) {
+      const back = Math.floor(this.#random.exponential() * awaySteps * Math.max(1, this.#blocks.length * replaced));
+      const { block } = this.#away[this.#away.length - 1 - back] ?? {};
+      if (block !== undefined && this.#lastRead[block] !== isRead && this.#lastRead[block] !== this.#step - 1) return block;
+    }
+    // Zipf of exponent 1: the logarithm of the rank is uniform.
+    const rank = Math.floor((count + 1) ** this.#random.next()) - 1;
+    return this.#unread((rank * 7919 + this.#shift) % count, count);
+  }
+
+  /** The first block from there on that is not read now. */
+  #unread(start: number, count: number): number {
+    let block = start;
+    while (this.#lastRead[block] === isRead) block = (block + 1) % count;
+    return block;
+  }
+}

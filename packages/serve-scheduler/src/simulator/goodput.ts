@@ -1,0 +1,41 @@
+import { simulate } from './simulate.js';
+import type { SimulationOptions, SimulationResult } from './simulate.js';
+import { poissonTrace } from './trace.js';
+
+/** What must hold of a load that is served well (section 4.2 of the paper). */
+export interface ServiceLevel {
+  /** Milliseconds that 99 of 100 tokens follow the one before within. */
+  readonly betweenTokens99: number;
+  /** Milliseconds that a request waits for its first part, on average. */
+  readonly queueing: number;
+}
+
+export interface GoodputOptions extends Omit<SimulationOptions, 'trace'> {
+  readonly requests: number;
+  readonly level: ServiceLevel;
+}
+
+/** The search ends when what is known to be too much is so much more than what is known to be served. */
+const precision = 1.025;
+const firstRate = 0.25;
+const mostRate = 1024;
+
+/** Requests a second, the largest rate at which the level holds: the same requests, at other times. */
+export async function goodput({ requests, level, ...options }: GoodputOptions): Promise<number> {
+  const { model, seed = 1 } = options;
+  const isServed = async (rate: number): Promise<boolean> =>
+    holds(await simulate({ ...options, trace: poissonTrace(requests, rate, model.contextTokens, seed) }), level);
+  let most = firstRate;
+  while (most < mostRate && (await isServed(most))) most *= 2;
+  let least = most === firstRate ? 0 : most / 2;
+  while (most - least > least * (precision - 1) && most > firstRate / 64) {
+    const middle = (least + most) / 2;
+    if (await isServed(middle)) least = middle;
+    else most = middle;
+  }
+  return least;
+}
+
+function holds({ betweenTokens99, queueing }: SimulationResult, level: ServiceLevel): boolean {
+  return betweenTokens99 <= level.betweenTokens99 && queueing <= level.queueing;
+}

@@ -1,0 +1,31 @@
+/** Random numbers that follow from a seed alone (mulberry32). */
+export class Random {
+  #state: number;
+
+  constructor(seed: number) {
+    this.#state = seed >>> 0;
+  }
+
+  /** Uniform in [0, 1). */
+  next(): number {
+    this.#state = (this.#state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(this.#state ^ (this.#state >>> 15), this.#state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32;
+  }
+
+  /** A whole number below `end`. */
+  below(end: number): number {
+    return Math.floor(this.next() * end);
+  }
+
+  /** Exponential, of mean 1. */
+  exponential(): number {
+    return -Math.log(1 - this.next());
+  }
+
+  /** Standard normal (Box-Muller). */
+  normal(): number {
+    return Math.sqrt(2 * this.exponential()) * Math.cos(2 * Math.PI * this.next());
+  }
+}

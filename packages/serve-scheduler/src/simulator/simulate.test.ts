@@ -1,0 +1,110 @@
+import { InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
+import { describe, expect, it } from 'vitest';
+
+import { Costs } from './costs.js';
+import { simulateFigures } from './figures.js';
+import { goodput } from './goodput.js';
+import { simulate } from './simulate.js';
+import type { SimulationOptions, SimulationResult } from './simulate.js';
+import { simulatedModels, systems } from './systems.js';
+import type { SystemName } from './systems.js';
+import { poissonTrace } from './trace.js';
+
+const model = simulatedModels['lwm-7b'];
+const at = (rate: number, requests = 40) => poissonTrace(requests, rate, model.contextTokens, 1);
+const run = (system: SystemName, trace: SimulationOptions['trace']) => simulate({ model, features: systems[system], trace });
+
+describe('simulate', () => {
+  it('takes the time of its parts for one request', async () => {
+    const costs = new Costs();
+    const trace = [{ milliseconds: 100, promptTokens: 8192, maxTokens: 3 }];
+    const share = model.parameters / costs.measured.parameters;
+    const attention = (first: number, end: number) => costs.milliseconds('prefillAttention', (32 * (end ** 2 - first ** 2)) / 2 ** 21);
+    const chunk = (first: number) => share * costs.milliseconds('rows', 2048) + 32 * attention(first, first + 2048);
+    const chunked = await run('base', trace);
+    expect(chunked.firstToken).toBeCloseTo(chunk(0) + chunk(2048) + chunk(4096) + chunk(6144), 6);
+    const token = (tokens: number) => share * costs.milliseconds('rows', 1) + 32 * costs.milliseconds('decodeAttention', 32 * tokens);
+    expect(chunked.betweenTokens).toBeCloseTo((token(8193) + token(8194)) / 2, 6);
+    const segments = await run('+LP', trace);
+    expect(segments.firstToken).toBeCloseTo(share * costs.milliseconds('rows', 8192) + 32 * attention(0, 8192), 6);
+    expect([chunked, segments].map(({ requests, queueing }) => [requests, queueing])).toEqual([[1, 0], [1, 0]]);
+  });
+
+  it('gives the same result for the same seed', async () => {
+    const options = { model, features: systems['+LP'], trace: at(2) };
+    expect(await simulate(options)).toEqual(await simulate(options));
+    expect(await simulate({ ...options, seed: 2 })).not.toEqual(await simulate(options));
+  });
+
+  it('serves what all systems can alike, and orders them as the paper does beyond', async () => {
+    const names = ['base', '+SA', '+Offload', '+FT', '+WC', '+LP'] as const;
+    const all = async (rate: number) => {
+      const results: Partial<Record<SystemName, SimulationResult>> = {};
+      for (const name of names) results[name] = await run(name, at(rate));
+      return results as Record<SystemName, SimulationResult>;
+    };
+    const low = await all(0.1);
+    for (const name of names) expect(low[name].tokensPerSecond / low.base.tokensPerSecond).toBeGreaterThan(0.97);
+    const high = await all(2.5);
+    expect(high['+SA'].firstToken).toBeLessThan(high.base.firstToken);
+    expect(high['+Offload'].tokensPerSecond).toBeLessThan(high['+SA'].tokensPerSecond);
+    expect(high['+FT'].loadsPerStep).toBeGreaterThan(high['+WC'].loadsPerStep);
+    expect(high['+LP'].firstToken).toBeLessThan(high['+WC'].firstToken);
+    expect(high['+LP'].tokensPerSecond).toBeGreaterThan(1.2 * high.base.tokensPerSecond);
+    for (const name of names) expect(high[name].requests).toBe(40);
+  });
+
+  it('refuses what it cannot simulate', async () => {
+    const options = { model, features: systems.base, trace: at(1) };
+    const wrong: [new (message: string) => Error, object][] = [
+      [InvalidValueError, { trace: 3 }],
+      [InvalidValueError, { trace: [undefined] }],
+      [InvalidValueError, { trace: [{ milliseconds: NaN, promptTokens: 1, maxTokens: 1 }] }],
+      [InvalidValueError, { trace: [...at(1, 2)].reverse() }],
+      [InvalidValueError, { trace: [{ milliseconds: 0, promptTokens: -1, maxTokens: 1 }] }],
+      [InvalidValueError, { model: { ...model, deviceBytes: 0 } }],
+      [InvalidValueError, { features: { ...systems.base, offload: true } }],
+      [InvalidValueError, { features: { ...systems.base, fastTransfer: 1 } }],
+      [InvalidValueError, { costs: {} }],
+      [InvalidValueError, { seed: NaN }],
+      [InvalidValueError, { signal: 1 }],
+      [OutOfMemoryError, { trace: [{ milliseconds: 0, promptTokens: 1e6, maxTokens: 1 }] }],
+    ];
+    for (const [kind, changes] of wrong) await expect(simulate({ ...options, ...changes })).rejects.toThrow(kind);
+    const reason = new Error('enough');
+    await expect(simulate({ ...options, signal: AbortSignal.abort(reason) })).rejects.toThrow(reason);
+  });
+});
+
+it('finds the goodput: the level holds there, and 5 % above it does not', async () => {
+  const level = { betweenTokens99: 150, queueing: 500 };
+  const options = { model, features: systems['+SA'], requests: 30, level };
+  const found = await goodput(options);
+  const served = async (rate: number) => {
+    const { betweenTokens99, queueing } = await simulate({ ...options, trace: at(rate, 30) });
+    return betweenTokens99 <= level.betweenTokens99 && queueing <= level.queueing;
+  };
+  expect(found).toBeGreaterThan(0.25);
+  expect([await served(found), await served(1.05 * found)]).toEqual([true, false]);
+});
+
+describe('simulateFigures', () => {
+  it('gives the tables that were asked for, each marked as simulated', async () => {
+    const tables = await simulateFigures(['10', '15', '16a'], { model: 'lwm-7b', requests: 8, rates: [0.5, 2] });
+    expect(tables.map(({ figure, kind, gpu }) => [figure, kind, gpu])).toEqual(['10', '15', '16a'].map((figure) => [figure, 'simulated', 'NVIDIA H200']));
+    for (const { columns, rows } of tables) {
+      expect(rows.map(([rate]) => rate)).toEqual([0.5, 2]);
+      for (const row of rows) {
+        expect(row).toHaveLength(columns.length);
+        expect(row.every((value) => Number.isFinite(value))).toBe(true);
+      }
+    }
+    // Two figures of one run.
+    expect(tables[0]?.rows.map((row) => row[4])).toEqual(tables[2]?.rows.map((row) => row[2]));
+  });
+
+  it('refuses figures and models that there are not', async () => {
+    await expect(simulateFigures(['14' as never], { model: 'lwm-7b' })).rejects.toThrow(InvalidValueError);
+    await expect(simulateFigures(['10'], { model: 'gpt-2' as never })).rejects.toThrow(InvalidValueError);
+  });
+});

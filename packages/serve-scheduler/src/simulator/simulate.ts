@@ -1,0 +1,167 @@
+import { setImmediate } from 'node:timers/promises';
+
+import { expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
+
+import { Scheduler } from '../scheduler/scheduler.js';
+import type { ScheduledRequest } from '../scheduler/request.js';
+import { pinnedBlocks } from '../scheduler/scheduler-options.js';
+import { Costs } from './costs.js';
+import { SimulatedExecutor } from './simulated-executor.js';
+import type { SimulatedModel, SystemFeatures } from './systems.js';
+import type { TracedRequest } from './trace.js';
+
+export interface SimulationOptions {
+  readonly model: SimulatedModel;
+  readonly features: SystemFeatures;
+  readonly trace: readonly TracedRequest[];
+  /** Default: those of one H200. */
+  readonly costs?: Costs | undefined;
+  /** Of the blocks that answers read. Default 1. */
+  readonly seed?: number | undefined;
+  /** R_max. Default 32. */
+  readonly maxRequests?: number | undefined;
+  /** Tokens of prompts in a step, in all layers. Default 2048. */
+  readonly promptTokens?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** Times are in milliseconds. */
+export interface SimulationResult {
+  readonly requests: number;
+  /** From the arrival of a request to its first token, the mean. */
+  readonly firstToken: number;
+  /** From the arrival to the first part of the prompt that is computed, the mean. */
+  readonly queueing: number;
+  /** Between two tokens of an answer: the mean, and what 99 of 100 stay below. */
+  readonly betweenTokens: number;
+  readonly betweenTokens99: number;
+  readonly tokensPerSecond: number;
+  /** Blocks that a step loads, of all heads and layers, the mean. */
+  readonly loadsPerStep: number;
+  readonly steps: number;
+  /** How often requests were left out of steps for want of memory. */
+  readonly resets: number;
+}
+
+interface Times {
+  readonly arrival: number;
+  begun?: number | undefined;
+  tokens: number[];
+}
+
+/** The simulator lets others run after so many steps. */
+const stepsInTurn = 256;
+const mostRequests = 1e7;
+
+/** A scheduler for a model with so many bytes of cache, of which pinned blocks take their part. */
+function schedulerOf({ model, features, maxRequests = 32, promptTokens = 2048 }: SimulationOptions): Scheduler {
+  const { layers, kvHeads, headDim, deviceBytes, hostBytes } = model;
+  const sizes = { blockTokens: 32, sinkTokens: 32, localWindow: 128 };
+  const layerBytes = layers * 4 * sizes.blockTokens * headDim;
+  const pinned = features.offload ? pinnedBlocks(sizes) * kvHeads * maxRequests : 0;
+  return new Scheduler({
+    ...sizes,
+    model,
+    features,
+    deviceBlocks: Math.floor(deviceBytes / layerBytes) - pinned,
+    hostBlocks: Math.floor(hostBytes / layerBytes),
+    maxRequests,
+    maxBatchTokens: maxRequests + promptTokens,
+    maxInjectTokens: promptTokens * layers,
+    chunkTokens: Math.min(512, promptTokens),
+  });
+}
+
+/**
+ * Serves a trace on a clock of its own, with the scheduler that an engine has. The same options give the same result.
+ * @throws InvalidValueError; OutOfMemoryError for requests that the model's memory could never hold; the signal's reason
+ */
+export async function simulate(options: SimulationOptions): Promise<SimulationResult> {
+  expectOptions(options);
+  const { model, features, costs = new Costs(), seed = 1, signal } = options;
+  const trace = listOf('simulate', 'trace', options.trace, mostRequests);
+  expectInOrder(trace);
+  const scheduler = schedulerOf(options);
+  const executor = new SimulatedExecutor({ model, features, scheduler, costs, seed });
+  const times = new Map<ScheduledRequest, Times>();
+  let arrived = 0;
+  for (;;) {
+    for (let next = trace[arrived]; next && next.milliseconds <= executor.now; next = trace[++arrived]) {
+      times.set(scheduler.submit(next), { arrival: next.milliseconds, tokens: [] });
+    }
+    const batch = scheduler.next();
+    if (batch === undefined) {
+      const next = trace[arrived];
+      if (next === undefined) break;
+      executor.now = next.milliseconds;
+      continue;
+    }
+    const begun = executor.now;
+    for (const { request } of batch.prompts) {
+      const time = times.get(request);
+      if (time) time.begun ??= begun;
+    }
+    if (executor.steps % stepsInTurn === 0) {
+      await setImmediate();
+      signal?.throwIfAborted();
+    }
+    const step = await executor.compute(batch);
+    for (const { request } of await step.choose()) {
+      times.get(request)?.tokens.push(executor.now);
+      if (request.state !== 'answered') continue;
+      scheduler.end(request);
+      executor.release(request);
+    }
+  }
+  return summarise([...times.entries()], executor);
+}
+
+/** What the scheduler does not check. @throws InvalidValueError */
+function expectOptions(options: SimulationOptions): void {
+  expectObject('simulate', 'options', options);
+  const { model, features, costs, signal, seed = 1 } = options;
+  expectObject('simulate', 'model', model);
+  expectObject('simulate', 'features', features);
+  const { deviceBytes, hostBytes, queryHeads, parameters } = model;
+  for (const [name, given] of Object.entries({ deviceBytes, hostBytes, queryHeads, parameters })) {
+    expectThat('simulate', name, given, Number.isSafeInteger(given) && given > 0, 'a positive whole number');
+  }
+  expectThat('simulate', 'fastTransfer', features.fastTransfer, typeof features.fastTransfer === 'boolean', 'true or false');
+  expectThat('simulate', 'costs', costs, costs === undefined || costs instanceof Costs, 'new Costs()');
+  expectThat('simulate', 'seed', seed, Number.isSafeInteger(seed) && seed >= 0, 'a whole number from 0 on');
+  expectSignal('simulate', signal);
+}
+
+/** @throws InvalidValueError unless each request has a time, and none comes before another that is listed earlier */
+function expectInOrder(trace: readonly TracedRequest[]): void {
+  let last = 0;
+  for (const request of trace) {
+    expectObject('simulate', 'trace', request);
+    const { milliseconds } = request;
+    expectThat('simulate', 'milliseconds', milliseconds, milliseconds >= last && milliseconds < Infinity, `finite, from ${last} on`);
+    last = milliseconds;
+  }
+}
+
+function summarise(served: readonly (readonly [ScheduledRequest, Times])[], { now, steps, loads }: SimulatedExecutor): SimulationResult {
+  const all = served.map(([, times]) => times);
+  const gaps = all.flatMap(({ tokens }) => tokens.slice(1).map((time, index) => time - (tokens[index] ?? time)));
+  gaps.sort((one, other) => one - other);
+  const tokens = all.reduce((sum, each) => sum + each.tokens.length, 0);
+  const start = all[0]?.arrival ?? 0;
+  return {
+    requests: all.length,
+    firstToken: mean(all.map((each) => (each.tokens[0] ?? NaN) - each.arrival)),
+    queueing: mean(all.map(({ begun = NaN, arrival }) => begun - arrival)),
+    betweenTokens: mean(gaps),
+    betweenTokens99: gaps[Math.floor(0.99 * (gaps.length - 1))] ?? 0,
+    tokensPerSecond: (1000 * tokens) / (now - start),
+    loadsPerStep: loads / Math.max(1, steps),
+    steps,
+    resets: served.reduce((sum, [{ resets }]) => sum + resets, 0),
+  };
+}
+
+function mean(numbers: readonly number[]): number {
+  return numbers.length === 0 ? 0 : numbers.reduce((sum, each) => sum + each, 0) / numbers.length;
+}

@@ -1,0 +1,44 @@
+import type { Features, ModelShape } from '../scheduler/scheduler-options.js';
+
+/** A model as the paper's evaluation has it, and the memory that its GPU leaves for the cache. */
+export interface SimulatedModel extends ModelShape {
+  readonly queryHeads: number;
+  /** Numbers that a step reads of its weights. */
+  readonly parameters: number;
+  /** Tokens of the longest request. */
+  readonly contextTokens: number;
+  /** Bytes of the cache on the device, all layers, and in host memory. */
+  readonly deviceBytes: number;
+  readonly hostBytes: number;
+}
+
+const gibibyte = 2 ** 30;
+const shape = { layers: 32, headDim: 128, hiddenSize: 4096, queryHeads: 32, hostBytes: 200 * gibibyte };
+
+/** The device has as much as an A100 of 40 GB leaves beside the weights, in f16. */
+export const simulatedModels = {
+  'lwm-7b': { ...shape, kvHeads: 32, parameters: 6_607_077_376, contextTokens: 32_768, deviceBytes: 22 * gibibyte },
+  'llama3-8b': { ...shape, kvHeads: 8, parameters: 7_504_924_672, contextTokens: 131_072, deviceBytes: 19 * gibibyte },
+} as const satisfies Record<string, SimulatedModel>;
+
+export type SimulatedModelName = keyof typeof simulatedModels;
+
+/** What a system has of SparseServe. */
+export interface SystemFeatures extends Features {
+  /** Blocks are moved by one kernel and one contiguous copy, not each by a copy of its own (+FT). It changes no decision. */
+  readonly fastTransfer: boolean;
+}
+
+const base: SystemFeatures = { sparse: false, offload: false, fastTransfer: false, workingSetControl: false, layerSegments: false };
+
+/** From nothing to all, in the paper's order (Fig. 13). */
+export const systems = {
+  base,
+  '+SA': { ...base, sparse: true },
+  '+Offload': { ...base, sparse: true, offload: true },
+  '+FT': { ...base, sparse: true, offload: true, fastTransfer: true },
+  '+WC': { ...base, sparse: true, offload: true, fastTransfer: true, workingSetControl: true },
+  '+LP': { sparse: true, offload: true, fastTransfer: true, workingSetControl: true, layerSegments: true },
+} as const satisfies Record<string, SystemFeatures>;
+
+export type SystemName = keyof typeof systems;
