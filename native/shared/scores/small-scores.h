@@ -9,9 +9,12 @@
 
 #ifdef __CUDACC__
 #define KV_HOST_DEVICE __host__ __device__
-#define KV_ROLLED _Pragma("unroll 1")  // a loop that few inputs come to leaves the registers to others
 #else
 #define KV_HOST_DEVICE
+#endif
+#ifdef __CUDA_ARCH__
+#define KV_ROLLED _Pragma("unroll 1")  // a loop that few inputs come to leaves the registers to others
+#else
 #define KV_ROLLED
 #endif
 
