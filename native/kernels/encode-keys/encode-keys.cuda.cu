@@ -1,12 +1,18 @@
 // A thread encodes the codes of one stream, and a warp those of a chunk. Where all groups share a book of sub-vectors of two
 // or four dims, the thread block keeps what it searches in shared memory, for as many blocks of one kv head as follow each
 // other. Any other sub-vector is compared with every centroid.
-#include "kernels/encode-keys/encode-keys.h"
+#include "kernels/encode-keys/encode-keys.cuda.h"
 #include "shared/coded-keys/centroid-index.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
 
 namespace kv {
 namespace {
+
+using cuda::clear_spoilt;
+using cuda::distance_of_four;
+using cuda::floats;
+using cuda::square;
+using cuda::StreamWriter;
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
@@ -146,10 +152,7 @@ class Search {
       const float2 c = floats(reinterpret_cast<const uint32_t*>(centroids)[number]);
       return __fadd_rn(square(x[0], c.x), square(x[1], c.y));
     } else if constexpr (kSubDim == 4) {
-      const uint2 halves = reinterpret_cast<const uint2*>(centroids)[number];
-      const float2 low = floats(halves.x), high = floats(halves.y);
-      const float half = __fadd_rn(square(x[0], low.x), square(x[1], low.y));
-      return __fadd_rn(__fadd_rn(half, square(x[2], high.x)), square(x[3], high.y));
+      return distance_of_four(x, reinterpret_cast<const uint2*>(centroids)[number]);
     } else {
       float sum = 0;
       for (int d = 0; d < dims_; ++d) sum = __fadd_rn(sum, square(x[d], half_value(centroids[number * dims_ + d])));
@@ -162,37 +165,25 @@ class Search {
     if (distance < best_) best_ = distance, code_ = centroid;
   }
 
-  static __device__ float2 floats(uint32_t halves) { return __half22float2(*reinterpret_cast<const __half2*>(&halves)); }
-
-  static __device__ float square(float x, float centroid) {
-    const float away = __fsub_rn(x, centroid);
-    return __fmul_rn(away, away);
-  }
-
   const Book& book_;
   const int dims_;
   float best_ = INFINITY;
   int code_ = -1;
 };
 
-__device__ void clear_spoilt(const EncodeKeysArguments& a, int copy) {
-  *reinterpret_cast<uint2*>(a.spoilt(a.to[copy])) = make_uint2(0, 0);
-}
-
-// Writes the codes of a stream: eight tokens of a quad, from `quad_group` on. Adds to the spoilt tokens of the block.
+// Writes the codes of a stream: eight tokens of a quad, from `quad_group` on.
 template <class T, int kSubDim, class BookOfGroup>
 __device__ void encode_stream(const EncodeKeysArguments& a, const T* dense, int head, int octet, int quad_group,
-                              uint32_t* words, int step, uint32_t* spoilt, BookOfGroup&& book_of_group) {
+                              StreamWriter writer, BookOfGroup&& book_of_group) {
   constexpr int kRoom = kSubDim == 0 ? kMostCodedDims : kSubDim;
   const int sub_dim = kSubDim == 0 ? a.sub_dim : kSubDim;
   const float* scales = a.channel_scale == nullptr ? nullptr : a.channel_scale + int64_t{head} * a.head_dim;
-  uint64_t pending = 0;
-  int filled = 0;
   for (int place = 0; place < kStreamCodes; ++place) {
+    const int token = token_of(octet, place);
     const int group = quad_group + group_of(place);
     int code = 0;
     if (group < a.groups()) {
-      const T* from = dense + token_of(octet, place) * a.token_stride + group * sub_dim;
+      const T* from = dense + token * a.token_stride + group * sub_dim;
       float x[kRoom];
 #pragma unroll 4
       for (int d = 0; d < sub_dim; ++d) {
@@ -200,20 +191,8 @@ __device__ void encode_stream(const EncodeKeysArguments& a, const T* dense, int 
         if (scales != nullptr) x[d] = __fdiv_rn(x[d], scales[group * sub_dim + d]);
       }
       code = Search<kSubDim>(book_of_group(group), sub_dim).nearest(x);
-      if (code < 0) {
-        code = 0;
-        const int token = token_of(octet, place);
-        atomicOr(spoilt + token / 32, 1u << token % 32);
-      }
     }
-    pending |= static_cast<uint64_t>(code) << filled;
-    filled += a.code_bits;
-    if (filled >= 32) {
-      *words = static_cast<uint32_t>(pending);
-      words += step;
-      pending >>= 32;
-      filled -= 32;
-    }
+    writer.write(code, token);
   }
 }
 
@@ -224,8 +203,7 @@ __device__ void encode_chunk(const EncodeKeysArguments& a, int copy, int chunk, 
   const int step = kChunkOctets * quads;
   if (lane >= step) return;
   encode_stream<T, kSubDim>(a, static_cast<const T*>(a.keys) + a.from[copy] * a.block_stride, a.heads[copy], lane / quads,
-                            chunk * kChunkGroups + lane % quads * kQuadGroups,
-                            a.block(a.to[copy]) + chunk_offset(chunk, a.code_bits) + lane, step, a.spoilt(a.to[copy]), book_of_group);
+                            chunk * kChunkGroups + lane % quads * kQuadGroups, StreamWriter(a, copy, chunk, lane, step), book_of_group);
 }
 
 // ---- One book of all groups, in shared memory. ----
@@ -324,6 +302,7 @@ Status launch(const EncodeKeysArguments& a, ExecutionContext& context) {
 }  // namespace
 
 Status encode_keys_cuda(const EncodeKeysArguments& a, ExecutionContext& context) {
+  if (cuda::fits_encode_keys_cells(a)) return cuda::encode_keys_cells(a, context);
   Status status = Status::success();
   with_cuda_float_type(a.dtype, [&](auto element) { status = launch<decltype(element)>(a, context); });
   return status;

@@ -112,6 +112,56 @@ Outcome compare(const Case& given, Random& random) {
   return outcome;
 }
 
+// Many sub-vectors of four dims, by how their dims are drawn.
+struct Odd {
+  std::string name;
+  DType dtype;
+  float (*centroid)(Random&);
+  float (*key)(Random&);
+};
+
+std::vector<Odd> odd_cases() {
+  std::vector<Odd> list;
+  const auto normal = [](Random& random) { return std::normal_distribution<float>()(random); };
+  const auto whole = [](Random& random) { return static_cast<float>(pick(random, -2, 2)); };
+  const auto none = [](Random&) { return 0.75f; };
+  const auto huge = [](Random& random) {
+    return std::normal_distribution<float>()(random) * pick_from(random, {1.0f, 1.0f, 1.0f, 1e5f, 1e19f, 1e38f, INFINITY});
+  };
+  const auto tiny = [](Random& random) { return std::normal_distribution<float>()(random) * 1e-6f; };
+  const auto shifted = [](Random& random) { return 100 + std::normal_distribution<float>()(random) / 8; };
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    list.push_back({"equally near centroids", dtype, whole, whole});
+    list.push_back({"equal keys", dtype, normal, none});
+    list.push_back({"equal centroids", dtype, none, normal});
+    list.push_back({"huge keys", dtype, normal, huge});
+    list.push_back({"tiny keys and centroids", dtype, tiny, tiny});
+    list.push_back({"far from zero", dtype, shifted, shifted});
+  }
+  return list;
+}
+
+Outcome compare_codes(const Odd& given, Random& random) {
+  const CodedSizes sizes{given.dtype, 128, 4, 1000, 13, false, false, 2, 1, 1, 8, 1};
+  CodedCase here = CodedCase::random(random, sizes);
+  for (uint16_t& number : here.centroids) number = elements::float_to_half(given.centroid(random));
+  const int64_t book = int64_t{sizes.centroids} * sizes.sub_dim;
+  const int64_t index_bytes = IndexShape(sizes.centroids, sizes.sub_dim).bytes();
+  for (int64_t head = 0; head < sizes.kv_heads; ++head) {
+    build_centroid_index(&here.centroids[static_cast<size_t>(head * book)], sizes.centroids, sizes.sub_dim,
+                         reinterpret_cast<uint8_t*>(here.index.data()) + head * index_bytes);
+  }
+  const auto count = static_cast<int64_t>(here.keys.size() / byte_size(sizes.dtype));
+  for (int64_t i = 0; i < count; ++i) write_element(sizes.dtype, here.keys, i, given.key(random));
+  CodedCase there = here;
+  Outcome outcome;
+  outcome.expect(here.run_on_cpu(best_isa(), 8), "the CPU fails");
+  const Status status = run_on_gpu(there);
+  outcome.expect(status.ok(), status.message);
+  outcome.expect(there.codes == here.codes, "codes differ from the CPU's");
+  return outcome;
+}
+
 // What is wrong in the tables is reported, and nothing is read there.
 void reports(const char* name, PagedFault fault, void (*spoil)(CodedCase&)) {
   Random random(seed());
@@ -127,6 +177,8 @@ void reports(const char* name, PagedFault fault, void (*spoil)(CodedCase&)) {
 }  // namespace
 
 TEST("coded-keys: encode-keys, decode-keys and coded-key-scores give what the CPU gives") { run_cases(all_cases(), compare); }
+
+TEST("coded-keys: encode-keys finds what the CPU finds, of odd sub-vectors") { run_cases(odd_cases(), compare_codes); }
 
 TEST("coded-key-scores reports tables that lead outside") {
   reports("a block too far", PagedFault::block_out_of_range, [](CodedCase& test) { test.table[0] = 1 << 20; });
