@@ -66,7 +66,7 @@ struct PlanBlocksArguments : PagedBatch {
   constexpr bool is_cached(int32_t place) const { return place >= first_cached && place < first_cached + cached; }
   // Tokens of `count` chosen blocks, the last of which may not be full.
   constexpr int32_t tokens_of(int32_t count, int32_t tokens, int32_t blocks) const {
-    return count * block_tokens - (blocks * block_tokens - tokens);
+    return count == 0 ? 0 : count * block_tokens - (blocks * block_tokens - tokens);
   }
 };
 
