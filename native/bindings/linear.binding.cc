@@ -6,15 +6,15 @@
 
 namespace kv {
 
-// linear(stream, input [token, in], rows [1] or undefined, accumulate, then for each layer: weight [out, in], bias
-// [out] or undefined, output [token, out])
+// linear(stream, input [token, in], rows [1] or undefined, accumulate, swiglu, then for each layer: weight [out, in],
+// bias [out] or undefined, output [token, out])
 Napi::Value linear(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument input = call.tensor(1);
   const TensorArgument rows = call.optional_tensor(2);
   std::vector<LinearArguments> layers;
   std::vector<const Storage*> weights;
-  for (size_t argument = 4; argument + 2 < info.Length(); argument += 3) {
+  for (size_t argument = 5; argument + 2 < info.Length(); argument += 3) {
     const TensorArgument weight = call.tensor(argument);
     const TensorArgument bias = call.optional_tensor(argument + 1);
     const OutputArgument output = call.output(argument + 2);
@@ -37,6 +37,7 @@ Napi::Value linear(const Napi::CallbackInfo& info) {
     layer.in_features = input.extent(1);
     layer.out_features = weight.extent(0);
     layer.accumulate = call.flag(3);
+    layer.gates_next = call.flag(4) && layers.empty();
     layers.push_back(layer);
   }
   return call.enqueue("linear", [layers, weights](ExecutionContext& context) mutable {

@@ -38,6 +38,10 @@ __device__ inline void prefetch_line(const void* global) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(global) : "memory");
 }
 
+__device__ inline void prefetch_line_to_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global) : "memory");
+}
+
 __device__ inline void async_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of the groups that this thread committed last are unfinished.

@@ -1,8 +1,8 @@
-#include "kernels/append-kv/append-kv.h"
+#include "kernels/append-kv/append-kv-rope.cuda.h"
+#include "kernels/append-kv/append-kv-tables.cuda.h"
 #include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "shared/paged/check-tables.cuda.h"
 
 namespace kv {
 namespace {
@@ -10,42 +10,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kBlockRows = 16;
-
-// Checks this thread's share of the batch, and whether the rows of one entry have room. Reports what is wrong. False
-// for an entry without rows, which has nothing to write.
-__device__ bool looks_sound(const AppendKvArguments& a, int entry, int64_t cache_head, FaultSink faults) {
-  for (int i = static_cast<int>(threadIdx.x); i < a.batch; i += kThreads) {
-    if (!rows_ascend(a, i)) {
-      report_fault(faults, PagedFault::rows_not_ascending, 0, 0, a.query_tokens);
-      return false;
-    }
-    if (!slot_exists(a, i)) {
-      report_fault(faults, PagedFault::slot_out_of_range, a.slots[i], 0, a.slot_count);
-      return false;
-    }
-    if (i != entry && a.slots[i] == a.slots[entry] && a.query_start[i + 1] > a.query_start[i] &&
-        a.query_start[entry + 1] > a.query_start[entry]) {
-      report_fault(faults, AppendKvFault::slot_twice, a.slots[i]);
-      return false;
-    }
-  }
-  if (!rows_ascend(a, entry) || !slot_exists(a, entry)) return false;
-  if (a.query_start[entry + 1] == a.query_start[entry]) return false;
-  const int32_t count = a.key_counts[cache_head];
-  const int64_t end = int64_t{count} + a.query_start[entry + 1] - a.query_start[entry];
-  if (count < 0 || end > int64_t{a.table_width} * a.block_tokens) {
-    report_fault(faults, PagedFault::cache_overflow, a.slots[entry]);
-    return false;
-  }
-  // Entries of the table before the first row's block are not checked: they may name blocks of another pool.
-  const int32_t* table = a.block_table + cache_head * a.table_width;
-  for (int64_t i = count / a.block_tokens + threadIdx.x; i * a.block_tokens < end; i += kThreads) {
-    if (table[i] >= 0 && table[i] < a.block_count) continue;
-    report_fault(faults, PagedFault::block_out_of_range, table[i]);
-    return false;
-  }
-  return true;
-}
 
 // A warp copies a row of keys and one of values. It reads several elements before it writes any, so that it waits for
 // memory once.
@@ -79,9 +43,11 @@ __device__ void copy_row(const AppendKvArguments& a, int64_t from, int64_t to) {
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     append_rows(const __grid_constant__ AppendKvArguments a, unsigned* arrivals, FaultSink faults) {
-  ptx::follow_previous_kernel();
+  ptx::let_next_kernel_start();
   const int head = static_cast<int>(blockIdx.y);
   const int entry = static_cast<int>(blockIdx.z);
+  prefetch_tables(a, entry, head);
+  ptx::wait_for_previous_kernel();
   const int32_t first = a.query_start[entry];
   const int32_t rows = a.query_start[entry + 1] - first;
   const int32_t begin = static_cast<int32_t>(blockIdx.x) * kBlockRows;
@@ -115,6 +81,9 @@ __global__ void __launch_bounds__(kThreads)
 
 Status append_kv_cuda(const AppendKvArguments& a, ExecutionContext& context) {
   if (a.batch == 0 || a.query_tokens == 0) return Status::success();
+  if (fits_append_kv_rope(a)) return append_kv_rope(a, context);
+  const Status turned = a.turns ? turn_rows(a, context) : Status::success();
+  if (!turned.ok()) return turned;
   const size_t entries = static_cast<size_t>(a.batch) * static_cast<size_t>(a.kv_heads);
   auto* arrivals = static_cast<unsigned*>(context.queue->zeroed_workspace(entries * sizeof(unsigned)));
   if (arrivals == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its counters");

@@ -34,6 +34,21 @@ static Status validate_slots(const AppendKvArguments& a) {
   return Status::success();
 }
 
+// Heads that follow each other, as a projection leaves those of queries and keys, turn together.
+Status turn_rows(const AppendKvArguments& a, ExecutionContext& context) {
+  RopeArguments queries = a.turned_queries;
+  const RopeArguments& keys = a.turned_keys;
+  const auto* end = static_cast<const char*>(queries.input) +
+                    queries.heads * queries.input_head_stride * static_cast<int64_t>(byte_size(queries.dtype));
+  if (end == keys.input && queries.dtype == keys.dtype && queries.input_head_stride == keys.input_head_stride &&
+      queries.input_token_stride == keys.input_token_stride) {
+    queries.heads += keys.heads;
+    return rope(queries, context);
+  }
+  const Status status = rope(queries, context);
+  return status.ok() ? rope(keys, context) : status;
+}
+
 Status append_kv(const AppendKvArguments& arguments, ExecutionContext& context) {
   if (!is_float(arguments.row_dtype)) {
     return Status::failure(StatusCode::capability, "new keys and values must be f32, f16 or bf16");
@@ -43,6 +58,7 @@ Status append_kv(const AppendKvArguments& arguments, ExecutionContext& context) 
   if (context.device == DeviceKind::cuda) return append_kv_cuda(arguments, context);
   status = validate_tables(arguments, true);
   if (status.ok()) status = validate_slots(arguments);
+  if (status.ok() && arguments.turns) status = turn_rows(arguments, context);
   if (!status.ok()) return status;
   append_kv_cpu(arguments, context);
   return Status::success();

@@ -43,10 +43,11 @@ __global__ void copy_rows(EmbeddingArguments a, FaultSink faults) {
 Status embedding_cuda(const EmbeddingArguments& a, ExecutionContext& context) {
   if (a.tokens == 0) return Status::success();
   const auto tokens = static_cast<unsigned>(a.tokens);
+  const unsigned threads = a.features > 1024 ? 1024 : 256;  // a thread's few reads wait for memory together
   with_cuda_float_type(a.table_dtype, [&](auto from) {
     with_cuda_float_type(a.output_dtype, [&](auto to) {
       copy_rows<decltype(from), decltype(to)>
-          <<<tokens, 256, 0, stream_of(context)>>>(a, context.faults(describe_embedding_fault));
+          <<<tokens, threads, 0, stream_of(context)>>>(a, context.faults(describe_embedding_fault));
     });
   });
   return launch_status();

@@ -45,13 +45,16 @@ __host__ __device__ inline int64_t shares_of(const LinearArguments& layer) {
   return (layer.out_features + kShareOuts - 1) / kShareOuts;
 }
 
-// Neighbouring outputs of one layer. Blocks divide the outputs of all layers evenly, and go through their part
-// group by group.
+// Neighbouring outputs of one layer, or, if `kGated`, of the gate and of the layer that it gates. Blocks divide the
+// outputs of all layers evenly, and go through their part group by group.
+template <bool kGated>
 class Group {
  public:
+  static constexpr int kMostOuts = kGated ? kTileOuts : kGroupOuts;  // of each layer
+
   __device__ explicit Group(const LinearLayers& layers) : layers_(layers) {
     int64_t shares = 0;
-    for (int i = 0; i < layers.count; ++i) shares += shares_of(layers.layers[i]);
+    for (int i = 0; i < layers.divided(); ++i) shares += shares_of(layers.layers[i]);
     int64_t begin = shares * blockIdx.x / gridDim.x;
     shares_left_ = static_cast<int>(shares * (blockIdx.x + 1) / gridDim.x - begin);
     for (; begin >= shares_of(layer()); ++layer_) begin -= shares_of(layer());
@@ -60,6 +63,7 @@ class Group {
   }
 
   __device__ const LinearArguments& layer() const { return layers_.layers[layer_]; }
+  __device__ const LinearArguments& gated_layer() const { return layers_.layers[1]; }
   __device__ int64_t first_out() const { return first_out_; }
   __device__ int outs() const { return outs_; }  // 0 after the last group
 
@@ -75,7 +79,7 @@ class Group {
 
  private:
   __device__ int count_outs() const {
-    const int most = min(kGroupOuts, shares_left_ * kShareOuts);
+    const int most = min(kMostOuts, shares_left_ * kShareOuts);
     return static_cast<int>(min(int64_t{most}, layer().out_features - first_out_));
   }
 
@@ -91,20 +95,22 @@ class Group {
 __device__ inline int place(int out, int chunk) { return out * kSliceChunks + (chunk ^ (out % 2 * 4)); }
 
 // Copies a warp's weights to shared memory, slice by slice of each group.
-template <class W>
+template <class W, bool kGated>
 class WeightStream {
  public:
-  __device__ WeightStream(const Group& group, int features, GroupWeights& weights)
+  __device__ WeightStream(const Group<kGated>& group, int features, GroupWeights& weights)
       : to_(&weights[0][place(first_out(), chunk())]), group_(group), features_(features) {
     if (feature_ < features_) start_group();
   }
 
   // Copies a tile of the slice, after those before it.
   __device__ void request(int tile) {
+    const int outs_left = kGated ? outs_left_ : outs_left_ - tile * kTileOuts;
+    if (kGated && tile > 0) from_ = slice_ + to_gated_;
 #pragma unroll
     for (int out = 0; out < kTileOuts; out += kOutsAtOnce) {
       // Absent features are zeros; absent outputs may be anything.
-      if (tile * kTileOuts + out < outs_left_) {
+      if (out < outs_left) {
         ptx::async_copy_16(to_ + tile * kTileChunks + out * kSliceChunks, from_, present_, policy_);
       }
       from_ += step_;
@@ -136,6 +142,7 @@ class WeightStream {
     step_ = kOutsAtOnce * layer.weight_stride;
     slice_ = static_cast<const W*>(layer.weight) + (group_.first_out() + first_out()) * layer.weight_stride +
              feature_ + chunk() * kLaneFeatures;
+    if constexpr (kGated) to_gated_ = static_cast<const W*>(group_.gated_layer().weight) - static_cast<const W*>(layer.weight);
     start_slice();
   }
 
@@ -146,11 +153,12 @@ class WeightStream {
   }
 
   uint4* const to_;
-  Group group_;
+  Group<kGated> group_;
   const int features_;
   const uint64_t policy_ = ptx::evict_first_policy();
   int feature_ = warp() * kSliceFeatures;
   int64_t step_ = 0;
+  int64_t to_gated_ = 0;  // from the gate's weights to those of the layer that it gates
   const W* slice_ = nullptr;  // this lane's first chunk of the slice
   const W* from_ = nullptr;   // and the next to copy
   int outs_left_ = 0;
@@ -190,53 +198,88 @@ struct TileWeights {
   }
 };
 
-// Adds the warps' sums of a group, always in the same order, and writes the outputs.
-template <class T, int kRows>
-__device__ void finish(const Group& group, int64_t first_row,
-                       const float (&products)[kRows / kOperandRows][kGroupTiles][4], GroupSums<kRows>& sums) {
+// The outputs of a group that a thread finishes.
+template <class T, int kRows, bool kGated>
+class Finish {
+ public:
+  // Reads what the outputs add to their sums, so that nothing waits for it at the end.
+  __device__ void read(const Group<kGated>& group, int64_t first_row) {
+    each(group, first_row, [&](int i, int row, int out) {
+      if constexpr (!kGated) before_[i] = before_sum<T>(group.layer(), first_row + row, group.first_out() + out);
+    });
+  }
+
+  // Adds the warps' sums, always in the same order, and writes the outputs.
+  __device__ void write(const Group<kGated>& group, int64_t first_row,
+                        const float (&products)[kRows / kOperandRows][kGroupTiles][4], GroupSums<kRows>& sums) const {
 #pragma unroll
-  for (int rows = 0; rows < kRows / kOperandRows; ++rows) {
+    for (int rows = 0; rows < kRows / kOperandRows; ++rows) {
 #pragma unroll
-    for (int tile = 0; tile < kGroupTiles; ++tile) {
+      for (int tile = 0; tile < kGroupTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[warp()][rows * kOperandRows + lane() % 4 * 2 + i % 2][tile * kTileOuts + i / 2 * 8 + lane() / 4] =
-            products[rows][tile][i];
+        for (int i = 0; i < 4; ++i) {
+          sums[warp()][rows * kOperandRows + lane() % 4 * 2 + i % 2][tile * kTileOuts + i / 2 * 8 + lane() / 4] =
+              products[rows][tile][i];
+        }
       }
     }
-  }
-  __syncthreads();
-  const LinearArguments& layer = group.layer();
-  const int rows = static_cast<int>(min(int64_t{kRows}, layer.tokens - first_row));
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kGroupOuts; i += kThreads) {
-    const int row = i / kGroupOuts;
-    const int out = i % kGroupOuts;
-    if (out >= group.outs()) continue;
-    float sum = 0;
+    __syncthreads();
+    const auto sum_of = [&](int row, int out) {
+      float sum = 0;
 #pragma unroll
-    for (int each = 0; each < kWarps; ++each) sum += sums[each][row][out];
-    write_sum<T>(layer, first_row + row, group.first_out() + out, sum);
+      for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp][row][out];
+      return sum;
+    };
+    each(group, first_row, [&](int i, int row, int out) {
+      const int64_t to_row = first_row + row;
+      const int64_t to_out = group.first_out() + out;
+      if constexpr (kGated) {
+        write_gated<T>(group.layer(), group.gated_layer(), to_row, to_out, sum_of(row, out), sum_of(row, kTileOuts + out));
+      } else {
+        write_sum<T>(group.layer(), to_row, to_out, sum_of(row, out), before_[i]);
+      }
+    });
   }
-}
+
+ private:
+  static constexpr int kOuts = Group<kGated>::kMostOuts;
+  static constexpr int kMost = (kRows * kOuts + kThreads - 1) / kThreads;  // of a thread
+
+  // Calls visit(i, row, out) for each of the thread's outputs that there are.
+  template <class Visit>
+  __device__ static void each(const Group<kGated>& group, int64_t first_row, Visit visit) {
+    const auto rows = min(int64_t{kRows}, group.layer().tokens - first_row);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int at = static_cast<int>(threadIdx.x) + i * kThreads;
+      if (at / kOuts < rows && at % kOuts < group.outs()) visit(i, at / kOuts, at % kOuts);
+    }
+  }
+
+  float before_[kMost] = {};
+};
 
 // The first weights that a block reads come to L2, which need not wait even while they are written.
-template <class W>
-__device__ void prefetch(const Group& group) {
+template <class W, bool kGated>
+__device__ void prefetch(const Group<kGated>& group) {
   const int out = static_cast<int>(threadIdx.x);
   if (out >= group.outs()) return;
-  const LinearArguments& layer = group.layer();
-  const int64_t features = min(int64_t{kBlockFeatures}, layer.in_features);
-  ptx::prefetch(static_cast<const W*>(layer.weight) + (group.first_out() + out) * layer.weight_stride,
-                static_cast<uint32_t>(features * sizeof(W)));
+  const auto prefetch_of = [&](const LinearArguments& layer) {
+    const int64_t features = min(int64_t{kBlockFeatures}, layer.in_features);
+    ptx::prefetch(static_cast<const W*>(layer.weight) + (group.first_out() + out) * layer.weight_stride,
+                  static_cast<uint32_t>(features * sizeof(W)));
+  };
+  prefetch_of(group.layer());
+  if constexpr (kGated) prefetch_of(group.gated_layer());
 }
 
-template <class T, class W, int kRows>
+template <class T, class W, int kRows, bool kGated>
 __global__ void __launch_bounds__(kThreads)
     multiply_few_rows(const __grid_constant__ LinearLayers layers, int64_t first_row, bool weights_at_rest) {
   extern __shared__ __align__(16) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<kRows>*>(shared_memory);
   GroupWeights& weights = shared.weights[warp()];
-  Group group(layers);
+  Group<kGated> group(layers);
   ptx::let_next_kernel_start();
   const LinearArguments& a = layers.layers[0];  // its input is that of all
   const int features = static_cast<int>(a.in_features);
@@ -244,7 +287,7 @@ __global__ void __launch_bounds__(kThreads)
     prefetch<W>(group);  // all that is safe
     ptx::wait_for_previous_kernel();
   }
-  WeightStream<W> stream(group, features, weights);
+  WeightStream<W, kGated> stream(group, features, weights);
   for (int tile = 0; tile < kGroupTiles; ++tile) stream.request(tile);
   if (weights_at_rest) ptx::wait_for_previous_kernel();
   const int first_slice = warp() * kSliceFeatures;
@@ -263,6 +306,8 @@ __global__ void __launch_bounds__(kThreads)
   read(first_slice);
   for (int buffer = 0; group.outs() > 0; group.advance(), buffer ^= 1) {
     float products[kOperands][kGroupTiles][4] = {};
+    Finish<T, kRows, kGated> outputs;
+    outputs.read(group, first_row);
     for (int slice = first_slice; slice < features;) {
       Operand<T, W> operands[kOperands][kSliceLines];
 #pragma unroll
@@ -290,7 +335,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
     }
-    finish<T, kRows>(group, first_row, products, shared.sums[buffer]);
+    outputs.write(group, first_row, products, shared.sums[buffer]);
   }
 }
 
@@ -309,10 +354,10 @@ Status find_multiprocessors(Multiprocessors& found) {
   return cuda_status(error);
 }
 
-template <class T, class W, int kRows>
+template <class T, class W, int kRows, bool kGated>
 Status launch(const LinearLayers& layers, int64_t first_row, unsigned blocks, const Multiprocessors& multiprocessors,
               cudaStream_t stream) {
-  const auto kernel = multiply_few_rows<T, W, kRows>;
+  const auto kernel = multiply_few_rows<T, W, kRows, kGated>;
   // With half of a multiprocessor's shared memory, no two blocks of a launch that overlaps another share one.
   const int shared_bytes = std::max(static_cast<int>(sizeof(SharedStorage<kRows>)), multiprocessors.shared_bytes / 2);
   const Status allowed =
@@ -345,7 +390,7 @@ Status linear_few_rows(const LinearLayers& layers, cudaStream_t stream) {
   Multiprocessors multiprocessors;
   Status status = find_multiprocessors(multiprocessors);
   int64_t shares = 0;
-  for (int i = 0; i < layers.count; ++i) shares += shares_of(layers.layers[i]);
+  for (int i = 0; i < layers.divided(); ++i) shares += shares_of(layers.layers[i]);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(shares, multiprocessors.count));
   const LinearArguments& a = layers.layers[0];
   with_cuda_float_type(a.dtype, [&](auto element) {
@@ -354,10 +399,16 @@ Status linear_few_rows(const LinearLayers& layers, cudaStream_t stream) {
       using W = decltype(weight);
       if constexpr (!std::is_same_v<W, float>) {
         constexpr int kPassRows = std::is_same_v<T, W> ? 2 * kOperandRows : kOperandRows;
+        const auto pass = [&](auto rows, int64_t row) {
+          constexpr int kRows = decltype(rows)::value;
+          if constexpr (std::is_same_v<T, W>) {
+            if (layers.gated) return launch<T, W, kRows, true>(layers, row, blocks, multiprocessors, stream);
+          }
+          return launch<T, W, kRows, false>(layers, row, blocks, multiprocessors, stream);
+        };
         for (int64_t row = 0; row < a.tokens && status.ok(); row += kPassRows) {
-          status = a.tokens - row > kOperandRows
-                       ? launch<T, W, kPassRows>(layers, row, blocks, multiprocessors, stream)
-                       : launch<T, W, kOperandRows>(layers, row, blocks, multiprocessors, stream);
+          status = a.tokens - row > kOperandRows ? pass(std::integral_constant<int, kPassRows>(), row)
+                                                 : pass(std::integral_constant<int, kOperandRows>(), row);
         }
       }
     });

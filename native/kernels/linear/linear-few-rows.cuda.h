@@ -18,6 +18,12 @@ struct LinearLayers {
   static constexpr int kMost = 4;
   LinearArguments layers[kMost];
   int count = 0;
+  // The first of two layers, whose weights have one stride, gates the second: its output becomes silu(itself) * the
+  // second's, which is not written. Input and weights have one dtype.
+  bool gated = false;
+
+  // How many layers' outputs thread blocks divide among themselves: what is gated goes with its gate.
+  __host__ __device__ int divided() const { return gated ? 1 : count; }
 
   bool weights_at_rest() const {
     return std::all_of(layers, layers + count, [](const LinearArguments& layer) { return layer.weight_at_rest; });

@@ -3,6 +3,7 @@
 
 #include "kernels/linear/linear.h"
 #include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/silu.cuda.h"
 
 namespace kv {
 
@@ -12,12 +13,28 @@ __device__ inline float bias_of(const LinearArguments& a, int64_t out) {
                                        : static_cast<const float*>(a.bias)[out];
 }
 
-// output[token, out] = sum (+ bias[out]) (+ itself)
+// What the output adds to its sum, if it accumulates.
 template <class T>
-__device__ void write_sum(const LinearArguments& a, int64_t token, int64_t out, float sum) {
+__device__ float before_sum(const LinearArguments& a, int64_t token, int64_t out) {
+  return a.accumulate ? to_float(static_cast<const T*>(a.output)[token * a.output_stride + out]) : 0.0f;
+}
+
+// output[token, out] = sum (+ bias[out]) (+ itself, which is `before`)
+template <class T>
+__device__ void write_sum(const LinearArguments& a, int64_t token, int64_t out, float sum, float before) {
   if (a.bias != nullptr) sum += bias_of(a, out);
-  T* output = static_cast<T*>(a.output) + token * a.output_stride + out;
-  *output = from_float<T>(a.accumulate ? to_float(*output) + sum : sum);
+  static_cast<T*>(a.output)[token * a.output_stride + out] = from_float<T>(a.accumulate ? before + sum : sum);
+}
+
+// output[token, out] = silu(gate) * up of the two sums (+ bias[out]), rounded as linear and swiglu round one behind the other.
+template <class T>
+__device__ void write_gated(const LinearArguments& gate, const LinearArguments& up, int64_t token, int64_t out,
+                            float gate_sum, float up_sum) {
+  const auto rounded = [out](const LinearArguments& a, float sum) {
+    return to_float(from_float<T>(a.bias != nullptr ? sum + bias_of(a, out) : sum));
+  };
+  static_cast<T*>(gate.output)[token * gate.output_stride + out] =
+      from_float<T>(silu(rounded(gate, gate_sum)) * rounded(up, up_sum));
 }
 
 }  // namespace kv

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) multiply_any(LinearArguments a, int6
 #pragma unroll
   for (int token = 0; token < kTokens; ++token) {
     const float sum = warp_sum(sums[token]);
-    if (lane == 0) write_sum<T>(a, first + token, out, sum);
+    if (lane == 0) write_sum<T>(a, first + token, out, sum, before_sum<T>(a, first + token, out));
   }
 }
 
@@ -95,9 +95,20 @@ Status linear_together(const LinearLayers& layers, ExecutionContext& context) {
   return fits_skinny(layers.layers[0]) ? linear_skinny(layers, context) : linear_few_rows(layers, stream_of(context));
 }
 
+// Whether the kernel of few rows multiplies and gates, with the bits of swiglu behind it.
+bool gates_itself(const LinearArguments& gate, const LinearArguments& up) {
+  const auto fits = [](const LinearArguments& a) { return a.dtype == a.weight_dtype && fits_few_rows(a); };
+  return fits(gate) && fits(up) && gate.weight_stride == up.weight_stride && gate.tokens > 0 && gate.out_features > 0 &&
+         gate.tokens <= count_few_rows(gate);
+}
+
 }  // namespace
 
 Status linear_cuda(const std::vector<LinearArguments>& layers, ExecutionContext& context) {
+  const bool gated = is_gated(layers);
+  if (gated && gates_itself(layers[0], layers[1])) {
+    return linear_few_rows({{layers[0], layers[1]}, 2, true}, stream_of(context));
+  }
   Status status;
   LinearLayers together;
   const auto launch_together = [&] {
@@ -120,7 +131,7 @@ Status linear_cuda(const std::vector<LinearArguments>& layers, ExecutionContext&
     }
   }
   launch_together();
-  return status;
+  return gated && status.ok() ? swiglu(swiglu_of(layers[0], layers[1]), context) : status;
 }
 
 }  // namespace kv

@@ -1,11 +1,13 @@
 // A linear layer:
 //   output[token, out] = sum_in input[token, in] * weight[out, in]
 //                        (+ bias[out]) (+ output[token, out] before, when accumulate)
+// The first of two layers may gate the second, as swiglu does: output = silu(output) * the second's output.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "kernels/swiglu/swiglu.h"
 #include "runtime/dtype.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
@@ -30,7 +32,16 @@ struct LinearArguments {
   int64_t in_features = 0;
   int64_t out_features = 0;
   bool accumulate = false;
+  bool gates_next = false;  // the layer behind it in the call, of the same size: that one's output is anything afterwards
 };
+
+inline bool is_gated(const std::vector<LinearArguments>& layers) { return layers.size() == 2 && layers[0].gates_next; }
+
+// What gates the outputs of two layers once they are there.
+inline SwigluArguments swiglu_of(const LinearArguments& gate, const LinearArguments& up) {
+  return {gate.output, gate.output_stride, up.output,  up.output_stride, gate.output,
+          gate.output_stride, gate.dtype,  gate.tokens, gate.out_features};
+}
 
 // Layers of the same input: its memory, dtype, tokens and features are those of each.
 Status linear(const std::vector<LinearArguments>& layers, ExecutionContext& context);

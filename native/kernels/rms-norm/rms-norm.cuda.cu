@@ -1,4 +1,5 @@
 #include "kernels/rms-norm/rms-norm.h"
+#include "ptx/async-copy.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
@@ -32,11 +33,14 @@ struct alignas(16) Pack {
 // The same for rows of which each thread holds one pack of elements. They are read once, 16 bytes at a time.
 template <class T, class W>
 __global__ void normalise_packed_rows(RmsNormArguments a) {
-  ptx::follow_previous_kernel();
+  ptx::let_next_kernel_start();
   const int64_t outer = blockIdx.x;
   const int64_t inner = blockIdx.y;
   const int64_t first = int64_t{threadIdx.x} * kPack;
   const bool inside = first < a.features;
+  // A step's other layers have pushed the weights out of L2.
+  if (outer == 0 && inside) ptx::prefetch_line_to_l2(static_cast<const W*>(a.weight) + first);
+  ptx::wait_for_previous_kernel();
   const T* input = static_cast<const T*>(a.input) + outer * a.input_outer_stride + inner * a.input_inner_stride;
   T* output = static_cast<T*>(a.output) + outer * a.output_outer_stride + inner * a.output_inner_stride;
   Pack<T> row{};

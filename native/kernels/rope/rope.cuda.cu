@@ -1,17 +1,8 @@
-#include "kernels/rope/rope.h"
-#include "shared/cuda/elements.cuda.h"
+#include "kernels/rope/rope-pair.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
-
-// The first dim of a head that a pair rotates.
-__device__ int64_t first_of(const RopeArguments& a, int64_t pair) {
-  return a.convention == RopeConvention::interleaved ? 2 * pair : pair;
-}
-__device__ int64_t second_of(const RopeArguments& a, int64_t pair) {
-  return a.convention == RopeConvention::interleaved ? 2 * pair + 1 : pair + a.pairs;
-}
 
 // One thread block rotates one token, or some heads of one token. A thread keeps the cosine and sine of its pair for
 // all these heads.
@@ -25,19 +16,13 @@ __global__ void rotate_tokens(RopeArguments a) {
   const int64_t first_head = int64_t{blockIdx.y} * blockDim.y + threadIdx.y;
   const int64_t heads = int64_t{gridDim.y} * blockDim.y;
   if (pair < a.pairs) {
-    // The angle is computed in f64: far positions give angles that f32 cannot hold.
-    double sine;
-    double cosine;
-    sincos(static_cast<double>(a.positions[token]) * static_cast<double>(a.inverse_frequencies[pair]), &sine, &cosine);
-    const float c = static_cast<float>(cosine) * a.attention_scale;
-    const float s = static_cast<float>(sine) * a.attention_scale;
+    const Turn turn = turn_of(a, token, pair);
     for (int64_t head = first_head; head < a.heads; head += heads) {
       const T* from = input + head * a.input_head_stride;
       T* to = output + head * a.output_head_stride;
-      const float first = to_float(from[first_of(a, pair)]);
-      const float second = to_float(from[second_of(a, pair)]);
-      to[first_of(a, pair)] = from_float<T>(first * c - second * s);
-      to[second_of(a, pair)] = from_float<T>(second * c + first * s);
+      const Pair<T> after = turned(Pair<T>{from[first_of(a, pair)], from[second_of(a, pair)]}, turn);
+      to[first_of(a, pair)] = after.first;
+      to[second_of(a, pair)] = after.second;
     }
   }
   for (int64_t head = first_head; head < a.heads; head += heads) {

@@ -1,6 +1,7 @@
 #include "kernels/swiglu/swiglu.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
+#include "shared/cuda/silu.cuda.h"
 
 namespace kv {
 namespace {
@@ -28,8 +29,7 @@ __global__ void gate_rows(SwigluArguments a) {
     Values outputs;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float gate = to_float(gates.element[i]);
-      outputs.element[i] = from_float<T>(gate / (1.0f + expf(-gate)) * to_float(ups.element[i]));
+      outputs.element[i] = from_float<T>(silu(to_float(gates.element[i])) * to_float(ups.element[i]));
     }
     *reinterpret_cast<Values*>(static_cast<T*>(a.output) + token * a.output_stride + feature) = outputs;
   }

@@ -184,7 +184,15 @@ export interface Addon {
   /** That of the package that it was built for. */
   readonly version: string;
   antidiagonalBlockScores(stream: NativeStream, ...rest: readonly [...NativeBlockScoresArguments, stride: number]): void;
-  appendKv(stream: NativeStream, keys: NativeTensor, values: NativeTensor, ...rest: NativePagedRows): void;
+  appendKv(
+    stream: NativeStream,
+    keys: NativeTensor,
+    values: NativeTensor,
+    ...rest: readonly [
+      ...NativePagedRows,
+      ...([] | [query: NativeTensor, positions: NativeTensor, frequencies: NativeTensor, interleaved: boolean, scale: number]),
+    ]
+  ): void;
   blockSparseAttention(
     stream: NativeStream,
     ...rest: readonly [...NativeAttentionArguments, keyBlocks: NativeTensor, keyBlockCounts: NativeTensor]
@@ -310,6 +318,7 @@ export interface Addon {
     input: NativeTensor,
     rows: NativeTensor | undefined,
     accumulate: boolean,
+    swiglu: boolean,
     /** weight, bias and output of each layer */
     ...layers: readonly (NativeTensor | undefined)[]
   ): void;

@@ -50,7 +50,7 @@ export { embedding, type EmbeddingArguments } from './operations/embedding.js';
 export { crossEntropy, type CrossEntropyArguments } from './operations/cross-entropy.js';
 export { copyBlocks, type CopyBlocksArguments } from './operations/copy-blocks.js';
 export { gatherKv, type GatherKvArguments } from './operations/gather-kv.js';
-export { appendKv, type AppendKvArguments } from './operations/append-kv.js';
+export { appendKv, type AppendKvArguments, type RowTurn } from './operations/append-kv.js';
 export { type AttentionArguments, type PagedRows } from './operations/attention-arguments.js';
 export { blockSparseAttention, type BlockSparseAttentionArguments } from './operations/block-sparse-attention.js';
 export { decodeAttention } from './operations/decode-attention.js';

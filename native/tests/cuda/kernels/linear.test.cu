@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -51,8 +52,7 @@ class Matrix {
 
 enum class Kernel { few_rows, skinny };
 
-void run(Kernel kernel, const LinearArguments& arguments) {
-  const LinearLayers layers{{arguments}, 1};
+void run(Kernel kernel, const LinearLayers& layers) {
   if (kernel == Kernel::few_rows) return succeeds(linear_few_rows(layers, nullptr));
   const DeviceBuffer<uint8_t> workspace(sm90a::linear_skinny_workspace(layers), 0xff);
   succeeds(sm90a::linear_skinny(layers, workspace.get(), nullptr));
@@ -114,13 +114,13 @@ Outcome multiply(const Case& test, Random& random) {
   arguments.accumulate = test.accumulate;
   Outcome outcome;
   outcome.expect(fits_few_rows(arguments), "does not fit the kernel");
-  run(test.kernel, arguments);
+  run(test.kernel, {{arguments}, 1});
   // Row by row: the others of a batch must not change a bit.
   arguments.tokens = 1;
   for (int64_t row = 0; row < test.tokens; ++row) {
     arguments.input = input.row(row);
     arguments.output = alone.get() + row * output.stride() * output.width();
-    run(test.kernel, arguments);
+    run(test.kernel, {{arguments}, 1});
   }
   succeeds(cudaDeviceSynchronize());
   output.download();
@@ -152,6 +152,62 @@ Outcome multiply(const Case& test, Random& random) {
   char share[40];
   std::snprintf(share, sizeof share, "%.3f of the bound", worst);
   outcome.detail = share + (outcome.passed ? "" : "; " + outcome.detail);
+  return outcome;
+}
+
+// A gate and the layer that it gates, beside the same kernel's sums of both and silu of them in float64.
+Outcome gate(const Case& test, Random& random) {
+  Matrix input(test.dtype, test.tokens, test.in + 8 * (random() % 3));
+  input.fill(test.tokens, test.in, random);
+  const bool at_rest = random() % 2 == 0;
+  const int64_t weight_stride = test.in + 8 * (random() % 3);
+  std::deque<Matrix> weights, biases, sums, outputs;
+  LinearLayers apart, gated;
+  for (int layer = 0; layer < 2; ++layer) {
+    weights.emplace_back(test.dtype, test.out, weight_stride);
+    weights.back().fill(test.out, test.in, random);
+    biases.emplace_back(test.dtype, 1, test.out);
+    biases.back().fill(1, test.out, random);
+    for (auto* list : {&sums, &outputs}) list->emplace_back(test.dtype, test.tokens + kGuardRows, test.out + random() % 3);
+    LinearArguments a;
+    a.input = input.row(0);
+    a.input_stride = input.stride();
+    a.dtype = a.weight_dtype = a.bias_dtype = test.dtype;
+    a.weight = weights.back().row(0);
+    a.weight_stride = weights.back().stride();
+    a.weight_at_rest = at_rest;
+    a.bias = test.has_bias ? biases.back().row(0) : nullptr;
+    a.tokens = test.tokens;
+    a.in_features = test.in;
+    a.out_features = test.out;
+    for (auto [layers, matrices] : {std::pair(&apart, &sums), std::pair(&gated, &outputs)}) {
+      a.output = matrices->back().row(0);
+      a.output_stride = matrices->back().stride();
+      layers->layers[layers->count++] = a;
+    }
+  }
+  gated.gated = true;
+  run(test.kernel, apart);
+  run(test.kernel, gated);
+  succeeds(cudaDeviceSynchronize());
+  for (Matrix* matrix : {&sums[0], &sums[1], &outputs[0]}) matrix->download();
+  Outcome outcome;
+  bool within = true;
+  bool untouched = true;
+  for (int64_t row = 0; row < test.tokens + kGuardRows; ++row) {
+    for (int64_t out = 0; out < outputs[0].stride(); ++out) {
+      const double given = outputs[0].get(row, out);
+      if (row >= test.tokens || out >= test.out) {
+        untouched &= std::isnan(given);
+        continue;
+      }
+      const double sum = sums[0].get(row, out);
+      const double exact = sum / (1 + std::exp(-sum)) * sums[1].get(row, out);
+      within &= std::abs(given - exact) <= (9 * 0x1p-24 + unit_roundoff(test.dtype)) * std::abs(exact) + 0x1p-25;
+    }
+  }
+  outcome.expect(untouched, "wrote beside the output");
+  outcome.expect(within, "an error above the bound of swiglu");
   return outcome;
 }
 
@@ -219,6 +275,13 @@ __global__ void read_all(const uint4* data, int64_t count, unsigned* sink) {
 TEST("few-row linear layers agree with float64") { run_cases(few_rows_cases(), multiply); }
 
 TEST("linear layers of some tens of rows agree with float64") { run_cases(skinny_cases(), multiply); }
+
+TEST("linear layers that gate others agree with swiglu of their sums") {
+  std::vector<Case> list = few_rows_cases();
+  const auto refused = [](const Case& test) { return test.dtype != test.weight_dtype || test.accumulate; };
+  list.erase(std::remove_if(list.begin(), list.end(), refused), list.end());
+  run_cases(list, gate);
+}
 
 }  // namespace kv::tests
 

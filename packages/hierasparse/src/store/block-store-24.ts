@@ -129,11 +129,11 @@ export class BlockStore24 implements KvStore, SparsePrompts {
 
   append(stream: Stream, call: AppendCall): void {
     this.#expectUsable(stream);
-    const { batch, keys, values } = checkedCall('append', call);
+    const { batch, keys, values, rope } = checkedCall('append', call);
     expectPrepared(this, batch, (slot, kvHead) => this.#roomOf(slot, kvHead));
     // What is appended to is dense, under one number for keys and values.
     const { slots, queryStart } = batch;
-    appendKv(stream, { keys, values, blocks: this.#asDense(), slots, queryStart });
+    appendKv(stream, { keys, values, blocks: this.#asDense(), slots, queryStart, rope });
   }
 
   advance(batch: RowBatch): void {

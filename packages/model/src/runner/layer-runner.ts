@@ -1,4 +1,4 @@
-import { CapabilityError, InvalidValueError, linear, rmsNorm, rope, swiglu } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, linear, rmsNorm } from '@kv/sparse-core';
 import type {
   FloatDType,
   KvBytes,
@@ -149,7 +149,7 @@ export class LayerRunner implements Disposable {
     const { config, weights, inverseFrequencies } = this.#parts;
     const stream = this.#stream;
     const { convention, attentionScale } = this.#parts.rope;
-    const { normed, turning, query, key } = scratch;
+    const { normed, query, key } = scratch;
     const epsilon = config.rmsNormEpsilon;
     rmsNorm(stream, { input: hidden, weight: weights.inputNorm, output: normed, epsilon });
     linear(stream, {
@@ -164,9 +164,8 @@ export class LayerRunner implements Disposable {
     const { queryNorm, keyNorm } = weights;
     if (queryNorm) rmsNorm(stream, { input: query, weight: queryNorm, output: query, epsilon });
     if (keyNorm) rmsNorm(stream, { input: key, weight: keyNorm, output: key, epsilon });
-    const turn = { positions: rows.positions, inverseFrequencies, convention, attentionScale };
-    rope(stream, { ...turn, input: turning, output: turning });
-    this.store.append(stream, { batch: rows, keys: key, values: scratch.value });
+    const turn = { query, positions: rows.positions, inverseFrequencies, convention, attentionScale };
+    this.store.append(stream, { batch: rows, keys: key, values: scratch.value, rope: turn });
   }
 
   #feedForward({ hidden, count: rows }: Omit<HiddenRows, 'rows'>, scratch: LayerScratch): void {
@@ -180,8 +179,7 @@ export class LayerRunner implements Disposable {
       { ...weights.gate, output: gate },
       { ...weights.up, output: up },
     ];
-    linear(stream, { input: normed, rows, layers });
-    swiglu(stream, { gate, up, output: gate });
+    linear(stream, { input: normed, rows, layers, swiglu: true });
     linear(stream, { input: gate, rows, ...weights.down, output: hidden, accumulate: true });
   }
 

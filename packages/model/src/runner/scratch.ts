@@ -13,8 +13,6 @@ export interface LayerScratch {
   readonly keyRows: Rows<'feature'>;
   readonly valueRows: Rows<'feature'>;
   readonly attendedRows: Rows<'feature'>;
-  /** The heads of queries, and behind them those of keys: what turns with its position. */
-  readonly turning: HeadRows<'head'>;
   /** The same memory by head. */
   readonly query: HeadRows<'queryHead'>;
   readonly key: HeadRows<'kvHead'>;
@@ -62,7 +60,6 @@ export class Scratch implements Disposable {
     const queryRows = projected.slice('feature', 0, firstKey);
     const keyRows = projected.slice('feature', firstKey, firstValue);
     const valueRows = projected.slice('feature', firstValue, firstValue + kvHeads * headDim);
-    const turning = projected.slice('feature', 0, firstValue);
     const attendedRows = this.#attended.slice('token', 0, rows);
     return {
       normed: this.#normed.slice('token', 0, rows),
@@ -70,7 +67,6 @@ export class Scratch implements Disposable {
       keyRows,
       valueRows,
       attendedRows,
-      turning: turning.view(['token', 'head', 'dim'], [rows, queryHeads + kvHeads, headDim]),
       query: queryRows.view(['token', 'queryHead', 'dim'], [rows, queryHeads, headDim]),
       key: keyRows.view(['token', 'kvHead', 'dim'], [rows, kvHeads, headDim]),
       value: valueRows.view(['token', 'kvHead', 'dim'], [rows, kvHeads, headDim]),

@@ -1,5 +1,6 @@
 import type { FloatDType } from '../dtype.js';
 import type { Device, Stream, TensorHandle } from '../handles.js';
+import type { RowTurn } from '../operations/append-kv.js';
 import type { PagedBlocks } from '../paged-blocks.js';
 import type { Capable } from './capability.js';
 import type { RowBatch } from './row-batch.js';
@@ -39,10 +40,12 @@ export interface KvBytes {
 
 export interface AppendCall {
   readonly batch: RowBatch;
-  /** `[token, kvHead, dim]`, after RoPE with the true positions. */
+  /** `[token, kvHead, dim]`, after RoPE with the true positions unless `rope` is given. */
   readonly keys: TensorHandle<FloatDType, readonly ['token', 'kvHead', 'dim']>;
   /** `[token, kvHead, dim]` */
   readonly values: TensorHandle<FloatDType, readonly ['token', 'kvHead', 'dim']>;
+  /** The store turns the queries and the keys by it first, in place. `appendKv` does so, and `rope` for other stores. */
+  readonly rope?: RowTurn | undefined;
 }
 
 /** Rows that attend to what their slots hold, their own keys included. */

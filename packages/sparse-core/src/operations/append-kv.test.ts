@@ -1,9 +1,10 @@
 import { expect, it } from 'vitest';
 import type { FloatDType } from '../dtype.js';
-import { DTypeError, InvalidValueError, ShapeError } from '../errors.js';
+import { DeviceError, DTypeError, InvalidValueError, ShapeError } from '../errors.js';
 import { decode, encode, Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { appendKv } from './append-kv.js';
+import { rope } from './rope.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 
@@ -75,6 +76,82 @@ describeOnDevices('appendKv', ({ open }) => {
       expect(Array.from(await blocks.keyCounts.read())).toEqual(wantedCounts);
       for (const tensor of Object.values(blocks)) tensor.dispose();
     }
+  });
+
+  it('turns queries and keys first, with the bits of rope and appendKv one behind the other', async () => {
+    const random = new Random(8);
+    const [kvHeads, group, entries] = [2, 4, 5];
+    const heads = kvHeads * (group + 2);
+    for (const dtype of floats) {
+      for (const dim of [16, 64, 128]) {
+        for (const rows of [[1, 1, 1, 1, 1], [1, 0, 1, 0, 1], [3, 0, 0, 2, 0], [9, 1, 0, 2, 4]]) {
+          const tokens = rows.reduce((sum, count) => sum + count, 0);
+          const ends = rows.map((_, entry) => rows.slice(0, entry + 1).reduce((sum, count) => sum + count, 0));
+          const data = random.elements(dtype, tokens * heads * dim);
+          const pairs = dim === 16 ? 5 : dim / 2;
+          using slots = device.tensor('i32', ['batch'], [entries], Int32Array.of(4, 0, 2, 1, 5));
+          using queryStart = device.tensor('i32', ['boundary'], [entries + 1], Int32Array.of(0, ...ends));
+          using positions = device.tensor('i32', ['token'], [tokens], Int32Array.from({ length: tokens }, () => random.integer(0, 2 ** 20)));
+          const frequencies = Float32Array.from({ length: pairs }, (_, pair) => 500_000 ** (-pair / pairs));
+          using inverseFrequencies = device.tensor('f32', ['pair'], [pairs], frequencies);
+          const turn = {
+            positions,
+            inverseFrequencies,
+            convention: random.pick(['halfSplit', 'interleaved'] as const),
+            attentionScale: random.pick([1, 1.25]),
+          };
+          const results = [];
+          const seed = random.integer(0, 1000);
+          for (const together of [false, true]) {
+            const { blocks } = emptyCache(new Random(seed), dtype, 6, kvHeads, dim);
+            using packed = device.tensor(dtype, ['token', 'feature'], [tokens, heads * dim], data);
+            const columns = <Head extends string>(axis: Head, first: number, count: number) =>
+              packed.slice('feature', first * dim, (first + count) * dim).view(['token', axis, 'dim'], [tokens, count, dim]);
+            const query = columns('queryHead', 0, kvHeads * group);
+            const keys = columns('kvHead', kvHeads * group, kvHeads);
+            const values = columns('kvHead', kvHeads * (group + 1), kvHeads);
+            if (together) {
+              appendKv(stream, { keys, values, blocks, slots, queryStart, rope: { query, ...turn } });
+            } else {
+              const turning = columns('head', 0, kvHeads * (group + 1));
+              rope(stream, { input: turning, output: turning, ...turn });
+              appendKv(stream, { keys, values, blocks, slots, queryStart });
+            }
+            results.push(await packed.read(), await blocks.keys.read(), await blocks.values.read(), await blocks.keyCounts.read());
+            for (const tensor of Object.values(blocks)) tensor.dispose();
+          }
+          expect(results.slice(4)).toEqual(results.slice(0, 4));
+        }
+      }
+    }
+  });
+
+  it('refuses a turn that does not fit the rows', () => {
+    const { blocks } = emptyCache(new Random(9), 'f32', 1, 1, 8);
+    using keys = device.tensor('f32', ['token', 'kvHead', 'dim'], [1, 1, 8]);
+    using values = device.tensor('f32', ['token', 'kvHead', 'dim'], [1, 1, 8]);
+    using query = device.tensor('f32', ['token', 'queryHead', 'dim'], [1, 2, 8]);
+    using halves = device.tensor('f16', ['token', 'queryHead', 'dim'], [1, 2, 8]);
+    using slots = device.tensor('i32', ['batch'], [1], Int32Array.of(0));
+    using queryStart = device.tensor('i32', ['boundary'], [2], Int32Array.of(0, 1));
+    using positions = device.tensor('i32', ['token'], [1]);
+    using two = device.tensor('i32', ['token'], [2]);
+    using inverseFrequencies = device.tensor('f32', ['pair'], [4]);
+    using five = device.tensor('f32', ['pair'], [5]);
+    const good = { query, positions, inverseFrequencies, convention: 'halfSplit' } as const;
+    const append = (rope: object) => {
+      appendKv(stream, { keys, values, blocks, slots, queryStart, rope: rope as typeof good });
+    };
+    append(good);
+    expect(() => append({ ...good, positions: two })).toThrow(ShapeError);
+    expect(() => append({ ...good, inverseFrequencies: five })).toThrow(/dim \/ 2/);
+    expect(() => append({ ...good, query: halves })).toThrow(DTypeError);
+    expect(() => append({ ...good, query: keys })).toThrow(InvalidValueError);
+    expect(() => append({ ...good, convention: 'sideways' })).toThrow(InvalidValueError);
+    expect(() => append({ ...good, attentionScale: NaN })).toThrow(InvalidValueError);
+    expect(() => append({ query })).toThrow(DeviceError);
+    expect(() => appendKv(stream, { keys, values, blocks, slots, queryStart, rope: null as never })).toThrow(InvalidValueError);
+    for (const tensor of Object.values(blocks)) tensor.dispose();
   });
 
   it('neither reads nor writes the slot of an entry without rows', async () => {

@@ -5,6 +5,7 @@ import { decode, encode, Random, unitRoundoff } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { linear } from './linear.js';
 import { rmsNorm } from './rms-norm.js';
+import { swiglu } from './swiglu.js';
 
 const floats: readonly FloatDType[] = ['f32', 'f16', 'bf16'];
 
@@ -227,6 +228,67 @@ describeOnDevices('linear', ({ open }) => {
         }
       }
     }
+  });
+
+  it('gates one layer by another with the bits of swiglu behind both', async () => {
+    const random = new Random(10);
+    for (const dtype of floats) {
+      for (const tokens of [1, 8, 13, 20, 33, 64, 70]) {
+        const [inputs, outputs] = [random.pick([40, 64, 320]), random.pick([1, 40, 130, 300])];
+        const packed = device.tensor(dtype, ['token', 'feature'], [tokens, 2 * outputs]);
+        const layerOf = (first: number) => ({
+          weight: device.tensor(dtype, ['out', 'in'], [outputs, inputs], random.elements(dtype, outputs * inputs)),
+          bias: tokens % 2 === 0 ? device.tensor('f32', ['out'], [outputs], random.elements('f32', outputs)) : undefined,
+          output: packed.slice('feature', first, first + outputs),
+        });
+        const layers = [layerOf(0), layerOf(outputs)] as const;
+        using input = device.tensor(dtype, ['token', 'in'], [tokens, inputs], random.elements(dtype, tokens * inputs));
+        using apart = device.tensor(dtype, ['token', 'feature'], [tokens, outputs]);
+        linear(stream, { input, layers });
+        const [{ output: gate }, { output: up }] = layers;
+        swiglu(stream, { gate, up, output: apart });
+        linear(stream, { input, layers, swiglu: true });
+        expect(await gate.read()).toEqual(await apart.read());
+        for (const { weight, bias } of layers) [weight, bias].forEach((tensor) => tensor?.dispose());
+        packed.dispose();
+      }
+    }
+  });
+
+  it('gates the rows that are wanted', async () => {
+    const random = new Random(11);
+    const [tokens, inputs, outputs] = [6, 64, 24];
+    using input = device.tensor('f32', ['token', 'in'], [tokens, inputs], random.elements('f32', tokens * inputs));
+    using weights = device.tensor('f16', ['out', 'in'], [2 * outputs, inputs], random.elements('f16', 2 * outputs * inputs));
+    using rows = device.tensor('i32', ['count'], [1], Int32Array.of(2));
+    using all = device.tensor('f32', ['token', 'feature'], [tokens, 2 * outputs]);
+    using some = device.tensor('f32', ['token', 'feature'], [tokens, 2 * outputs]);
+    const layersOf = (output: typeof all) =>
+      [0, outputs].map((first) => ({
+        weight: weights.slice('out', first, first + outputs),
+        output: output.slice('feature', first, first + outputs),
+      }));
+    linear(stream, { input, layers: layersOf(all), swiglu: true });
+    linear(stream, { input, layers: layersOf(some), swiglu: true, rows });
+    const gated = (output: typeof all) => output.slice('feature', 0, outputs).slice('token', 0, 2).read();
+    expect(await gated(some)).toEqual(await gated(all));
+  });
+
+  it('refuses to gate what is not two layers of the same size', () => {
+    using input = device.tensor('f32', ['token', 'in'], [3, 8]);
+    using weights = device.tensor('f16', ['out', 'in'], [12, 8]);
+    using outputs = device.tensor('f32', ['token', 'out'], [3, 12]);
+    const layer = (start: number, end: number) => ({
+      weight: weights.slice('out', start, end),
+      output: outputs.slice('out', start, end),
+    });
+    const gate = layer(0, 4);
+    expect(() => linear(stream, { input, layers: [gate], swiglu: true })).toThrow(InvalidValueError);
+    expect(() => linear(stream, { input, layers: [gate, layer(4, 8), layer(8, 12)], swiglu: true })).toThrow(/two layers/);
+    expect(() => linear(stream, { input, ...gate, swiglu: true })).toThrow(InvalidValueError);
+    expect(() => linear(stream, { input, layers: [gate, layer(4, 9)], swiglu: true })).toThrow(ShapeError);
+    expect(() => linear(stream, { input, layers: [gate, layer(4, 8)], swiglu: true, accumulate: true })).toThrow(/accumulate/);
+    expect(() => linear(stream, { input, layers: [gate, layer(4, 8)], swiglu: 1 as never })).toThrow(InvalidValueError);
   });
 
   it('refuses bad input with a typed error', () => {

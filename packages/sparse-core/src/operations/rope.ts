@@ -1,4 +1,4 @@
-import type { FloatDType } from '../dtype.js';
+import type { DType, FloatDType } from '../dtype.js';
 import { ShapeError } from '../errors.js';
 import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
@@ -8,18 +8,22 @@ import { describe } from '../tensor.js';
 import { expectThat, isFinite32 } from '../validate.js';
 import { type RopeConvention, ropeConventions } from './rope-description.js';
 
-export interface RopeArguments<D extends FloatDType, A extends readonly ['token', string, 'dim']> {
-  /** `[token, head, dim]`: queries or keys. */
-  readonly input: TensorHandle<D, A>;
+/** How heads turn by their positions. */
+export interface RopeTurn {
   /** `[token]`, the true positions in the sequence; they need not follow each other. */
   readonly positions: TensorHandle<'i32', readonly ['token']>;
   /** `[pair]`, radians a position; `2 * pair <= dim`, and the dims behind the pairs stay as they are. */
   readonly inverseFrequencies: TensorHandle<'f32', readonly ['pair']>;
-  /** The shape and dtype of `input`; may be the input itself. */
-  readonly output: TensorHandle<D, A>;
   readonly convention: RopeConvention;
   /** Multiplies every cosine and sine. Default: 1. */
   readonly attentionScale?: number | undefined;
+}
+
+export interface RopeArguments<D extends FloatDType, A extends readonly ['token', string, 'dim']> extends RopeTurn {
+  /** `[token, head, dim]`: queries or keys. */
+  readonly input: TensorHandle<D, A>;
+  /** The shape and dtype of `input`; may be the input itself. */
+  readonly output: TensorHandle<D, A>;
 }
 
 const enqueue = operation(
@@ -44,16 +48,28 @@ export function rope<D extends FloatDType, A extends readonly ['token', string, 
   args: RopeArguments<D, A>,
 ): void {
   enqueue(stream, args, (natives, [input, , inverseFrequencies]) => {
-    if (2 * inverseFrequencies.shape[0] > input.shape[2]) {
-      throw new ShapeError(
-        `rope: inverseFrequencies is ${describe(inverseFrequencies)} and input is ${describe(input)}; ` +
-          'two dims turn at each frequency, so give at most dim / 2 frequencies.',
-        { subject: 'inverseFrequencies', given: inverseFrequencies.shape[0], wanted: input.shape[2] / 2 },
-      );
-    }
-    const { convention, attentionScale = 1 } = args;
-    expectThat('rope', 'convention', convention, ropeConventions.includes(convention), ropeConventions.join(' or '));
-    expectThat('rope', 'attentionScale', attentionScale, isFinite32(attentionScale), 'a finite f32');
-    loadAddon().rope(stream.native, ...natives, convention === 'interleaved', attentionScale);
+    expectTurn('rope', args, input, inverseFrequencies);
+    loadAddon().rope(stream.native, ...natives, args.convention === 'interleaved', args.attentionScale ?? 1);
   });
+}
+
+/**
+ * Checks what the rules of `rows` and `inverseFrequencies` leave open.
+ * @throws ShapeError, InvalidValueError
+ */
+export function expectTurn(
+  operation: string,
+  { convention, attentionScale = 1 }: RopeTurn,
+  rows: TensorHandle<DType, readonly [string, string, string]>,
+  inverseFrequencies: TensorHandle<DType, readonly [string]>,
+): void {
+  if (2 * inverseFrequencies.shape[0] > rows.shape[2]) {
+    throw new ShapeError(
+      `${operation}: inverseFrequencies is ${describe(inverseFrequencies)} for heads of ${describe(rows)}; ` +
+        'two dims turn at each frequency, so give at most dim / 2 frequencies.',
+      { subject: 'inverseFrequencies', given: inverseFrequencies.shape[0], wanted: rows.shape[2] / 2 },
+    );
+  }
+  expectThat(operation, 'convention', convention, ropeConventions.includes(convention), ropeConventions.join(' or '));
+  expectThat(operation, 'attentionScale', attentionScale, isFinite32(attentionScale), 'a finite f32');
 }

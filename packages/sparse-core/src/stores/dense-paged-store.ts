@@ -174,10 +174,10 @@ export class DensePagedStore implements KvStore {
 
   append(stream: Stream, call: AppendCall): void {
     this.#slots.expectUsable('append', stream);
-    const { batch, keys, values } = checkedCall('append', call);
+    const { batch, keys, values, rope } = checkedCall('append', call);
     expectPrepared(this, batch, (slot, kvHead) => this.#roomOf(slot, kvHead));
     const { slots, queryStart } = batch;
-    appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart });
+    appendKv(stream, { keys, values, blocks: this.denseBlocks(), slots, queryStart, rope });
   }
 
   advance(batch: RowBatch): void {
