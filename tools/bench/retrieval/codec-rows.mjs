@@ -54,7 +54,7 @@ const rows = scores.filter(({ name }) => !values['rows-only'] || name !== 'dense
     ...{ chart: false, kvBytes, date: stamp().date, machine: values.machine },
   });
   const asked = `${all.samples} examples of ${tasks.length} tasks of ${tokensOf} tokens`;
-  const ofAnswers = row('right answers', asked, '% right', 'higher', answers, round(all.error, 2));
+  const ofAnswers = row(lengths.length > 1 ? 'right answers' : `right answers to ${tokensOf} tokens`, asked, '% right', 'higher', answers, round(all.error, 2));
   if (perplexity === undefined) return [ofAnswers];
   const halves = `second half of ${perplexity.samples} texts of 8,192 tokens`;
   const error = round(perplexity.median * beyondDense.error, 4);
