@@ -3,12 +3,13 @@ import { join } from 'node:path';
 
 import { hcAttentionHostBytes, hcAttentionStore, loadCodebooks, placeCodebooks } from '@kv/hcattn-quant';
 import type { CodedOptions } from '@kv/hcattn-quant';
+import { hierarchicalDeviceBytes, hierarchicalHostBytes, hierarchicalStore } from '@kv/hierarchical-kv';
 import { CapabilityError, hostPool, kvPolicy } from '@kv/sparse-core';
-import type { Device, KvPolicy, KvPolicyParts } from '@kv/sparse-core';
+import type { Device, KvCapacity, KvLayer, KvPolicy, KvPolicyParts } from '@kv/sparse-core';
 import { expectObject, expectThat, isDevice } from '@kv/sparse-core/native';
 
 import { policyOf } from './policies.js';
-import type { CodedReading, Reading } from './policies.js';
+import type { CodedReading, HostedReading, Reading } from './policies.js';
 
 /** What a policy needs to know of a model: a `Model` of `@kv/model` is one. */
 export interface PolicyModel {
@@ -52,15 +53,16 @@ export async function openReading(reading: Reading, model: PolicyModel, cache: P
   if ('parts' in reading) return { parts: reading.parts(), [Symbol.dispose]: () => undefined };
   expectModel(model);
   expectObject('openPolicy', 'cache', cache);
-  const { device, config } = model;
-  const keys = await placeCodebooks(device, await codebooksOf(reading, model));
+  return 'dimsOfCode' in reading ? await openCoded(reading, model, cache) : await openHosted(reading, model, cache);
+}
+
+async function openCoded(reading: CodedReading, model: PolicyModel, cache: PolicyCache): Promise<OpenReading> {
+  const keys = await placeCodebooks(model.device, await codebooksOf(reading, model));
   try {
     const options: CodedOptions = { ...reading.options, keys, valuesOn: 'host' };
-    const { contextTokens, sequences = 1 } = cache;
-    const layers = Array.from({ length: config.layers }, (_, index) => ({ ...config, index }));
     const prefill = reading.prefill?.();
-    const capacity = { device, slots: sequences, tokensPerSlot: contextTokens, tokens: sequences * contextTokens, prefill };
-    const pool = await hostPool(device, { bytes: hcAttentionHostBytes(options, layers, capacity) });
+    const [layers, capacity] = sizesOf(model, cache);
+    const pool = await hostPool(model.device, { bytes: hcAttentionHostBytes(options, layers, { ...capacity, prefill }) });
     const store = hcAttentionStore({ ...options, hostPool: pool });
     const dispose = () => {
       pool.dispose();
@@ -71,6 +73,28 @@ export async function openReading(reading: Reading, model: PolicyModel, cache: P
     keys[Symbol.dispose]();
     throw error;
   }
+}
+
+async function openHosted({ budgetTokens, deviceShare }: HostedReading, model: PolicyModel, cache: PolicyCache): Promise<OpenReading> {
+  const [layers, capacity] = sizesOf(model, cache);
+  const options = { budgetTokens };
+  // As many bytes as a dense cache has, of elements of 16 bits.
+  const bytes = hierarchicalHostBytes(options, layers, capacity);
+  const least = hierarchicalDeviceBytes(options, layers, capacity, capacity.slots);
+  const deviceBytes = deviceShare === undefined ? Number.MAX_SAFE_INTEGER : Math.max(least, Math.ceil(deviceShare * bytes));
+  const pool = await hostPool(model.device, { bytes });
+  const store = hierarchicalStore({ ...options, deviceBytes, hostPool: pool });
+  return {
+    parts: { store },
+    [Symbol.dispose]: () => {
+      pool.dispose();
+    },
+  };
+}
+
+function sizesOf({ device, config }: PolicyModel, { contextTokens, sequences = 1 }: PolicyCache): [KvLayer[], KvCapacity] {
+  const layers = Array.from({ length: config.layers }, (_, index) => ({ ...config, index }));
+  return [layers, { device, slots: sequences, tokensPerSlot: contextTokens, tokens: sequences * contextTokens }];
 }
 
 /** A safetensors file has two tensors a layer, and at most 16,384. */

@@ -8,7 +8,7 @@ import { show } from '@kv/sparse-core/native';
 import { clusteredPrefill, skeletonPrefill } from '@kv/skeleton-prefill';
 
 /** How a text is read and held: a policy without its selection. Policies of one reading share a text. */
-export type Reading = PlainReading | CodedReading;
+export type Reading = PlainReading | CodedReading | HostedReading;
 
 /** One that needs nothing but its settings. */
 export interface PlainReading {
@@ -25,6 +25,15 @@ export interface CodedReading {
   readonly options?: Omit<CodedOptions, 'keys' | 'valuesOn' | 'hostPool'> | undefined;
   /** Default: dense attention; keys are coded when the prompt is complete and the selection made. */
   readonly prefill?: (() => PrefillAttention) | undefined;
+}
+
+/** One whose store holds everything in host memory, and on the device what answers read. */
+export interface HostedReading {
+  readonly name: string;
+  /** Of each kv head, that an answer reads. */
+  readonly budgetTokens: number;
+  /** What the device gives up of a dense cache's bytes, if an answer needs no more; undefined where it has all blocks. */
+  readonly deviceShare?: number | undefined;
 }
 
 /** A policy under the name that `--policy` and the rows of `kv compare` use. */
@@ -95,6 +104,10 @@ const skeletonEighth: Reading = { name: 'skeleton-1/8', parts: () => ({ prefill:
 /** The same with an estimate of our own. */
 const clustered: Reading = { name: 'clustered', parts: () => ({ prefill: clusteredPrefill({ epsilon: 0.8 }) }) };
 
+/** All on the host, and the blocks that the last answers read on the device; or all on the device too. */
+const offloaded: HostedReading = { name: 'offload-1/4', budgetTokens: 2048, deviceShare: 1 / 4 };
+const sparseAnswers: HostedReading = { name: 'sparse-2048', budgetTokens: 2048 };
+
 /** The shares of the prompt that a selection keeps: `hbw-1/4`, and so on. */
 const keptShares = [4, 8, 16];
 
@@ -136,6 +149,7 @@ export const policies: readonly NamedPolicy[] = [
     select: () => hbw({ keepRatio: 1 / 4 }),
   },
   { name: clustered.name, method: 'clustered', reading: clustered },
+  ...[offloaded, sparseAnswers].map((reading) => ({ name: reading.name, method: 'offload', reading })),
 ];
 
 function selections(reading: Reading, method: string, select: (keepRatio: number) => KvSelector): NamedPolicy[] {
@@ -148,13 +162,14 @@ function selections(reading: Reading, method: string, select: (keepRatio: number
 }
 
 /**
- * A policy that needs nothing but its name. `openPolicy` makes those too that load codebooks.
- * @throws InvalidValueError when there is no such policy; CapabilityError when it needs codebooks
+ * A policy that needs nothing but its name. `openPolicy` makes those too that load codebooks or take host memory.
+ * @throws InvalidValueError when there is no such policy; CapabilityError when it needs one of these
  */
 export function createPolicy(name: string): KvPolicy {
   const { reading, select } = policyOf(name);
   if ('parts' in reading) return kvPolicy({ ...reading.parts(), select: select?.() });
-  throw new CapabilityError(`The policy '${name}' needs codebooks of a model; make it with openPolicy('${name}', model, cache).`, {
+  const needed = 'dimsOfCode' in reading ? 'codebooks of a model' : 'host memory for a model';
+  throw new CapabilityError(`The policy '${name}' needs ${needed}; make it with openPolicy('${name}', model, cache).`, {
     subject: 'policy',
     given: name,
   });

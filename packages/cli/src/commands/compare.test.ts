@@ -35,7 +35,7 @@ describe('kv compare of a list of questions', () => {
 
   it('says which answers are right', () => {
     expect({ exitCode }).toEqual({ exitCode: 0 });
-    expect(stderr).toMatch(/^To read it 16 times takes about \d+ (s|min) here\.$/m);
+    expect(stderr).toMatch(/^To read it 18 times takes about \d+ (s|min) here\.$/m);
     expect(stderr).toMatch(/^dense: .*\(100%\), /m);
     const [policy, question, answers, heldOut, density, bytes, ratio, reserved] = rowOf('dense', stdout);
     expect({ policy, question, answers, heldOut, density, ratio, reserved }).toEqual({
@@ -82,7 +82,7 @@ describe('kv compare of a list of questions', () => {
     const rows = stdout.split('\n').map((line) => line.replace(/^→/, ' ').trim().split(/ {2,}/));
     const above = (index: number) => rows[index - 1]?.[0];
     const onHost = rows.flatMap(([name, bytes], index) => (name === 'and on the host' ? [{ name: above(index), bytes }] : []));
-    expect(onHost.map(({ name }) => name)).toEqual(['hcattn-rescored-1/8', 'hcattn-rescored-1/16', 'hcattn-1/4', 'hcattn-1/8', 'hbw-1/4+hcattn', 'hbw-1/4+hcattn']);
+    expect(onHost.map(({ name }) => name)).toEqual(['hcattn-rescored-1/8', 'hcattn-rescored-1/16', 'hcattn-1/4', 'hcattn-1/8', 'hbw-1/4+hcattn', 'hbw-1/4+hcattn', 'offload-1/4', 'sparse-2048']);
     expect(onHost[0]?.bytes).toBe(onHost[1]?.bytes);
     expect(onHost[2]?.bytes).toBe(onHost[3]?.bytes);
   });
@@ -98,7 +98,7 @@ describe('kv compare', () => {
     expect(stdout).toMatch(new RegExp(`\\n  dense +${passKey}\\.\\n`));
     expect(stdout.trimEnd().split('\n').at(-1)).toMatch(/^Take \S+: /);
     const shown = policies.filter(({ name }) => rowsOf(name, stdout).length > 0);
-    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'int4', 'halo-1/4+int4', 'hcattn-rescored-1/8', 'skeleton', 'clustered']);
+    expect(shown.map(({ name }) => name)).toEqual(['dense', 'hbw-1/4', 'snapkv-1/4', 'halo-1/4', 'hierasparse-v1', 'int4', 'halo-1/4+int4', 'hcattn-rescored-1/8', 'skeleton', 'clustered', 'offload-1/4']);
   });
 
   it('leaves out the policies that cannot take the model, and says why', async () => {
