@@ -21,6 +21,7 @@ export class BlockIds {
   readonly #holders: Int32Array;
   /** The first block that was never handed out. */
   #next = 0;
+  #shared = 0;
 
   /** @param spare blocks that are never promised, for what is held twice while it moves */
   constructor(subject: string, count: number, spare = 0) {
@@ -28,6 +29,11 @@ export class BlockIds {
     this.count = count;
     this.#spare = spare;
     this.#holders = new Int32Array(count);
+  }
+
+  /** Blocks that several hold. */
+  get shared(): number {
+    return this.#shared;
   }
 
   /** Blocks that nobody holds. */
@@ -56,7 +62,9 @@ export class BlockIds {
   }
 
   shareOne(id: number): void {
-    this.#holders[id] = this.holders(id) + 1;
+    const holders = this.holders(id) + 1;
+    this.#holders[id] = holders;
+    if (holders === 2) this.#shared += 1;
   }
 
   /** How many hold a block. One that several hold must not be written to. */
@@ -87,6 +95,7 @@ export class BlockIds {
   freeOne(id: number): void {
     const left = this.holders(id) - 1;
     this.#holders[id] = left;
+    if (left === 1) this.#shared -= 1;
     if (left === 0) this.#free.push(id);
   }
 

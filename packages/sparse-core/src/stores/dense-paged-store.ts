@@ -308,16 +308,22 @@ export class DensePagedStore implements KvStore {
   #lacking(batch: Pick<RowBatch, 'entries'>): { readonly missing: readonly MissingBlocks[]; readonly shared: readonly HeldBlock[] } {
     const missing: MissingBlocks[] = [];
     const written: HeldBlock[] = [];
-    const { ids } = this.#pool;
+    const { ids, blockTokens } = this.#pool;
     for (const { slot, rows } of entriesOf('prepare', batch)) {
       const blocks = this.#slots.blocks(slot);
-      this.lengths(slot).forEach((held, kvHead) => {
-        const count = this.#slots.blocksFor(slot, held + rows) - blocks.count(kvHead);
-        if (count > 0) missing.push({ slot, kvHead, count });
+      const lengths = this.lengths(slot);
+      // A loop: every layer comes here with every sequence of a step.
+      for (let kvHead = 0; kvHead < lengths.length; kvHead++) {
+        const held = lengths[kvHead] ?? 0;
+        const count = blocks.count(kvHead);
+        if (held + rows > count * blockTokens) {
+          missing.push({ slot, kvHead, count: this.#slots.blocksFor(slot, held + rows) - count });
+        }
+        if (ids.shared === 0) continue;
         const index = this.#openBlock(held);
         const id = blocks.at(kvHead, index);
         if (id !== undefined && ids.holders(id) > 1) written.push({ slot, kvHead, index, id });
-      });
+      }
     }
     return { missing, shared: ids.toReplace(written) };
   }

@@ -113,11 +113,9 @@ export class SlotTable<Blocks, Name extends string> {
 
   /** Counts a step's rows on the host; an operation counts them on the device. */
   advance(batch: RowBatch): void {
-    for (const { slot, rows } of entriesOf('advance', batch)) {
-      this.count(
-        slot,
-        this.lengths(slot).map((count) => count + rows),
-      );
+    for (const entry of entriesOf('advance', batch)) {
+      const slot = this.#slot(entry.slot);
+      slot.lengths = slot.lengths.map((count) => count + entry.rows);
     }
   }
 
