@@ -37,6 +37,7 @@ export function blockScores(stream: Stream, args: BlockScoresArguments): void {
   enqueue(stream, args, (natives, [query, scores, metadata, table]) => {
     const name = 'blockScores';
     expectHeads(name, query, table.shape[1]);
+    expectThat(name, 'query', query.shape, query.shape[1] > 0, 'of a query head or more');
     expectThat(name, 'metadata', metadata.shape, metadata.shape[1] === 1 || metadata.shape[1] === 2, 'of 1 or 2 vectors a block');
     expectThat(name, 'scores', scores.shape, scores.shape[2] >= table.shape[2], `of ${table.shape[2]} blocks or more, like the table`);
     expectBlockTokens(name, args.blockTokens);

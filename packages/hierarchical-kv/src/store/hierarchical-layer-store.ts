@@ -14,7 +14,7 @@ import {
   type Stream,
   transferBlocks,
 } from '@kv/sparse-core';
-import { checkedCall, type DensePagedStore, entriesOf, expectThat } from '@kv/sparse-core/native';
+import { checkedCall, type DensePagedStore, entriesOf, expectThat, listOf } from '@kv/sparse-core/native';
 import { blockMetadata } from '../operations/block-metadata.js';
 import { blockScores } from '../operations/block-scores.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
@@ -177,13 +177,15 @@ export class HierarchicalLayerStore implements KvStore {
     return this.#host.lengths(slot);
   }
 
-  denseBlocks(): undefined {
-    return undefined;
+  denseBlocks(slots?: readonly number[]): undefined {
+    this.#host.denseBlocks(slots);
   }
 
   /** Of the device: metadata of the blocks, the places of slots that hold any, and as much of the cache as they may take. */
-  bytes(slots: readonly number[] = Array.from({ length: this.#parts.sizes.capacity.slots }, (_, slot) => slot)): KvBytes {
+  bytes(given?: readonly number[]): KvBytes {
     const { device, sizes } = this.#parts;
+    const { slots: count } = sizes.capacity;
+    const slots = given === undefined ? Array.from({ length: count }, (_, slot) => slot) : listOf('bytes', 'slots', given, count);
     const { blockBytes } = device.pool;
     const host = this.#host.bytes(slots).device;
     const blocks = host / blockBytes;
