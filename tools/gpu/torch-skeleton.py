@@ -92,24 +92,24 @@ class Case:
     rival: str = DENSE
 
 
-def default_options(length):
-    return Case(f'{length}, default options, {USUAL_SHARE:.0%} computed', USUAL_SHARE, {ALL: {'ratio': 0.98}})
+def quarter(length):
+    return Case(f'{length}, 25 % computed', USUAL_SHARE, {ALL: {'ratio': 0.98}})
 
 
 def flat(length):
     return Case(f'{length}, flat attention', 1, {ALL: {'ratio': 0.9}})
 
 
-# Shorter prompts than the first are computed densely (estimated-cost.ts).
+# Shorter prompts than the first are computed densely, without a budget those below 32K (estimated-cost.ts).
 CASES = {
-    12288: [default_options('12K'), flat('12K')],
+    12288: [quarter('12K')],
     16384: [Case('16K, 90 % sparse', 0.1, {ESTIMATE: None, SELECTION: None, ALL: {'ratio': 2.5}}),
-            default_options('16K'), flat('16K')],
-    32768: [default_options('32K'), flat('32K')],
+            quarter('16K')],
+    32768: [quarter('32K'), flat('32K')],
     131072: [Case('128K, 97 % sparse', 0.03, {ESTIMATE: None, SELECTION: {'atMost': 2.2}, ALL: {'ratio': 21}}),
              Case('128K, 97 % sparse, in 16 steps', 0.03, {SELECTION: {'atMost': 4}}, steps=16),
              Case('128K, 4.5 % computed', 0.045, {ALL: {'ratio': 31}}, rival=FLASH),
-             default_options('128K'), flat('128K')],
+             quarter('128K'), flat('128K')],
     1048576: [Case('1M, 99.5 % sparse', 0.005, {ESTIMATE: None, SELECTION: None, ALL: {'ratio': 120}})],
 }
 # From this length on dense attention takes seconds, and runs once.

@@ -54,6 +54,8 @@ export interface BlockSparseMethod {
   readonly share?: number | undefined;
   /** How many multiplications of dense attention take as long as the estimate of a step. */
   cost(kind: Device['kind'], step: PromptStep): number;
+  /** How much of dense attention's time the estimate may take if nothing says how many blocks it leaves. Default: any. */
+  readonly mostLost?: Readonly<Record<Device['kind'], number>> | undefined;
   /**
    * Enqueues the estimate, then calls `choose` once, with the tensors that `selectKeyBlocks` reads. They may be disposed
    * when it returns. A diagonal or a threshold given there holds in place of that of `select`.
@@ -88,6 +90,7 @@ interface Chosen {
 export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention {
   const { name, select, denseLastRows } = method;
   const { share = shareOf(select.threshold) } = method;
+  const most = share === undefined ? method.mostLost : undefined;
 
   /** Why an entry is computed densely. */
   const fallbackOf = (stream: Stream, { store, rope }: PrefillCall, { slot, position, rows }: RowBatchEntry): DenseReason | undefined => {
@@ -95,8 +98,9 @@ export function blockSparsePrefill(method: BlockSparseMethod): PrefillAttention 
     const tokens = position + rows;
     if (store.lengths(slot).some((length) => length !== tokens)) return 'tokens of the sequence were dropped';
     const { sinkTokens = 0, diagonalTokens = 0 } = select;
-    const step = { layer, rows, tokens, rope, exactTokens: sinkTokens + diagonalTokens, share };
-    const worthwhile = isWorthEstimating(step, method.cost(stream.device.kind, step));
+    const step = { layer, rows, tokens, rope, exactTokens: sinkTokens + diagonalTokens, share: share ?? usualShare };
+    const { kind } = stream.device;
+    const worthwhile = isWorthEstimating(step, method.cost(kind, step), most?.[kind]);
     return worthwhile ? undefined : 'the estimate would take longer than it saves';
   };
 
@@ -176,8 +180,8 @@ export function expectDenseLastRows(subject: string, denseLastRows: number): voi
   expectThat(subject, 'denseLastRows', denseLastRows, isWhole(denseLastRows, 0, 2 ** 31 - 1), 'a whole number from 0 on');
 }
 
-function shareOf({ budget, epsilon }: BlockThreshold): number {
-  return budget ?? (epsilon === 0 ? 1 : usualShare);
+function shareOf({ budget, epsilon }: BlockThreshold): number | undefined {
+  return budget ?? (epsilon === 0 ? 1 : undefined);
 }
 
 /** How many blocks the tiles of an entry see, of one head. */

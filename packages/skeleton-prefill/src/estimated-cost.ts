@@ -15,25 +15,34 @@ export interface PromptStep {
 
 /**
  * How much longer a multiplication of the estimate takes than one of dense attention. On one H200 the estimate and the
- * selection took 4.0 ms for 131,072 tokens and 0.95 ms for 16,384, dense attention 224 and 3.1.
+ * selection took 3.8 ms for 131,072 tokens and 0.81 ms for 16,384, dense attention 222 and 3.2.
  */
-const weightOf: Readonly<Record<Device['kind'], number>> = { cpu: 1, cuda: 7.5 };
+const weightOf: Readonly<Record<Device['kind'], number>> = { cpu: 1, cuda: 6.5 };
 /** How much longer one of f64 takes than one of f32. */
 const weightOfDoubles: Readonly<Record<Device['kind'], number>> = { cpu: 4, cuda: 10 };
 /** Rows of a tile and keys of a block, of which a tile has some in vain. */
 const tileTokens = 128 + 64;
+
+/**
+ * How much of dense attention's time the decomposition may take where a threshold does not say how many blocks it leaves.
+ * Where attention is flat it leaves all, and this is what is lost. On a CPU it is little, at any length that is worth it.
+ */
+export const mostLost: Readonly<Record<Device['kind'], number>> = { cpu: Infinity, cuda: 0.1 };
 
 /** The multiplications of dense attention. */
 export function denseCost({ layer, rows, tokens }: PromptStep): number {
   return rows * (tokens - rows / 2) * 2 * layer.headDim * layer.queryHeads;
 }
 
-/** Whether the estimate and what it leaves to compute take fewer multiplications than dense attention. */
-export function isWorthEstimating(step: PromptStep, estimate: number): boolean {
+/**
+ * Whether the estimate and what it leaves to compute take fewer multiplications than dense attention, and the estimate no
+ * more than this share of them.
+ */
+export function isWorthEstimating(step: PromptStep, estimate: number, most = Infinity): boolean {
   const { layer, rows, exactTokens, share } = step;
   const dense = denseCost(step);
   const sparse = share * dense + rows * (exactTokens + tileTokens) * 2 * layer.headDim * layer.queryHeads;
-  return sparse + estimate < dense;
+  return sparse + estimate < dense && estimate <= most * dense;
 }
 
 /** The multiplications of `decomposeAttention`, each weighed. */

@@ -2,7 +2,7 @@ import type { PrefillAttention } from '@kv/sparse-core';
 import { expectObject, expectThat } from '@kv/sparse-core/native';
 
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
-import { decompositionCost } from './estimated-cost.js';
+import { decompositionCost, mostLost } from './estimated-cost.js';
 import { isWhole } from './exact-tokens.js';
 import { decomposeAttention, decomposeOptions, decompositionStateBytes } from './operations/decompose-attention.js';
 import type { DecomposeAttentionOptions } from './operations/decompose-attention.js';
@@ -51,6 +51,7 @@ export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttenti
     select: { threshold, slashBound, sinkTokens, diagonalTokens },
     denseLastRows,
     cost: (kind, step) => decompositionCost(kind, step, optionsOf(step.layer.headDim).samples),
+    mostLost,
     estimate(stream, rows, choose) {
       const { device } = stream;
       const { layer, tokens, rope } = rows;
