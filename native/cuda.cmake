@@ -20,17 +20,45 @@ set(optimisation --compress-mode=size)
 function(add_cuda_objects name architectures)
   add_library(${name} OBJECT ${ARGN})
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_RUNTIME_LIBRARY Static)
-  target_compile_options(${name} PRIVATE --expt-relaxed-constexpr ${optimisation}
-                                         -Xcompiler=-Wall,-Wextra,-Wno-psabi)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr ${optimisation}
+                                         -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
 endfunction()
 
 add_cuda_objects(cuda_hopper "90a-real" ${cuda_hopper})
-# Not Hopper's own kernels: which of their products would wait for each other, the assembler says of optimised code alone.
+set(architectures_of_every "80-real;90a-real")
+# The checks below run on Hopper, and with them Ampere's kernels if they are compiled for it.
+set(cuda_ampere_on_hopper ${cuda_ampere})
 if(KV_FAST_COMPILE)
+  # Not Hopper's own kernels: which of their products would wait for each other, the assembler says of optimised code
+  # alone.
   set(optimisation -Ofc=max --compress-mode=none)
+  # Code for Ampere and for Hopper differs in native/ptx and shared/block-scores alone, as tools/check-headers.mjs sees
+  # to. Hopper's own kernels use what differs in native/ptx, except for two headers. So folders that use those two, or
+  # shared/block-scores, are compiled for both; all others only for Ampere.
+  file(GLOB common_files kernels/*/*.h kernels/*/*.cu shared/*/*.h shared/*/*.cu)
+  set(folders_of_both "")
+  foreach(file IN LISTS common_files)
+    file(STRINGS ${file} differs REGEX "^#include \"(shared/block-scores/.*\\.cuda|ptx/(cluster|mma-f64)\\.cuda)\\.h\"")
+    if(differs)
+      get_filename_component(folder ${file} DIRECTORY)
+      list(APPEND folders_of_both ${folder})
+    endif()
+  endforeach()
+  set(cuda_on_both "")
+  foreach(source IN LISTS cuda_every)
+    get_filename_component(folder ${source} DIRECTORY)
+    if(folder IN_LIST folders_of_both)
+      list(APPEND cuda_on_both ${source})
+    endif()
+  endforeach()
+  list(REMOVE_ITEM cuda_every ${cuda_on_both})
+  add_cuda_objects(cuda_on_both "${architectures_of_every}" ${cuda_on_both})
+  target_sources(kv_core PRIVATE $<TARGET_OBJECTS:cuda_on_both>)
+  set(architectures_of_every "80-real")
+  set(cuda_ampere_on_hopper "")
 endif()
 add_cuda_objects(cuda_ampere "80-real" ${cuda_ampere})
-add_cuda_objects(cuda_every "80-real;90a-real" ${cuda_every})
+add_cuda_objects(cuda_every "${architectures_of_every}" ${cuda_every})
 target_sources(kv_core PRIVATE $<TARGET_OBJECTS:cuda_hopper> $<TARGET_OBJECTS:cuda_ampere> $<TARGET_OBJECTS:cuda_every>)
 
 # It was declared before the language was known; its CUDA objects come from the libraries above.
@@ -42,17 +70,19 @@ target_link_libraries(kv_core INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
 # Tests of the runtime that need a GPU where they run: build them anywhere, run `cuda_tests` there.
 file(GLOB cuda_test_sources CONFIGURE_DEPENDS tests/cuda/*.cu)
 add_executable(cuda_tests tests/main.cc ${cuda_test_sources})
-set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "80-real;90a-real" CUDA_RUNTIME_LIBRARY Static)
+set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "${architectures_of_every}" CUDA_RUNTIME_LIBRARY Static)
 target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr ${optimisation}
                                                                   -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
 # None waits for longer than a few seconds; those of the CPU may be slow, under sanitizers.
 target_compile_definitions(cuda_tests PRIVATE KV_TEST_SECONDS=30)
 target_link_libraries(cuda_tests PRIVATE kv_core)
 
-# Checks of single kernels on Hopper, where those of Ampere run too if they are compiled for it: the linker finds these
-# objects before it looks into kv_core. The same objects are the library that the scripts of tools/gpu time.
-file(GLOB cuda_kernel_test_sources CONFIGURE_DEPENDS tests/cuda/kernels/*.cu)
-add_cuda_objects(cuda_kernel_test_objects "90a-real" ${cuda_kernel_test_sources} ${cuda_ampere})
+# Checks of single kernels on Hopper. The linker finds these objects before it looks into kv_core. The same objects are
+# the library that the scripts of tools/gpu time.
+file(GLOB cuda_kernel_test_sources CONFIGURE_DEPENDS tests/cuda/kernels/*.cu tests/cuda/kernels/*.cc)
+add_cuda_objects(cuda_kernel_test_objects "90a-real" ${cuda_kernel_test_sources} ${cuda_ampere_on_hopper})
+target_compile_options(cuda_kernel_test_objects PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${KV_FAST_COMPILE}>>:-O0>)
+target_link_libraries(cuda_kernel_test_objects PRIVATE CUDA::cudart_static)
 add_executable(cuda_kernel_tests tests/main.cc $<TARGET_OBJECTS:cuda_kernel_test_objects>)
 target_link_libraries(cuda_kernel_tests PRIVATE kv_core)
 add_library(cuda-kernels SHARED $<TARGET_OBJECTS:cuda_kernel_test_objects>)

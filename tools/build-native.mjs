@@ -1,5 +1,6 @@
 // Builds the native addon into native/build and installs it in the platform package that publishes it.
-// `--out DIR` only builds, and elsewhere. `--fast-compile` takes a third of the time for CUDA, whose kernels are slow then.
+// `--out DIR` only builds, and elsewhere. `--fast-compile` takes a fourth of the time for CUDA; its kernels are slow then,
+// and most of them are for Ampere alone.
 //
 // CUDA is compiled when nvcc and a GPU are there, always with KV_CUDA=on, never with KV_CUDA=off.
 import { spawnSync } from 'node:child_process';

@@ -17,7 +17,7 @@ from measuring import Sampler, libraries_of, machine_of, pointers_of, timed
 block_sparse = importlib.import_module('torch-block-sparse')
 QUERY_HEADS, KV_HEADS, HEAD_DIM = block_sparse.QUERY_HEADS, block_sparse.KV_HEADS, block_sparse.HEAD_DIM
 QUERY_TILE, KEY_BLOCK = block_sparse.QUERY_TILE, block_sparse.KEY_BLOCK
-# As in native/tests/cuda/kernels/block-scores.test.cu.
+# As in native/tests/cuda/kernels/block-scores.test.cc.
 ESTIMATES = ['clustered', 'pooled', 'antidiagonal, stride 8', 'antidiagonal, stride 16', 'vertical-slash']
 CLUSTERED = 0
 TOKENS, STEPS = 131072, 16
