@@ -80,7 +80,7 @@ class Step:
         return error
 
 
-PARTS = ['kv_block_scores', 'kv_select_top_blocks', 'kv_plan_blocks']
+PARTS = ['kv_cached_block_scores', 'kv_select_top_blocks', 'kv_plan_blocks']
 
 
 def rounded(each):

@@ -397,7 +397,7 @@ Arguments batch_for_python(const int64_t* sizes, void* const* pointers) {
 
 }  // namespace
 
-KV_FOR_PYTHON int kv_block_scores(const int64_t* sizes, void* const* pointers, void* stream) {
+KV_FOR_PYTHON int kv_cached_block_scores(const int64_t* sizes, void* const* pointers, void* stream) {
   auto a = batch_for_python<kv::BlockScoresArguments>(sizes, pointers);
   a.query = pointers[0];
   a.query_dtype = kv::DType::f16;
