@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
 import { CapabilityError, densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
-import type { Device, PrefillAttention } from '@kv/sparse-core';
+import type { Device, KvStore, KvStoreFactory, PrefillAttention } from '@kv/sparse-core';
 import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
 import { generateTokens, Model } from '@kv/model';
 import type { GeneratedId } from '@kv/model';
@@ -34,6 +34,32 @@ const failing: PrefillAttention = {
 
 const policy = kvPolicy({ store: densePagedStore({ dtype: 'f32', blockTokens: 16 }), prefill: failing });
 const settings: EngineOptions = { policy, activations: 'f32', sequences: 32, contextTokens: 256, maxBatchRows: 256 };
+
+/** A dense store whose steps have room for so many answers, and for none that has 240 tokens. */
+function smallStore(mostAnswers: number): KvStoreFactory & { readonly refused: () => number } {
+  const dense = densePagedStore({ dtype: 'f32', blockTokens: 16 });
+  let refused = 0;
+  return {
+    name: 'small',
+    refused: () => refused,
+    create: (layers, capacity) =>
+      dense.create(layers, capacity).map((store): KvStore => {
+        const prepare: KvStore['prepare'] = (stream, batch) => {
+          const answers = batch.entries.filter(({ rows }) => rows === 1);
+          if (answers.length > mostAnswers || answers.some(({ position }) => position >= 240)) {
+            refused += 1;
+            throw new OutOfMemoryError('there is no room for this step');
+          }
+          store.prepare(stream, batch);
+        };
+        const bound = (name: string | symbol): unknown => {
+          const value: unknown = Reflect.get(store, name, store);
+          return typeof value === 'function' ? (value as () => unknown).bind(store) : value;
+        };
+        return new Proxy(store, { get: (_, name) => (name === 'prepare' ? prepare : bound(name)) });
+      }),
+  };
+}
 
 /** The prompt of a request: a piece of a text, as long as no failing one. */
 const promptOf = (index: number): number[] => text.slice(50 * index, 50 * index + 40 + ((index * 37) % 150));
@@ -99,6 +125,18 @@ describeOnDeviceKinds('the engine', ({ open }) => {
       await idle(engine);
     }),
   );
+
+  it('computes answers in several steps where the cache has no room for all at once, and ends who has none alone', () => {
+    const store = smallStore(3);
+    return use({ policy: kvPolicy({ store }) }, async (engine) => {
+      const answers = Array.from({ length: 8 }, (_, index) => collect(engine.generateTokens(promptOf(index), optionsOf(index))));
+      const long = collect(engine.generateTokens(text.slice(0, 230), { endIds: [] }));
+      await expect(long).rejects.toThrow(OutOfMemoryError);
+      expect(await Promise.all(answers)).toEqual(alone.slice(0, 8));
+      await idle(engine);
+      expect(store.refused()).toBeGreaterThan(8);
+    });
+  });
 
   it('ends answers at their limits', () =>
     use({}, async (engine) => {

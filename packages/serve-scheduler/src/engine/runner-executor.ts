@@ -1,4 +1,5 @@
 import type { BatchEntry, Logits, ModelBatch, Runner, Sequence } from '@kv/model';
+import { OutOfMemoryError } from '@kv/sparse-core';
 import type { KvSelector, SampleSettings } from '@kv/sparse-core';
 
 import type { AnswerStep, Batch, PromptPart } from '../scheduler/batch.js';
@@ -22,7 +23,7 @@ interface Running extends RequestWork {
   segment?: ModelBatch | undefined;
   /** The row of the newest choice that holds a token nobody knows yet. */
   row: number;
-  /** Its prompt could not be read: steps that were planned before that was known leave it out. */
+  /** It could not be computed: steps that were planned before that was known leave it out. */
   failed: boolean;
 }
 
@@ -32,7 +33,7 @@ interface ScoredRows {
   readonly rows: readonly { readonly request: ScheduledRequest; readonly running: Running; readonly isReplay: boolean }[];
 }
 
-/** Computes batches on a runner: the answers in one recorded step, then parts of prompts. */
+/** Computes batches on a runner: the answers in a recorded step, then parts of prompts. */
 export class RunnerExecutor implements Executor, Disposable {
   readonly #runner: Runner;
   readonly #running = new Map<ScheduledRequest, Running>();
@@ -59,7 +60,7 @@ export class RunnerExecutor implements Executor, Disposable {
     };
     try {
       const whole = answers.filter(({ request }) => !this.#of(request).failed);
-      if (whole.length > 0) scored.push(await this.#answer(whole));
+      if (whole.length > 0) await this.#answer(whole, scored, failed);
       for (const part of prompts) {
         if (this.#of(part.request).failed) continue;
         try {
@@ -91,14 +92,29 @@ export class RunnerExecutor implements Executor, Disposable {
     this.#other[Symbol.dispose]();
   }
 
-  async #answer(answers: readonly AnswerStep[]): Promise<ScoredRows> {
+  /** One step of all, or several where the cache has no room for what all of them read at once. */
+  async #answer(answers: readonly AnswerStep[], scored: ScoredRows[], failed: Outcome[]): Promise<void> {
     const rows = answers.map(({ request, isReplay }) => ({ request, running: this.#of(request), isReplay }));
     const entries = rows.map(({ running }, index): BatchEntry => {
       const known = running.tokens[running.prompt.length + (answers[index]?.fed ?? 0)];
       const ids = known === undefined ? this.#newest.idsOf(running.row) : [known];
       return { sequence: this.#sequence(running), ids, phase: 'decode' };
     });
-    return { logits: await this.#runner.step(entries), rows };
+    try {
+      scored.push({ logits: await this.#runner.step(entries), rows });
+    } catch (error) {
+      // Nothing was enqueued.
+      if (!(error instanceof OutOfMemoryError)) throw error;
+      const [only] = rows;
+      if (only && rows.length === 1) {
+        only.running.failed = true;
+        failed.push({ request: only.request, failure: error });
+        return;
+      }
+      const middle = answers.length >> 1;
+      await this.#answer(answers.slice(0, middle), scored, failed);
+      await this.#answer(answers.slice(middle), scored, failed);
+    }
   }
 
   /** The logits of its last token, where the part is the prompt's last. */

@@ -1,0 +1,44 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+import { createDevice } from '@kv/sparse-core';
+import { generateTokens, Model } from '@kv/model';
+import type { GeneratedId } from '@kv/model';
+import { openPolicy } from '@kv/policies';
+import { createEngine } from '@kv/serve-scheduler';
+import { afterAll, expect, it } from 'vitest';
+
+import { needleModel } from './testing/run-kv.js';
+
+const model = await Model.open(needleModel, { device: createDevice({ threads: 2 }) });
+afterAll(() => {
+  model.dispose();
+});
+const golden = JSON.parse(readFileSync(join(needleModel, 'golden.json'), 'utf8')) as { prompts: { ids: number[] }[] };
+const text = golden.prompts.flatMap(({ ids }) => ids);
+const prompts = [300, 190, 260, 120].map((tokens, index) => text.slice(700 * index, 700 * index + tokens));
+const cache = { contextTokens: 512, sequences: 4 };
+const options = { maxTokens: 12, endIds: [] };
+
+async function collect(answer: AsyncIterable<GeneratedId>): Promise<number[]> {
+  const ids: number[] = [];
+  for await (const { id } of answer) ids.push(id);
+  return ids;
+}
+
+it.each(['hbw-1/4', 'int4', 'skeleton', 'offload-1/4'])(
+  'an engine with the policy %s gives requests at once the answers that each has alone',
+  async (name) => {
+    const opened = await openPolicy(name, model, cache);
+    const settings = { policy: opened.policy, ...cache };
+    const runner = model.createRunner(settings);
+    const alone: number[][] = [];
+    for (const prompt of prompts) alone.push(await collect(generateTokens(runner, prompt, options)));
+    runner.dispose();
+    const engine = createEngine(model, settings);
+    expect(await Promise.all(prompts.map((prompt) => collect(engine.generateTokens(prompt, options))))).toEqual(alone);
+    expect(engine.runner.kvBytes.device).toBe(0);
+    await engine.close();
+    opened[Symbol.dispose]();
+  },
+);
