@@ -5,6 +5,7 @@ import { type GeneratedId, Runner, type RunnerModel } from '@kv/model';
 import type { ScheduledRequest } from '../scheduler/request.js';
 import type { Scheduler } from '../scheduler/scheduler.js';
 import { Answer } from './answer.js';
+import { asError } from './as-error.js';
 import { defaultSequences, readRequest, schedulerOf } from './engine-options.js';
 import type { EngineOptions, EngineRequest, EngineRequestOptions } from './engine-options.js';
 import type { Outcome, Step } from './executor.js';
@@ -201,8 +202,4 @@ export class Engine {
  */
 export function createEngine(model: RunnerModel, options: EngineOptions = {}): Engine {
   return new Engine(model, options);
-}
-
-function asError(error: unknown): Error {
-  return error instanceof Error ? error : new Error(String(error));
 }

@@ -4,6 +4,7 @@ import type { KvSelector, SampleSettings } from '@kv/sparse-core';
 
 import type { AnswerStep, Batch, PromptPart } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
+import { asError } from './as-error.js';
 import type { Executor, Outcome, Step } from './executor.js';
 import { TokenChoice } from './token-choice.js';
 
@@ -167,8 +168,4 @@ export class RunnerExecutor implements Executor, Disposable {
     if (running === undefined) throw new Error(`request ${request.arrival} was not added`);
     return running;
   }
-}
-
-function asError(error: unknown): Error {
-  return error instanceof Error ? error : new Error(String(error));
 }
