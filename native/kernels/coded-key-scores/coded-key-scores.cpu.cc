@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kTaskBlocks = 16;  // of one kv head of one batch entry
 constexpr int kMostColumns = 4;  // rows and heads that are scored at once
+constexpr int kAhead = 2;        // from the block that is scored to the one that is fetched meanwhile
 
 // A vector of sums has two lanes for a token, of the even and of the odd dims.
 constexpr int kStepVectors = kStepTokens / kPairTokens;
@@ -64,7 +65,7 @@ struct BlockScores {
   const CodedKeys& coded;
   const uint16_t* books;
   const uint32_t* block;
-  const uint32_t* next;  // the block that will be read after it
+  const uint32_t* later;  // a block that will be read after it
   const float* queries;  // `stride` floats apart
   int64_t stride;
   float* const* scores;  // of each column and the block's tokens
@@ -94,10 +95,10 @@ struct BlockScores {
   }
 
  private:
-  // As large a part of the next block's chunk as is unpacked of this one from `token` on.
+  // As large a part of the later block's chunk as is unpacked of this one from `token` on.
   void prefetch(int chunk, int token) const {
     const int64_t words = int64_t{kChunkOctets} * quads_of_chunk(coded.groups(), chunk) * coded.code_bits;
-    const uint32_t* line = next + chunk_offset(chunk, coded.code_bits) + words * token / kCodedBlockTokens;
+    const uint32_t* line = later + chunk_offset(chunk, coded.code_bits) + words * token / kCodedBlockTokens;
     for (int64_t i = 0; i < words * kStepTokens / kCodedBlockTokens; i += 16) __builtin_prefetch(line + i, 0, 2);
   }
 
@@ -189,9 +190,9 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task,
     const ScoreBlock score = score_block(a.coded.sub_dim, count);
     for (int number = first; number < end; ++number) {
       const uint32_t* block = a.coded.block(table[number]);
-      const uint32_t* next = a.coded.block(table[number + 1 < end ? number + 1 : first]);
+      const uint32_t* later = a.coded.block(table[number + kAhead < end ? number + kAhead : first]);
       const uint16_t* books = a.coded.centroids + a.coded.book_offset(head, 0);
-      (BlockScores{a.coded, books, block, next, queries, stride, scores, a.scale}.*score)();
+      (BlockScores{a.coded, books, block, later, queries, stride, scores, a.scale}.*score)();
       for (int c = 0; c < count; ++c) {
         spoil(a.coded.spoilt(table[number]), scores[c]);
         scores[c] += kCodedBlockTokens;

@@ -52,7 +52,7 @@ void score_tokens(const float* queries, const QuantizedBlock<kBits>& keys, int t
   for (int group = 0; group < keys.groups; ++group) {
     Vec sums[kRows][kScoredVectors] = {};
     for (int word = 0; word < kGroupWords; ++word) {
-      for (int line = 0; line < 4 * kScoredTokens; line += 64, next += 64) __builtin_prefetch(next, 0, 2);
+      for (int line = 0; line < 4 * kScoredTokens; line += 64, next += 64) __builtin_prefetch(next);
       VecInt codes[kScoredVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kScoredVectors; ++v) {
@@ -123,7 +123,7 @@ void add_groups(const float* shares, const QuantizedBlock<kBits>& values, int gr
     const uint8_t* codes = values.codes + group * kGroupBytes;
     const uint8_t* next = values.next + group * kGroupBytes * kQuantizedBlockTokens;
     for (int token = 0; token < kQuantizedBlockTokens; ++token, codes += row_bytes, next += kGroups * kGroupBytes) {
-      if (first == 0) __builtin_prefetch(next, 0, 2);
+      if (first == 0) __builtin_prefetch(next);
 #pragma GCC unroll 2
       for (int g = 0; g < kGroups; ++g) {
         const HalfVectors numbers = load_halves<kBits>(codes + g * kGroupBytes, first);
