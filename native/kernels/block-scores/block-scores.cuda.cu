@@ -52,6 +52,20 @@ __device__ inline float sum_over_lanes(float (&values)[kValues], int lane) {
   return values[0];
 }
 
+// A chunk of the expanded query of a head.
+__device__ inline void load_expanded(const BlockScoresArguments& a, int64_t row, int query_head, int chunk, float (&to)[kScoreChunk]) {
+  const int first = chunk * kScoreChunk;
+  const bool is_low = first < a.head_dim;
+  const int64_t at = row * a.query_token_stride + query_head * a.query_head_stride + (is_low ? first : first - a.head_dim);
+  const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(a.query) + at);
+#pragma unroll
+  for (int i = 0; i < kScoreChunk; ++i) {
+    const float q = a.query_dtype == DType::f16 ? to_float(reinterpret_cast<const __half*>(&bits)[i])
+                                                : to_float(reinterpret_cast<const __nv_bfloat16*>(&bits)[i]);
+    to[i] = a.vectors == 1 || (q < 0) == is_low ? q : 0 * q;
+  }
+}
+
 // kHeads query heads at once; kRowLanes lanes have a chunk of a block each.
 template <class T, int kRowLanes, int kHeads>
 __global__ void __launch_bounds__(kThreads, 2)
@@ -73,14 +87,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int pack = 0; pack < group; pack += kHeads) {
       float query[kHeads][kScoreChunk];
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-        for (int i = 0; i < kScoreChunk; ++i) {
-          // A head that there is not is as the last one: it changes no maximum.
-          const int own = min(pack + h, group - 1);
-          query[h][i] = expanded_query(a, row, head * group + own, lane % kRowLanes * kScoreChunk + i);
-        }
-      }
+      // A head that there is not is as the last one: it changes no maximum.
+      for (int h = 0; h < kHeads; ++h) load_expanded(a, row, head * group + min(pack + h, group - 1), lane % kRowLanes, query[h]);
       const auto number_in = [&](int tile) {
         const int block = tile * kTileBlocks + lane;
         return lane < kTileBlocks && block < blocks ? max(0, checked_block(table[block], a.block_count, faults)) : 0;
@@ -199,8 +207,10 @@ Status launch_16_bits(const BlockScoresArguments& a, FaultSink faults, cudaStrea
 
 bool fits_tiles(const BlockScoresArguments& a) {
   const int products = a.products();
+  const bool has_chunks = (a.head_dim | a.query_token_stride | a.query_head_stride) % kScoreChunk == 0;
+  const bool is_aligned = (reinterpret_cast<uintptr_t>(a.metadata) | reinterpret_cast<uintptr_t>(a.query)) % sizeof(uint4) == 0;
   return a.block_count > 0 && a.cache_dtype != DType::f32 && a.query_dtype != DType::f32 && (products == 64 || products == 128 || products == 256) &&
-         reinterpret_cast<uintptr_t>(a.metadata) % sizeof(uint4) == 0;
+         has_chunks && is_aligned;
 }
 
 }  // namespace

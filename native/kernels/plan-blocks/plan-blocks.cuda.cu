@@ -1,5 +1,5 @@
 // Three kernels: every list looks its blocks up and claims those that are missing; one thread block gives them places; every
-// list reads its places. A claim is a place below -1 that says which entry of the lists made it, the lowest of several.
+// list reads these. A claim is a place below -1 that says which entry of the lists made it, the lowest of several.
 #include <cub/block/block_scan.cuh>
 
 #include "kernels/plan-blocks/plan-blocks.h"
@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(kListThreads) look_up(const __grid_constant__ 
           const int32_t place = *static_cast<volatile int32_t*>(a.where + block);
           if (a.is_cached(place)) {
             a.used_at[place - a.first_cached] = now;
+            a.read_table[entry.cache_head * a.room + i] = place;
             ++own_hits;
           } else {
             claim(a.where + block, place, list * a.room + i);
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kListThreads) look_up(const __grid_constant__ 
   __syncthreads();
   if (thread != 0) return;
   a.demand[entry.cache_head] = {demand.steps + 1, working_set, demand.hits + hits, demand.misses + missed};
-  a.read_counts[entry.cache_head] = count == 0 ? 0 : a.tokens_of(count, entry.tokens, blocks);
+  a.read_counts[entry.cache_head] = a.tokens_of(count, entry.tokens, blocks);
   if (missed > 0) atomicAdd(&launch.totals->missing, missed);
   atomicAdd(&launch.totals->cached, hits + missed);
 }
@@ -237,14 +238,14 @@ __global__ void __launch_bounds__(kThreads, 1) give_places(const __grid_constant
 
 __global__ void __launch_bounds__(kListThreads) read_places(const __grid_constant__ Launch launch) {
   const PlanBlocksArguments& a = launch.a;
-  const EntryBlocks entry(a, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x), launch.faults);
-  const int32_t* chosen = a.chosen + entry.cache_head * a.room;
-  const int count = checked_count(launch, entry, chosen);
-  const int blocks = blocks_of(a, entry);
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kListThreads) {
-    if (a.fixed_place(entry.cache_head, chosen[i], blocks) >= 0) continue;
-    const int32_t block = a.block_table[entry.cache_head * a.table_width + chosen[i]];
-    a.read_table[entry.cache_head * a.room + i] = block >= 0 && block < a.block_count ? a.where[block] : -1;
+  if (*a.load_count == 0) return;
+  const int32_t* missing = launch.missing + int64_t{blockIdx.x} * a.room;
+  const int entry = static_cast<int>(blockIdx.x) / a.kv_heads, head = static_cast<int>(blockIdx.x) % a.kv_heads;
+  int32_t* read = nullptr;
+  for (int i = static_cast<int>(threadIdx.x); i < a.room; i += kListThreads) {
+    if (missing[i] < 0) continue;
+    if (read == nullptr) read = a.read_table + (int64_t{a.slots[entry]} * a.kv_heads + head) * a.room;
+    read[i] = a.where[missing[i]];
   }
 }
 
@@ -271,7 +272,7 @@ Status plan_blocks_cuda(const PlanBlocksArguments& a, ExecutionContext& context)
   cudaStream_t stream = stream_of(context);
   if (a.batch > 0) look_up<<<lists, kListThreads, mark_bytes, stream>>>(launch);
   give_places<<<1, kThreads, held_bytes, stream>>>(launch);
-  if (a.batch > 0) read_places<<<lists, kListThreads, 0, stream>>>(launch);
+  if (a.batch > 0) read_places<<<static_cast<unsigned>(a.batch * a.kv_heads), kListThreads, 0, stream>>>(launch);
   return launch_status();
 }
 

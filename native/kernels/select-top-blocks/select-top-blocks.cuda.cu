@@ -10,59 +10,101 @@ namespace kv {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kHeld = 11 * 1024;  // orders of scores that shared memory holds; those of more blocks are made each time
+constexpr int kBinBits = 11;
+constexpr int kBins = 1 << kBinBits;
+constexpr int kHeld = 9 * 1024;  // orders of scores that shared memory holds; those of more blocks are made each time
 
 __device__ inline uint32_t order_of_score(float score) {
   return isnan(score) ? 0 : cuda::order_of(__float_as_uint(score + 0.0f));
 }
 
+using Scan = cub::BlockScan<uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+
+struct SharedStorage {
+  uint32_t held[kHeld];
+  int bins[kBins];
+  uint32_t least, most;
+  uint32_t first;  // order of the bin in which the last candidate is that is taken
+  int above;       // candidates above that bin
+  int found;       // in it
+  typename Scan::TempStorage scan;
+};
+
 // The candidates of a thread block.
 class Candidates {
  public:
-  __device__ Candidates(const float* scores, int count, uint32_t* held) : scores_(scores), held_(held), count_(count) {
-    if (count_ > kHeld) return;
-    for (int i = static_cast<int>(threadIdx.x); i < count_; i += kThreads) held_[i] = order_of_score(scores_[i]);
-    __syncthreads();
-  }
-
-  __device__ uint32_t operator[](int i) const { return count_ <= kHeld ? held_[i] : order_of_score(scores_[i]); }
-
-  // How many are `least` or more. `sum` is zero, and is another one in the next call.
-  __device__ int count_from(uint32_t least, int& sum) const {
-    int own = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < count_; i += kThreads) own += (*this)[i] >= least ? 1 : 0;
-    own = __reduce_add_sync(0xffffffffu, own);
-    if (threadIdx.x % kWarp == 0 && own != 0) atomicAdd(&sum, own);
-    __syncthreads();
-    return sum;
-  }
-
-  // The largest order that `wanted` candidates have or exceed; one that they alone do may be less.
-  __device__ uint32_t reached_by(int wanted, int (&sums)[3]) const {
-    uint32_t order = 0;
-    for (int bit = 31, turn = 0; bit >= 0; --bit, turn = (turn + 1) % 3) {
-      // The sum behind the next one: all threads have read it, and none adds to it before the next barrier.
-      if (threadIdx.x == 0) sums[(turn + 1) % 3] = 0;
-      const uint32_t tried = order | 1u << bit;
-      const int count = count_from(tried, sums[turn]);
-      if (count >= wanted) order = tried;
-      if (count == wanted) break;
+  __device__ Candidates(const float* scores, int count, SharedStorage& shared) : scores_(scores), shared_(shared), count_(count) {
+    uint32_t least = UINT32_MAX, most = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < count_; i += kThreads) {
+      const uint32_t order = order_of_score(scores_[i]);
+      if (count_ <= kHeld) shared_.held[i] = order;
+      least = min(least, order);
+      most = max(most, order);
     }
-    return order;
+    least = __reduce_min_sync(0xffffffffu, least);
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % kWarp == 0) {
+      atomicMin(&shared_.least, least);
+      atomicMax(&shared_.most, most);
+    }
+    __syncthreads();
+  }
+
+  __device__ uint32_t operator[](int i) const { return count_ <= kHeld ? shared_.held[i] : order_of_score(scores_[i]); }
+
+  // An order that exactly `wanted` candidates reach, or the one of which the last that is taken is. Candidates are counted in
+  // bins of equal width between the least and the largest order, and then those of one bin in smaller ones.
+  __device__ uint32_t reached_by(int wanted) const {
+    uint32_t first = shared_.least;
+    int bits = 32 - __clz(static_cast<int>(shared_.most - first));
+    while (true) {
+      const int shift = max(0, bits - kBinBits);
+      for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) shared_.bins[i] = 0;
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.x); i < count_; i += kThreads) {
+        const uint32_t order = (*this)[i];
+        if (order >= first && (bits >= 32 || (order - first) >> bits == 0)) atomicAdd(&shared_.bins[(order - first) >> shift], 1);
+      }
+      __syncthreads();
+      find_bin(first, shift, wanted);
+      __syncthreads();
+      first = shared_.first;
+      wanted -= shared_.above;
+      bits = shift;
+      if (shift == 0 || shared_.found == wanted) return first;
+    }
   }
 
  private:
+  // Each thread has bins that follow each other, the first one the largest.
+  __device__ void find_bin(uint32_t first, int shift, int wanted) const {
+    constexpr int kOwn = kBins / kThreads;
+    const int last = kBins - 1 - static_cast<int>(threadIdx.x) * kOwn;
+    uint64_t own = 0, above;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) own += static_cast<uint64_t>(shared_.bins[last - i]);
+    Scan(shared_.scan).ExclusiveSum(own, above);
+    int counted = static_cast<int>(above);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int found = shared_.bins[last - i];
+      if (counted < wanted && wanted <= counted + found) {
+        shared_.first = first + (static_cast<uint32_t>(last - i) << shift);
+        shared_.above = counted;
+        shared_.found = found;
+      }
+      counted += found;
+    }
+  }
+
   const float* scores_;
-  uint32_t* held_;
+  SharedStorage& shared_;
   int count_;
 };
 
 // A thread block chooses the blocks of one kv head of an entry.
 __global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant__ SelectTopBlocksArguments a, const FaultSink faults) {
-  using Scan = cub::BlockScan<uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-  __shared__ uint32_t held[kHeld];
-  __shared__ int sums[3];
-  __shared__ typename Scan::TempStorage storage;
+  __shared__ SharedStorage shared;
   const EntryBlocks entry(a, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x), faults);
   if (entry.rows == 0) return;
   const int thread = static_cast<int>(threadIdx.x);
@@ -78,12 +120,16 @@ __global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant_
   for (int i = thread; i < a.sink_blocks; i += kThreads) chosen[i] = i;
   for (int i = thread; i < a.recent_blocks; i += kThreads) chosen[a.room - a.recent_blocks + i] = end + i;
   if (wanted == 0) return;
-  if (thread == 0) sums[0] = 0;
+  if (thread == 0) {
+    shared.least = UINT32_MAX;
+    shared.most = 0;
+  }
   __syncthreads();
   const float* scores = a.scores + entry.first_row * a.score_token_stride + static_cast<int>(blockIdx.x) * a.score_head_stride + a.sink_blocks;
   const int count = end - a.sink_blocks;
-  const Candidates candidates(scores, count, held);
-  const uint32_t order = candidates.reached_by(wanted, sums);
+  const Candidates candidates(scores, count, shared);
+  const uint32_t order = candidates.reached_by(wanted);
+  __syncthreads();
   // Each thread has candidates that follow each other. The lower word counts those above, the upper one those of `order`.
   const int each = (count + kThreads - 1) / kThreads;
   const int first = min(thread * each, count), last = min(first + each, count);
@@ -93,7 +139,7 @@ __global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant_
     own += candidate > order ? 1 : candidate == order ? uint64_t{1} << 32 : 0;
   }
   uint64_t before, all;
-  Scan(storage).ExclusiveSum(own, before, all);
+  Scan(shared.scan).ExclusiveSum(own, before, all);
   const int equal = wanted - static_cast<int>(static_cast<uint32_t>(all));
   int above = static_cast<int>(static_cast<uint32_t>(before)), same = static_cast<int>(before >> 32);
   for (int i = first; i < last; ++i) {
