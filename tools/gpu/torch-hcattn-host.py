@@ -33,13 +33,13 @@ def int32(values, device='cuda'):
 
 
 class Choice:
-    """Scores of one row, of a spread with which heads reach TAU with about 1/80 of their tokens each."""
+    """Scores of one row, and lists with room for a share of the tokens."""
 
-    def __init__(self, library, tokens, pinned):
+    def __init__(self, library, tokens, pinned, spread, room):
         self.library, self.tokens = library, tokens
         blocks = KV_HEADS * tokens // BLOCK_TOKENS
-        capacity = tokens // 10
-        self.scores = 3.5 * torch.randn(QUERY_HEADS, tokens, device='cuda')
+        capacity = int(room * tokens)
+        self.scores = spread * torch.randn(QUERY_HEADS, tokens, device='cuda')
         place = dict(pin_memory=True) if pinned else dict(device='cuda')
         self.value_rows = torch.empty(KV_HEADS, capacity, dtype=torch.int32, **place)
         self.weights = torch.empty(KV_HEADS, capacity, GROUP, **place)
@@ -57,7 +57,7 @@ class Choice:
     def torch(self):
         """Which tokens of each head are taken, by a sort of all."""
         shares = torch.softmax(self.scores, dim=-1)
-        sorted_shares, order = shares.sort(dim=-1, descending=True)
+        sorted_shares, order = shares.sort(dim=-1, descending=True, stable=True)
         before = sorted_shares.cumsum(dim=-1) - sorted_shares
         return torch.zeros_like(shares, dtype=torch.bool).scatter_(1, order, before < TAU)
 
@@ -65,7 +65,12 @@ class Choice:
         """How many tokens of the lists PyTorch does not take or takes besides, of all."""
         self.run()
         torch.cuda.synchronize()
-        union = self.torch().view(KV_HEADS, GROUP, -1).any(dim=1)
+        taken = self.torch()
+        union = taken.view(KV_HEADS, GROUP, -1).any(dim=1)
+        if union.sum(dim=1).max() > self.value_rows.shape[1]:
+            shares = torch.where(taken, self.scores - self.scores.logsumexp(dim=-1, keepdim=True), -torch.inf)
+            order = shares.view(KV_HEADS, GROUP, -1).amax(dim=1).sort(dim=-1, descending=True, stable=True).indices
+            union = torch.zeros_like(union).scatter_(1, order[:, :self.value_rows.shape[1]], True) & union
         inverse = torch.empty_like(self.table, dtype=torch.long)
         inverse[self.table.long()] = torch.arange(len(self.table), device='cuda')
         wrong = 0
@@ -168,20 +173,22 @@ def time_on_host(functions, rounds):
 
 
 def choice_rows(library, tokens, rounds, sampler):
-    for pinned in (False, True):
-        choice = Choice(library, tokens, pinned)
+    # With a spread of 3.5 heads reach TAU with about 1/80 of their tokens each, with 0.1 or less with nearly TAU of them.
+    for pinned, spread, room in ((False, 3.5, 0.1), (True, 3.5, 0.1), (False, 3.5, CHOSEN), (False, 0.1, CHOSEN), (False, 0, CHOSEN)):
+        choice = Choice(library, tokens, pinned, spread, room)
         error = choice.error()
         results = timed({'kv': captured(choice.run, 10), 'torch': choice.torch}, rounds, sampler, 1)
         ours, clock, watts = results['kv']
         ours = {name: round(value / 10, 4) if name != 'samples' else value for name, value in ours.items()}
-        row = dict(measure=f'choice of tokens, {tokens} scores a head, lists ' + ('in host memory' if pinned else 'on the device'),
-                   shapes=dict(tokens=tokens, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, tau=TAU,
+        cut = '' if room > CHOSEN else f', room for {room:.0%}' + ('' if spread == 3.5 else f', spread {spread}' if spread > 0 else ', equal scores')
+        row = dict(measure=f'choice of tokens, {tokens} scores a head, lists ' + ('in host memory' if pinned else 'on the device') + cut,
+                   shapes=dict(tokens=tokens, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, tau=TAU, spread=spread, room=room,
                                chosen=round(int(choice.counts.sum()) / KV_HEADS / tokens, 4)),
                    device='cuda', kind='measured', unit='ms', better='lower', result=ours,
                    reference=dict(name='PyTorch softmax, sort, sum', **{n: round(v, 4) for n, v in results['torch'][0].items()}),
                    clockMegahertz=clock, watts=watts, otherTokens=error)
         if not pinned:
-            row['target'] = dict(atMost=0.16)
+            row['target'] = dict(atMost=0.25 if cut else 0.16)
         yield row
 
 

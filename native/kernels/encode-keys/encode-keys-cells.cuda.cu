@@ -43,6 +43,7 @@ constexpr int kSubVectorsOfLeaf = 32;         // from which on it is worth it
 struct Cells {
   EncodeKeysArguments a;
   int levels;
+  bool aligned;      // a sub-vector of 16-bit elements may be loaded at once
   int run;           // copies that a thread block sorts at once
   uint32_t* counts;  // [kv_head, leaf]
   uint32_t* bounds;  // [kv_head, leaf, most of x | most of -x, dim], as orders; 0 is below all
@@ -91,21 +92,39 @@ __device__ void unpack(uint2 halves, float (&c)[kDims]) {
   c[0] = low.x, c[1] = low.y, c[2] = high.x, c[3] = high.y;
 }
 
-// `number` counts tokens and groups of copies.
+// Where a sub-vector lies.
+struct Place {
+  int copy;
+  int token;
+  int group;
+
+  __device__ Place(const Cells& s, uint32_t number) {
+    const auto groups = static_cast<uint32_t>(s.a.groups());
+    const uint32_t row = number / groups;
+    group = static_cast<int>(number - row * groups);
+    copy = static_cast<int>(row / kCodedBlockTokens);
+    token = static_cast<int>(row % kCodedBlockTokens);
+  }
+};
+
 template <class T>
 __device__ void load_sub_vector(const Cells& s, int head, uint32_t number, float (&x)[kDims]) {
   const EncodeKeysArguments& a = s.a;
-  const uint32_t copy = number / static_cast<uint32_t>(s.of_copy());
-  const uint32_t in_copy = number % static_cast<uint32_t>(s.of_copy());
-  const uint32_t groups = static_cast<uint32_t>(a.groups());
-  const uint32_t token = in_copy / groups, group = in_copy % groups;
-  const T* from = static_cast<const T*>(a.keys) + a.from[copy] * a.block_stride + token * a.token_stride + group * kDims;
-  const float* scales = a.channel_scale == nullptr ? nullptr : a.channel_scale + int64_t{head} * a.head_dim + group * kDims;
+  const Place place(s, number);
+  const T* from = static_cast<const T*>(a.keys) + a.from[place.copy] * a.block_stride + place.token * a.token_stride + place.group * kDims;
+  if (sizeof(T) == 2 && s.aligned) {
+    T own[kDims];
+    *reinterpret_cast<uint2*>(own) = __ldg(reinterpret_cast<const uint2*>(from));
 #pragma unroll
-  for (int d = 0; d < kDims; ++d) {
-    x[d] = to_float(from[d]);
-    if (scales != nullptr) x[d] = __fdiv_rn(x[d], scales[d]);
+    for (int d = 0; d < kDims; ++d) x[d] = to_float(own[d]);
+  } else {
+#pragma unroll
+    for (int d = 0; d < kDims; ++d) x[d] = to_float(from[d]);
   }
+  if (a.channel_scale == nullptr) return;
+  const float* scales = a.channel_scale + int64_t{head} * a.head_dim + place.group * kDims;
+#pragma unroll
+  for (int d = 0; d < kDims; ++d) x[d] = __fdiv_rn(x[d], scales[d]);
 }
 
 // ---- Cells ----
@@ -229,13 +248,62 @@ __global__ void __launch_bounds__(kStartThreads) start_cells(const __grid_consta
   if (there) s.starts[cell] = begin + before;
 }
 
-__global__ void __launch_bounds__(kCopyThreads) fill_cells(const __grid_constant__ Cells s) {
-  const uint32_t* starts = s.starts + int64_t{s.a.heads[blockIdx.x]} * s.leaves();
-  const uint32_t first = blockIdx.x * static_cast<uint32_t>(s.of_copy());
-#pragma unroll 4
-  for (uint32_t number = first + threadIdx.x; number < first + s.of_copy(); number += kCopyThreads) {
-    const uint16_t leaf = s.codes[number];
-    if (leaf != kNone) s.order[starts[leaf] + s.ranks[number]] = number;
+// What a thread block that writes the order of a run keeps in shared memory.
+struct RunOrder {
+  uint32_t numbers[kOfThread * kCellThreads];  // leaf after leaf
+  uint32_t counts[kMostTreeLeaves];
+  uint32_t first_ranks[kMostTreeLeaves];
+  uint32_t begins[kMostTreeLeaves];  // place in the order, less place in `numbers`
+  cub::BlockScan<uint32_t, kCellThreads>::TempStorage scan;
+};
+
+// Writes the order of the runs of find_cells. The sub-vectors of a leaf and run follow each other in it, and are written so.
+__global__ void __launch_bounds__(kCellThreads, 1) fill_cells(const __grid_constant__ Cells s) {
+  static_assert(kMostTreeLeaves == kCellThreads, "a thread has a leaf");
+  extern __shared__ uint4 memory[];
+  auto& run = *reinterpret_cast<RunOrder*>(memory);
+  const EncodeKeysArguments& a = s.a;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int end = min((static_cast<int>(blockIdx.x) + 1) * s.run, a.copies);
+  int last = 0;
+  for (int copy = static_cast<int>(blockIdx.x) * s.run; copy < end; copy = last) {
+    const int head = a.heads[copy];
+    for (last = copy + 1; last < end && a.heads[last] == head;) ++last;
+    const auto begin = static_cast<uint32_t>(copy) * static_cast<uint32_t>(s.of_copy());
+    const int count = (last - copy) * s.of_copy();
+    __syncthreads();
+    run.counts[thread] = 0;
+    run.first_ranks[thread] = UINT32_MAX;
+    __syncthreads();
+    uint16_t leaves[kOfThread];
+    uint32_t ranks[kOfThread];
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int own = i * kCellThreads + thread;
+      leaves[i] = own < count ? s.codes[begin + own] : kNone;
+      ranks[i] = leaves[i] == kNone ? 0 : s.ranks[begin + own];
+    }
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      if (leaves[i] == kNone) continue;
+      atomicAdd(run.counts + leaves[i], 1u);
+      atomicMin(run.first_ranks + leaves[i], ranks[i]);
+    }
+    __syncthreads();
+    uint32_t before, all;
+    cub::BlockScan<uint32_t, kCellThreads>(run.scan).ExclusiveSum(run.counts[thread], before, all);
+    if (run.counts[thread] > 0) run.begins[thread] = s.starts[int64_t{head} * s.leaves() + thread] + run.first_ranks[thread] - before;
+    run.first_ranks[thread] -= before;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      if (leaves[i] != kNone) run.numbers[ranks[i] - run.first_ranks[leaves[i]]] = begin + i * kCellThreads + thread;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < all; i += kCellThreads) {
+      const uint32_t number = run.numbers[i];
+      s.order[run.begins[s.codes[number]] + i] = number;
+    }
   }
 }
 
@@ -361,8 +429,10 @@ __device__ void make_list(List& list, const Tree& tree, const Box& box, int leaf
       float c[kDims];
       unpack(centroid, c);
       kept = kept && !(box.least(c, c) > nearest);
-#pragma unroll
-      for (int w = 0; w < kFirstWitnesses; ++w) kept = kept && !moved.ruled_out(box, list.witnesses[w], list.squares[w]);
+      for (int w = 0; w < kFirstWitnesses && __any_sync(kAll, kept); w += 2) {
+        kept = kept && !moved.ruled_out(box, list.witnesses[w], list.squares[w]) &&
+               !moved.ruled_out(box, list.witnesses[w + 1], list.squares[w + 1]);
+      }
       const float square = c[0] * c[0] + c[1] * c[1] + c[2] * c[2] + c[3] * c[3];
       add(list, kept, centroid, -0.5f * square, kept ? tree.number(from) : 0);
     }
@@ -471,11 +541,7 @@ __device__ int search(const List& list, const Tree& tree, const float (&x)[kDims
       const uint32_t b = halves[2 * (chunk * kChunk + 8 * i)];
       const float2 own = *reinterpret_cast<const float2*>(products + chunk * kChunk + 8 * i);
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        sums[i][tile][0] = sums[i][tile][2] = own.x;
-        sums[i][tile][1] = sums[i][tile][3] = own.y;
-        ptx::mma_m16n8k8_halves(sums[i][tile], rows[2 * tile], rows[2 * tile + 1], b);
-      }
+      for (int tile = 0; tile < 2; ++tile) ptx::mma_m16n8k8_halves(sums[i][tile], rows[2 * tile], rows[2 * tile + 1], b, own);
     }
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
@@ -531,7 +597,7 @@ __device__ int search(const List& list, const Tree& tree, const float (&x)[kDims
 
 // A thread block for each leaf of a kv head.
 template <class T>
-__global__ void __launch_bounds__(kSearchThreads, 3) search_cells(const __grid_constant__ Cells s) {
+__global__ void __launch_bounds__(kSearchThreads, 4) search_cells(const __grid_constant__ Cells s) {
   __shared__ List list;
   const int leaf = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const int64_t cell = int64_t{head} * s.leaves() + leaf;
@@ -599,14 +665,16 @@ Status encode_piece(Cells s, ExecutionContext& context) {
   s.ranks = s.starts + leaves;
   s.order = s.ranks + sub_vectors;
   s.codes = reinterpret_cast<uint16_t*>(s.order + sub_vectors);
+  s.aligned = reinterpret_cast<uintptr_t>(a.keys) % 8 == 0 && a.block_stride % kDims == 0 && a.token_stride % kDims == 0;
   s.run = std::max(1, kOfThread * kCellThreads / (kCodedBlockTokens * a.groups()));
-  const cudaError_t error = cudaMemsetAsync(s.bounds, 0, cleared * sizeof(uint32_t), stream);
+  cudaError_t error = cudaFuncSetAttribute(fill_cells, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RunOrder));
+  if (error == cudaSuccess) error = cudaMemsetAsync(s.bounds, 0, cleared * sizeof(uint32_t), stream);
   if (error != cudaSuccess) return cuda_status(error);
   const auto copies = static_cast<unsigned>(a.copies);
   const auto runs = static_cast<unsigned>((a.copies + s.run - 1) / s.run);
   find_cells<T><<<runs, kCellThreads, 0, stream>>>(s);
   start_cells<<<static_cast<unsigned>((leaves + kStartThreads - 1) / kStartThreads), kStartThreads, 0, stream>>>(s);
-  fill_cells<<<copies, kCopyThreads, 0, stream>>>(s);
+  fill_cells<<<runs, kCellThreads, sizeof(RunOrder), stream>>>(s);
   search_cells<T><<<dim3(1u << s.levels, static_cast<unsigned>(a.kv_heads)), kSearchThreads, 0, stream>>>(s);
   write_words<<<copies, kCopyThreads, 0, stream>>>(s);
   return launch_status();

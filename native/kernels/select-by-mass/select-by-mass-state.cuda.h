@@ -57,6 +57,7 @@ struct Memory {
   uint32_t* head_words;    // [row, query_head, chunks * kChunkWords]: a bit for each token that the head takes
   uint32_t* words;         // [row, kv_head, chunks * kChunkWords]: and for each token of the list
   int32_t* chunk_counts;   // [row, kv_head, chunks]: tokens of the list in each chunk
+  uint32_t* best;          // [row, kv_head, chunks * kChunk], where lists may be cut: the order of a token's largest share
 };
 
 struct Launch {
@@ -65,7 +66,8 @@ struct Launch {
   FaultSink faults;
   int chunks;      // of score_tokens
   int sum_chunks;
-  int team;        // thread blocks that search candidates of a head or list that are too many to be listed
+  int head_team;   // thread blocks that search a head's candidates where these are too many to be listed
+  int list_team;   // and those of a list that is cut
   bool aligned;    // four scores may be loaded at once
 };
 
@@ -142,15 +144,15 @@ struct List {
   __device__ uint64_t taken_share(int head, int token) const {
     return takes(head, token) ? share_below(heads[head].sum.most - score(head, token)) : 0;
   }
-  // Of the heads that take the token, the largest share in a softmax, as the order of its logarithm.
-  __device__ uint32_t best_order(int token) const {
-    uint32_t best = 0;
-    for (int head = 0; head < a.group(); ++head) {
-      if (takes(head, token)) best = max(best, score_order(score(head, token) - heads[head].log_of_all));
-    }
-    return best;
-  }
+  __device__ uint32_t* best() const { return launch.memory.best + index * launch.chunks * kChunk; }
   __device__ uint64_t* keys_of_list() const { return launch.memory.keys + index * a.group() * kListed; }
 };
+
+// Four scores from `token` on, with minus infinity behind the last.
+__device__ inline float4 four_scores(const float* scores, int token, int end, bool aligned) {
+  if (aligned && token + 4 <= end) return __ldg(reinterpret_cast<const float4*>(scores + token));
+  const auto score = [&](int i) { return token + i < end ? scores[token + i] : -INFINITY; };
+  return make_float4(score(0), score(1), score(2), score(3));
+}
 
 }  // namespace kv

@@ -10,7 +10,7 @@
 namespace kv {
 
 constexpr int kBinThreads = 256;
-constexpr int kThresholdThreads = 512;
+constexpr int kThresholdThreads = 1024;
 
 // A number for a token: greater means better, of equal orders the lower token.
 constexpr int kTokenBits = 24;
@@ -23,23 +23,25 @@ __device__ inline int token_of(uint64_t key) { return static_cast<int>(kTokenMas
 __device__ inline uint32_t order_of_key(uint64_t key) { return static_cast<uint32_t>(key >> kTokenBits); }
 __device__ inline float score_of_key(uint64_t key) { return __uint_as_float(cuda::bits_of_order(order_of_key(key))); }
 
-// The range of keys that several thread blocks have found. Empty where all is 0.
-struct KeyRange {
-  unsigned long long most;
-  unsigned long long least_inverted;
+// The range of orders that several thread blocks have found. Empty where all is 0.
+struct OrderRange {
+  uint32_t most;
+  uint32_t least_inverted;
 
-  // Of a whole warp: each lane has a range of its own.
-  __device__ void include(KeyRange own) {
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      own.most = max(own.most, __shfl_xor_sync(0xffffffffu, own.most, distance));
-      own.least_inverted = max(own.least_inverted, __shfl_xor_sync(0xffffffffu, own.least_inverted, distance));
-    }
-    if (threadIdx.x % kWarp != 0 || own.most == 0) return;
-    atomicMax(&most, own.most);
-    atomicMax(&least_inverted, own.least_inverted);
+  __device__ void add(uint32_t order) {
+    most = max(most, order);
+    least_inverted = max(least_inverted, ~order);
   }
-  __device__ uint64_t greatest() const { return __ldcg(&most); }
-  __device__ uint64_t least() const { return ~__ldcg(&least_inverted); }
+  // Of a whole warp: each lane has a range of its own. Most lie within what is known.
+  __device__ void include(const OrderRange& own) {
+    const uint32_t to = __reduce_max_sync(0xffffffffu, own.most);
+    const uint32_t from = __reduce_max_sync(0xffffffffu, own.least_inverted);
+    if (threadIdx.x % kWarp != 0) return;
+    if (to > __ldcg(&most)) atomicMax(&most, to);
+    if (from > __ldcg(&least_inverted)) atomicMax(&least_inverted, from);
+  }
+  __device__ uint64_t greatest_key() const { return candidate_key(__ldcg(&most), 0); }
+  __device__ uint64_t least_key(int tokens) const { return candidate_key(~__ldcg(&least_inverted), tokens - 1); }
 };
 
 // What leads to the last candidate that is taken.
@@ -49,7 +51,9 @@ struct Cut {
   uint64_t wanted;     // sum that they must have
   uint64_t above;      // sum of the bins above
   unsigned arrivals;   // of thread blocks that have counted, or that search
-  KeyRange range;      // of candidates that are too many to be listed
+  OrderRange range;    // of candidates that are too many to be listed
+  unsigned summed;     // thread blocks that have summed what is left of a list
+  unsigned rest;       // candidates that a team's search leaves, and lists
 };
 
 // The sums of a thread block's bins, which it clears.
@@ -97,7 +101,7 @@ class BinScan {
 // Calls body(key) for the keys of a list, each in one thread. Several are loaded before the first is used.
 template <class Body>
 __device__ void for_each_key(const uint64_t* keys, int count, Body body) {
-  constexpr int kBatch = 8;
+  constexpr int kBatch = 4096 / kThresholdThreads;
   for (int first = static_cast<int>(threadIdx.x); first < count; first += kBatch * kThresholdThreads) {
     uint64_t own[kBatch];
 #pragma unroll

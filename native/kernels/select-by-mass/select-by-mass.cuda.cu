@@ -2,7 +2,7 @@
 // last tokens are then found among those of one bin. Lists without room for all go through the same steps once more, by
 // the largest share of each token.
 #define KV_ISA cuda
-#include "kernels/select-by-mass/select-by-mass-state.cuda.h"
+#include "kernels/select-by-mass/select-by-mass-chunks.cuda.h"
 #include "kernels/select-by-mass/select-by-mass-team.cuda.h"
 #include "runtime/device.h"
 #include "shared/cuda/arrivals.cuda.h"
@@ -194,6 +194,7 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
   if (chunk * kChunk >= tokens) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int first_word = chunk * kChunkWords + static_cast<int>(threadIdx.x) / kWarp * (kChunkWords / kWarps);
+  uint32_t full_heads = 0;  // of the first 32, those with more candidates than are listed
 #pragma unroll 1
   for (int word = first_word; word < first_word + kChunkWords / kWarps; word += kBatch) {
     for (int h = 0; h < a.group(); ++h) {
@@ -221,7 +222,17 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
       }
       if (lane < kBatch) list.head_words(h)[word + lane] = own_marks;
       if (found == 0) continue;
-      unsigned place = places_for(head.cut.found, found);
+      const bool full = h < 32 && (full_heads >> h & 1) != 0;
+      unsigned place = full ? kListed : places_for(head.cut.found, found);
+      if (place + found > kListed) {
+        if (h < 32) full_heads |= 1u << h;
+        OrderRange range{};
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if ((in_bin[i] >> lane & 1) != 0) range.add(score_order(own[i]));
+        }
+        head.cut.range.include(range);
+      }
       uint64_t* keys = launch.memory.keys + (list.index * a.group() + h) * kListed;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -235,66 +246,78 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
   }
 }
 
-// The candidates of a head, where they are too many to be listed.
-struct HeadCandidates {
-  const List& list;
-  int h;
-
-  __device__ void find(int token, int end, BatchOfKeys& keys) const {
-    const HeadState& head = list.heads[h];
-    const float above = static_cast<float>(head.cut.bin) / 64;
-#pragma unroll
-    for (int i = 0; i < kKeyBatch; ++i) {
-      const int own = token + i * kWarp;
-      const float score = own < end ? list.score(h, own) : -INFINITY;
-      const float below = head.sum.most - score;
-      keys[i] = below >= above && below < above + 1.0f / 64 ? candidate_key(score_order(score), own) : 0;
-    }
-  }
-  __device__ uint64_t amount(uint64_t key) const { return share_below(list.heads[h].sum.most - score_of_key(key)); }
-};
-
 // Adds the sum over a warp to the share of a head's tokens.
 __device__ void add_taken(HeadState& head, uint64_t own) {
   own = warp_sum(own);
   if (threadIdx.x % kWarp == 0 && own != 0) atomicAdd(&head.taken, static_cast<unsigned long long>(own));
 }
 
+// Lists what is left of a search. Each lane has eight keys.
+__device__ void list_rest(const TeamThreshold::Rest& rest, const BatchOfKeys& keys, unsigned& found, uint64_t* listed) {
+#pragma unroll
+  for (int i = 0; i < kKeyBatch * kOfLane; ++i) {
+    const uint64_t key = keys[i / kOfLane][i % kOfLane];
+    if (rest.wanted > 0 && rest.has(key)) listed[atomicAdd(&found, 1u)] = key;
+  }
+}
+
 // Thread blocks for each row and query head find its last token, and mark what it takes of its bin. One is enough where
 // the bin's candidates are listed.
-__global__ void __launch_bounds__(kThresholdThreads, 2) find_last_tokens(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThresholdThreads, 1) find_last_tokens(const __grid_constant__ Launch launch) {
   __shared__ KeyThreshold::Shared shared;
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
-  const auto row_head = static_cast<int64_t>(blockIdx.x / launch.team);
+  const auto row_head = static_cast<int64_t>(blockIdx.x / launch.head_team);
   const List list(launch, row_head / a.group());
   const int h = static_cast<int>(row_head % a.group());
   HeadState& head = list.heads[h];
   const bool listed = head.cut.bin < 0 || head.cut.found <= kListed;
-  Team team(head.cut.arrivals, static_cast<int>(blockIdx.x % launch.team), launch.team);
+  const Team team(launch.head_team);
   if (listed && team.member() > 0) return;
   uint64_t* keys = launch.memory.keys + row_head * kListed;
   uint32_t* words = list.head_words(h);
   uint64_t own = 0;
+  uint64_t wanted = head.cut.wanted;
+  int found = static_cast<int>(head.cut.found);
   if (!listed) {
-    const HeadCandidates candidates{list, h};
-    const uint64_t threshold = TeamThreshold::find(head.cut.wanted, team, candidates, list.state.tokens, head.cut.range,
-                                                   *reinterpret_cast<TeamThreshold::Sums*>(keys), shared);
-    team.for_each(candidates, 0, list.state.tokens, [&](int token, const BatchOfKeys& found) {
+    // Those that found room are not in the range yet.
+    OrderRange range{};
+    team.for_each(kListed, [&](int i) { range.add(order_of_key(keys[i])); });
+    head.cut.range.include(range);
+    team.meet();
+    auto& memory = *reinterpret_cast<TeamMemory*>(keys);
+    TeamThreshold::clear(team, memory, 0);
+    team.meet();
+    const HeadCandidates candidates(list, h);
+    const auto rest = TeamThreshold::find(wanted, team, candidates, list.state.tokens, head.cut.range, memory, shared);
+    team.for_each_key(candidates, 0, list.state.tokens, [&](int token, const BatchOfKeys& batch) {
 #pragma unroll
       for (int i = 0; i < kKeyBatch; ++i) {
-        const bool taken = found[i] != 0 && found[i] >= threshold;
-        if (taken) own += candidates.amount(found[i]);
-        const uint32_t marks = __ballot_sync(0xffffffffu, taken);
-        if (marks != 0 && threadIdx.x % kWarp == 0) words[token / kWarp + i] |= marks;
+        uint32_t bits = 0;
+#pragma unroll
+        for (int j = 0; j < kOfLane; ++j) {
+          if (!rest.takes(batch[i][j])) continue;
+          own += candidates.amount(batch[i][j]);
+          bits |= 1u << j;
+        }
+        const uint32_t marks = word_of(bits);
+        if (marks != 0 && threadIdx.x % 8 == 0) words[token / kWarp + i * kOfLane] |= marks;
       }
+      list_rest(rest, batch, head.cut.rest, memory.left);
     });
-  } else if (head.cut.bin >= 0) {
+    add_taken(head, own);
+    team.meet();
+    if (team.member() > 0) return;
+    own = 0;
+    wanted = rest.wanted;
+    keys = memory.left;
+    found = static_cast<int>(__ldcg(&head.cut.rest));
+  }
+  if (head.cut.bin >= 0) {
     const auto for_each = [&](auto body) {
-      for_each_key(keys, static_cast<int>(head.cut.found),
-                   [&](uint64_t key) { body(key, share_below(head.sum.most - score_of_key(key))); });
+      for_each_key(keys, found, [&](uint64_t key) { body(key, share_below(head.sum.most - score_of_key(key))); });
     };
-    const uint64_t threshold = KeyThreshold::find(head.cut.wanted, shared, for_each);
+    const uint64_t threshold = KeyThreshold::find(wanted, shared, for_each);
     for_each([&](uint64_t key, uint64_t share) {
       if (key < threshold) return;
       own += share;
@@ -302,9 +325,8 @@ __global__ void __launch_bounds__(kThresholdThreads, 2) find_last_tokens(const _
     });
   }
   add_taken(head, own);
-  if (listed) __syncthreads();
-  else team.meet();
-  if (team.member() > 0 || threadIdx.x != 0) return;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
   head.taken = __ldcg(&head.taken) + head.cut.above;
   head.made = cuda::weights_of(head.sum, head.taken, a.missing);
 }
@@ -335,194 +357,114 @@ __global__ void __launch_bounds__(kThreads) unite_heads(const __grid_constant__ 
 
 // ---- Lists that have no room for all ----
 
-// The tokens of a list in the chunks before `chunk`, and in all; every thread gets them.
-struct ChunkSums {
-  int before;
-  int all;
-
-  __device__ ChunkSums(const List& list, int chunk) {
-    __shared__ int sums[2];
-    const int chunks = (list.state.tokens + kChunk - 1) / kChunk;
-    if (threadIdx.x < 2) sums[threadIdx.x] = 0;
-    __syncthreads();
-    int own_before = 0;
-    int own = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < chunks; i += static_cast<int>(blockDim.x)) {
-      const int count = __ldcg(list.chunk_counts() + i);
-      own += count;
-      if (i < chunk) own_before += count;
-    }
-    if (own_before != 0) atomicAdd(&sums[0], own_before);
-    if (own != 0) atomicAdd(&sums[1], own);
-    __syncthreads();
-    before = sums[0];
-    all = sums[1];
-  }
-};
-
-// The bin of the best share of a token; the last one has all smaller shares too.
-__device__ int bin_of_best(uint32_t order) {
-  const float below = -__uint_as_float(cuda::bits_of_order(order));
-  return below < kNoShareBelow ? cuda::bin_of(cuda::fixed_below(below)) : kShareBins - 1;
-}
-
-// Counts the marked tokens by their best shares. `cut.bin` of the list stays kShareBins if it has room for all.
-__global__ void __launch_bounds__(kThreads) count_best(const __grid_constant__ Launch launch) {
-  __shared__ uint32_t bins[kShareBins];
-  __shared__ typename BinScan::Scan::TempStorage storage;
-  __shared__ bool last;
+// Writes the order of the largest share of each marked token, if the list has no room for all. `cut.bin` of the list
+// stays kShareBins if it has.
+__global__ void __launch_bounds__(kThreads) measure_best(const __grid_constant__ Launch launch) {
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
   const List list(launch, blockIdx.x / launch.chunks);
   const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
   const int thread = static_cast<int>(threadIdx.x);
-  if (chunk * kChunk >= list.state.tokens) return;
+  const int tokens = list.state.tokens;
+  if (chunk * kChunk >= tokens) return;
   if (ChunkSums(list, chunk).all <= a.most_tokens()) return;
-  for (int bin = thread; bin < kShareBins; bin += kThreads) bins[bin] = 0;
-  __syncthreads();
-  for (int token = chunk * kChunk + thread; token < min((chunk + 1) * kChunk, list.state.tokens); token += kThreads) {
-    if ((list.words()[token / kWarp] >> token % kWarp & 1) != 0) atomicAdd(&bins[bin_of_best(list.best_order(token))], 1u);
+  if (chunk == 0) {
+    if (thread == 0) list.state.cut.bin = 0;
+    for (int h = thread; h < a.group(); h += kThreads) list.heads[h].taken = 0;
   }
-  __syncthreads();
-  uint64_t* all_bins = launch.memory.bins + list.index * a.group() * kShareBins;
-  for (int bin = thread; bin < kShareBins; bin += kThreads) {
-    if (bins[bin] != 0) atomicAdd(reinterpret_cast<unsigned long long*>(all_bins + bin), static_cast<unsigned long long>(bins[bin]));
-  }
-  __syncthreads();
-  const auto chunks = static_cast<unsigned>((list.state.tokens + kChunk - 1) / kChunk);
-  if (thread == 0) last = arrives_last(list.state.cut.arrivals, chunks);
-  __syncthreads();
-  if (!last) return;
-  const BinScan scan(all_bins, storage);
-  if (thread == 0) list.state.cut.bin = -1;
-  for (int h = thread; h < a.group(); h += kThreads) list.heads[h].taken = 0;
-  __syncthreads();
-  if (a.most_tokens() > 0) scan.find(static_cast<uint64_t>(a.most_tokens()), list.state.cut);
-}
-
-// Marks only what is above the list's bin, and lists what is in it.
-__global__ void __launch_bounds__(kThreads) mark_best(const __grid_constant__ Launch launch) {
-  ptx::follow_previous_kernel();
-  const List list(launch, blockIdx.x / launch.chunks);
-  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
-  if (chunk * kChunk >= list.state.tokens || list.state.cut.bin == kShareBins) return;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first_word = chunk * kChunkWords + static_cast<int>(threadIdx.x) / kWarp * (kChunkWords / kWarps);
-  int count = 0;
-  for (int word = first_word; word < first_word + kChunkWords / kWarps; ++word) {
-    const uint32_t marked = list.words()[word];
-    const int token = word * kWarp + lane;
-    const bool own = (marked >> lane & 1) != 0;
-    const uint32_t order = own ? list.best_order(token) : 0;
-    const int bin = own ? bin_of_best(order) : kShareBins;
-    const bool stays = bin < list.state.cut.bin;
-    const bool in_bin = own && bin == list.state.cut.bin;
-    const uint32_t marks = __ballot_sync(0xffffffffu, stays);
-    const uint32_t candidates = __ballot_sync(0xffffffffu, in_bin);
-    count += __popc(marks);
-    if (lane == 0) list.words()[word] = marks;
-    if (candidates == 0) continue;
-    const unsigned place = places_for(list.state.cut.found, __popc(candidates)) + __popc(candidates & ((1u << lane) - 1));
-    if (in_bin && place < kListed) list.keys_of_list()[place] = candidate_key(order, token);
-  }
-  __syncwarp();
-  for (int h = 0; h < launch.a.group(); ++h) {
-    uint64_t own = 0;
-    for (int word = first_word; word < first_word + kChunkWords / kWarps; ++word) {
-      if ((list.words()[word] >> lane & 1) != 0) own += list.taken_share(h, word * kWarp + lane);
-    }
-    add_taken(list.heads[h], own);
-  }
-  count_marks(list, chunk, count);
-}
-
-// The candidates of a list, where they are too many to be listed.
-struct ListCandidates {
-  const List& list;
-
-  __device__ void find(int token, int end, BatchOfKeys& keys) const {
-    uint32_t best[kKeyBatch] = {};
-#pragma unroll 1
-    for (int h = 0; h < list.a.group(); ++h) {
+  OrderRange range{};
+  for (int token = chunk * kChunk + kOfLane * thread; token < min((chunk + 1) * kChunk, tokens); token += kOfLane * kThreads) {
+    uint32_t best[kOfLane] = {};
+#pragma unroll 4
+    for (int h = 0; h < a.group(); ++h) {
+      const uint32_t marks = __ldcg(list.head_words(h) + token / kWarp) >> token % kWarp;
+      const float4 four = four_scores(list.scores + int64_t{h} * a.score_tokens, token, tokens, launch.aligned);
+      const float own[kOfLane] = {four.x, four.y, four.z, four.w};
       const float log_of_all = list.heads[h].log_of_all;
 #pragma unroll
-      for (int i = 0; i < kKeyBatch; ++i) {
-        const int own = token + i * kWarp;
-        if (own < end && list.takes(h, own)) best[i] = max(best[i], score_order(list.score(h, own) - log_of_all));
+      for (int i = 0; i < kOfLane; ++i) {
+        if ((marks >> i & 1) != 0) best[i] = max(best[i], score_order(own[i] - log_of_all));
       }
     }
+    *reinterpret_cast<uint4*>(list.best() + token) = make_uint4(best[0], best[1], best[2], best[3]);
 #pragma unroll
-    for (int i = 0; i < kKeyBatch; ++i) {
-      const bool in_bin = best[i] != 0 && bin_of_best(best[i]) == list.state.cut.bin;
-      keys[i] = in_bin ? candidate_key(best[i], token + i * kWarp) : 0;
+    for (int i = 0; i < kOfLane; ++i) {
+      if (best[i] != 0) range.add(best[i]);
     }
   }
-  __device__ uint64_t amount(uint64_t) const { return 1; }
-};
+  list.state.cut.range.include(range);
+}
 
-// Marks the member's part of the candidates of a list that are not below the threshold, and adds their shares.
-__device__ void mark_candidates(const List& list, const Team& team, uint64_t threshold) {
-  team.for_each(ListCandidates{list}, 0, list.state.tokens, [&](int token, const BatchOfKeys& found) {
+// Thread blocks for each list find the last token that there is room for, and leave only what is not behind it.
+__global__ void __launch_bounds__(kThresholdThreads, 1) find_last_best(const __grid_constant__ Launch launch) {
+  __shared__ KeyThreshold::Shared shared;
+  ptx::follow_previous_kernel();
+  const SelectByMassArguments& a = launch.a;
+  const List list(launch, blockIdx.x / launch.list_team);
+  Cut& cut = list.state.cut;
+  if (cut.bin == kShareBins) return;
+  const int tokens = list.state.tokens;
+  const Team team(launch.list_team);
+  auto& memory = *reinterpret_cast<TeamMemory*>(list.keys_of_list());
+  TeamThreshold::clear(team, memory, 0);
+  team.for_each((tokens + kChunk - 1) / kChunk, [&](int chunk) { list.chunk_counts()[chunk] = 0; });
+  team.meet();
+  const ListCandidates candidates{list.best()};
+  const auto rest = TeamThreshold::find(static_cast<uint64_t>(a.most_tokens()), team, candidates, tokens, cut.range, memory, shared);
+  team.for_each_key(candidates, 0, tokens, [&](int token, const BatchOfKeys& batch) {
     int count = 0;
 #pragma unroll
     for (int i = 0; i < kKeyBatch; ++i) {
-      const uint32_t marks = __ballot_sync(0xffffffffu, found[i] != 0 && found[i] >= threshold);
-      if (marks != 0 && threadIdx.x % kWarp == 0) list.words()[token / kWarp + i] |= marks;
-      count += __popc(marks);
-    }
-    if (count == 0) return;
-    if (threadIdx.x % kWarp == 0) atomicAdd(list.chunk_counts() + token / kChunk, count);
-    for (int h = 0; h < list.a.group(); ++h) {
-      uint64_t own = 0;
+      uint32_t bits = 0;
 #pragma unroll
-      for (int i = 0; i < kKeyBatch; ++i) {
-        if (found[i] != 0 && found[i] >= threshold) own += list.taken_share(h, token + i * kWarp);
-      }
-      add_taken(list.heads[h], own);
+      for (int j = 0; j < kOfLane; ++j) bits |= rest.takes(batch[i][j]) ? 1u << j : 0;
+      const int word = token / kWarp + i * kOfLane;
+      const uint32_t marks = word_of(bits);
+      if (threadIdx.x % 8 == 0 && word * kWarp < tokens) list.words()[word] = marks;
+      count += __popc(bits);
     }
+    count = __reduce_add_sync(0xffffffffu, count);
+    if (count > 0 && threadIdx.x % kWarp == 0) atomicAdd(list.chunk_counts() + token / kChunk, count);
+    list_rest(rest, batch, cut.rest, memory.left);
+  });
+  team.meet();
+  if (team.member() > 0 || rest.wanted == 0) return;
+  const auto for_each = [&](auto body) {
+    for_each_key(memory.left, static_cast<int>(__ldcg(&cut.rest)), [&](uint64_t key) { body(key, uint64_t{1}); });
+  };
+  const uint64_t threshold = KeyThreshold::find(rest.wanted, shared, for_each);
+  for_each([&](uint64_t key, uint64_t) {
+    const int token = token_of(key);
+    if (key < threshold) return;
+    atomicOr(list.words() + token / kWarp, 1u << token % kWarp);
+    atomicAdd(list.chunk_counts() + token / kChunk, 1);
   });
 }
 
-// Thread blocks for each list find the last token that there is room for. One is enough where candidates are listed.
-__global__ void __launch_bounds__(kThresholdThreads, 2) find_last_best(const __grid_constant__ Launch launch) {
-  __shared__ KeyThreshold::Shared shared;
+// Adds up what share the tokens have that are left of a list that was cut. A thread block has a chunk.
+__global__ void __launch_bounds__(kThreads) sum_left(const __grid_constant__ Launch launch) {
+  __shared__ ChunkTokens tokens;
+  __shared__ bool last;
   ptx::follow_previous_kernel();
-  const List list(launch, blockIdx.x / launch.team);
-  Cut& cut = list.state.cut;
-  if (cut.bin == kShareBins) return;
-  const bool listed = cut.bin < 0 || cut.found <= kListed;
-  Team team(cut.arrivals, static_cast<int>(blockIdx.x % launch.team), launch.team);
-  if (listed && team.member() > 0) return;
-  uint64_t* keys = list.keys_of_list();
-  if (!listed) {
-    const uint64_t threshold = TeamThreshold::find(cut.wanted, team, ListCandidates{list}, list.state.tokens, cut.range,
-                                                   *reinterpret_cast<TeamThreshold::Sums*>(keys), shared);
-    mark_candidates(list, team, threshold);
-    team.meet();
-  } else if (cut.bin >= 0) {
-    const auto for_each = [&](auto body) {
-      for_each_key(keys, static_cast<int>(cut.found), [&](uint64_t key) { body(key, uint64_t{1}); });
-    };
-    const uint64_t threshold = KeyThreshold::find(cut.wanted, shared, for_each);
-    for_each([&](uint64_t key, uint64_t) {
-      const int token = token_of(key);
-      if (key < threshold) return;
-      atomicOr(list.words() + token / kWarp, 1u << token % kWarp);
-      atomicAdd(list.chunk_counts() + token / kChunk, 1);
-    });
-    for (int h = 0; h < launch.a.group(); ++h) {
-      uint64_t own = 0;
-      for_each([&](uint64_t key, uint64_t) {
-        if (key >= threshold) own += list.taken_share(h, token_of(key));
-      });
-      add_taken(list.heads[h], own);
-    }
-    __syncthreads();
+  const SelectByMassArguments& a = launch.a;
+  const List list(launch, blockIdx.x / launch.chunks);
+  const int chunk = static_cast<int>(blockIdx.x % launch.chunks);
+  if (chunk * kChunk >= list.state.tokens || list.state.cut.bin == kShareBins) return;
+  const int count = tokens.find(list, chunk);
+  for (int h = 0; h < a.group(); ++h) {
+    uint64_t own = 0;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) own += list.taken_share(h, tokens.token(chunk, i));
+    add_taken(list.heads[h], own);
   }
-  if (team.member() > 0) return;
-  for (int h = static_cast<int>(threadIdx.x); h < launch.a.group(); h += kThresholdThreads) {
+  __syncthreads();
+  const auto chunks = static_cast<unsigned>((list.state.tokens + kChunk - 1) / kChunk);
+  if (threadIdx.x == 0) last = arrives_last(list.state.cut.summed, chunks);
+  __syncthreads();
+  if (!last) return;
+  for (int h = static_cast<int>(threadIdx.x); h < a.group(); h += kThreads) {
     HeadState& head = list.heads[h];
-    head.made = cuda::weights_of(head.sum, __ldcg(&head.taken), launch.a.missing);
+    head.made = cuda::weights_of(head.sum, __ldcg(&head.taken), a.missing);
   }
 }
 
@@ -530,10 +472,7 @@ __global__ void __launch_bounds__(kThresholdThreads, 2) find_last_best(const __g
 
 // A thread block writes the tokens of a chunk, each weight by one thread.
 __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ Launch launch) {
-  static_assert(kChunkWords == kThreads, "each thread has a word");
-  using Scan = cub::BlockScan<int, kThreads>;
-  __shared__ typename Scan::TempStorage storage;
-  __shared__ uint16_t tokens[kChunk];
+  __shared__ ChunkTokens tokens;
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
   const unsigned block = block_from_end();
@@ -571,12 +510,7 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
     }
     if (list.state.tokens == 0) return;
   }
-  uint32_t word = list.words()[chunk * kChunkWords + thread];
-  int place = 0;
-  int count = 0;
-  Scan(storage).ExclusiveSum(__popc(word), place, count);
-  for (; word != 0; word &= word - 1) tokens[place++] = static_cast<uint16_t>(thread * kWarp + __ffs(static_cast<int>(word)) - 1);
-  __syncthreads();
+  const int count = tokens.find(list, chunk);
   const int32_t* table = a.block_table + cache_head * a.table_width;
   const auto value_row = [&](int token) {
     const int32_t block = table[token / kValueBlockTokens];
@@ -584,10 +518,10 @@ __global__ void __launch_bounds__(kThreads) write_lists(const __grid_constant__ 
     report_fault(launch.faults, PagedFault::block_out_of_range, block);
     return -1;
   };
-  for (int i = thread; i < count; i += kThreads) a.value_rows[first + i] = value_row(chunk * kChunk + tokens[i]);
+  for (int i = thread; i < count; i += kThreads) a.value_rows[first + i] = value_row(tokens.token(chunk, i));
   if (a.weights == nullptr) return;
   for (int at = thread; at < count * group; at += kThreads) {
-    const int token = chunk * kChunk + tokens[at / group];
+    const int token = tokens.token(chunk, at / group);
     const float weight = list.heads[at % group].made.weight(list.taken_share(at % group, token));
     a.weights[first * group + at] = a.value_scales == nullptr ? weight : weight * scale(value_row(token));
   }
@@ -600,16 +534,28 @@ size_t rounded_up(size_t bytes) { return (bytes + 255) / 256 * 256; }
 Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext& context) {
   const size_t rows = static_cast<size_t>(given.query_tokens);
   if (rows == 0) return Status::success();
-  Launch launch{given, {}, context.faults(describe_select_by_mass_fault), 0, 0, 0, false};
+  Launch launch{given, {}, context.faults(describe_select_by_mass_fault), 0, 0, 0, 0, false};
   const auto chunks_of = [&](int tokens) { return std::max(1, (given.score_tokens + tokens - 1) / tokens); };
   launch.chunks = chunks_of(kChunk);
   launch.sum_chunks = chunks_of(kSumChunk);
-  launch.team = std::min(kMostMembers, chunks_of(kTeamTokens));
   launch.aligned = given.score_tokens % 4 == 0 && reinterpret_cast<uintptr_t>(given.scores) % 16 == 0;
 
   const size_t heads = rows * static_cast<size_t>(given.query_heads);
   const size_t lists = rows * static_cast<size_t>(given.kv_heads);
   const size_t chunks = lists * static_cast<size_t>(launch.chunks);
+  int major = 0, device = 0, multiprocessors = 0;
+  Status status = find_compute_capability(major);
+  if (status.ok()) status = cuda_status(cudaGetDevice(&device));
+  if (status.ok()) status = cuda_status(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  if (!status.ok()) return status;
+  // As many members as there is room for at once, a power of two.
+  const auto members = [&](size_t teams) {
+    int all = 1;
+    while (major >= 9 && all < kMostMembers && all < chunks_of(kTeamTokens) && 2 * all * teams <= static_cast<size_t>(multiprocessors)) all *= 2;
+    return all;
+  };
+  launch.head_team = members(heads);
+  launch.list_team = members(lists);
   const size_t word_bytes = chunks * kChunkWords * sizeof(uint32_t);
   const size_t sizes[] = {heads * kShareBins * sizeof(uint64_t),
                           heads * kListed * sizeof(uint64_t),
@@ -617,7 +563,8 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
                           lists * sizeof(ListState),
                           word_bytes * static_cast<size_t>(given.group()),
                           word_bytes,
-                          chunks * sizeof(int32_t)};
+                          chunks * sizeof(int32_t),
+                          given.score_tokens > given.most_tokens() ? chunks * kChunk * sizeof(uint32_t) : 0};
   size_t all = 0;
   for (const size_t size : sizes) all += rounded_up(size);
   auto* bytes = static_cast<char*>(context.queue->workspace(all));
@@ -635,23 +582,23 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
   launch.memory.head_words = reinterpret_cast<uint32_t*>(take());
   launch.memory.words = reinterpret_cast<uint32_t*>(take());
   launch.memory.chunk_counts = reinterpret_cast<int32_t*>(take());
+  launch.memory.best = reinterpret_cast<uint32_t*>(take());
 
-  Status status;
-  const auto run = [&](void (*kernel)(Launch), size_t blocks, int threads) {
+  const auto run = [&](void (*kernel)(Launch), size_t blocks, int threads, int cluster = 1) {
     if (!status.ok()) return;
-    status = launch_overlapped(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), 0,
-                               stream_of(context), launch);
+    status = launch_overlapped_clusters(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)),
+                                        static_cast<unsigned>(cluster), 0, stream_of(context), launch);
   };
   run(start, heads, kThreads);
   run(find_largest, heads * static_cast<size_t>(launch.chunks), kThreads);
   run(sum_shares, heads * static_cast<size_t>(launch.sum_chunks), kThreads);
   run(mark_tokens, chunks, kThreads);
-  run(find_last_tokens, heads * static_cast<size_t>(launch.team), kThresholdThreads);
+  run(find_last_tokens, heads * static_cast<size_t>(launch.head_team), kThresholdThreads, launch.head_team);
   run(unite_heads, chunks, kThreads);
   if (given.score_tokens > given.most_tokens()) {
-    run(count_best, chunks, kThreads);
-    run(mark_best, chunks, kThreads);
-    run(find_last_best, lists * static_cast<size_t>(launch.team), kThresholdThreads);
+    run(measure_best, chunks, kThreads);
+    run(find_last_best, lists * static_cast<size_t>(launch.list_team), kThresholdThreads, launch.list_team);
+    run(sum_left, chunks, kThreads);
   }
   run(write_lists, chunks, kThreads);
   return status;

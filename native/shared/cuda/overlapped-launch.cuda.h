@@ -9,23 +9,32 @@
 
 namespace kv {
 
+// Of clusters of `cluster` thread blocks each, on Hopper; elsewhere `cluster` must be 1.
 template <class... Parameters, class... Arguments>
-Status launch_overlapped(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
-                         cudaStream_t stream, const Arguments&... arguments) {
+Status launch_overlapped_clusters(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, unsigned cluster,
+                                  size_t shared_bytes, cudaStream_t stream, const Arguments&... arguments) {
   int major = 0;
   const Status found = find_compute_capability(major);
   if (!found.ok()) return found;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = major < 9 ? 0 : cluster == 1 ? 1 : 2;
   return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+template <class... Parameters, class... Arguments>
+Status launch_overlapped(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                         cudaStream_t stream, const Arguments&... arguments) {
+  return launch_overlapped_clusters(kernel, blocks, threads, 1, shared_bytes, stream, arguments...);
 }
 
 }  // namespace kv
