@@ -1,7 +1,6 @@
 #include "kernels/weighted-values/weighted-values.h"
 #include "runtime/queue.cuda.h"
 #include "shared/cuda/elements.cuda.h"
-#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -43,7 +42,6 @@ struct alignas(kLaneDims * sizeof(T)) LaneDims {
 // A warp sums a piece for all query heads, in the order of its rows, as the host does.
 template <class T, int kGroup>
 __global__ void __launch_bounds__(kWarps * kWarp) sum_pieces(const __grid_constant__ Launch launch) {
-  ptx::follow_previous_kernel();
   const WeightedValuesArguments& a = launch.a;
   const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -95,7 +93,6 @@ __global__ void __launch_bounds__(kWarps * kWarp) sum_pieces(const __grid_consta
 
 // Adds the sums of the pieces, in their order, to what the host has summed of the list in front of them.
 __global__ void add_pieces(const __grid_constant__ Launch launch) {
-  ptx::follow_previous_kernel();
   const WeightedValuesArguments& a = launch.a;
   const int64_t list = blockIdx.x / a.group;
   const int64_t head = blockIdx.x % a.group;
@@ -113,7 +110,8 @@ template <class T>
 Status sum_on(cudaStream_t stream, const Launch& launch) {
   const auto run = [&](void (*kernel)(Launch)) {
     const int64_t warps = launch.a.lists() * launch.most_pieces;
-    return launch_overlapped(kernel, dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)), kWarps * kWarp, 0, stream, launch);
+    kernel<<<static_cast<unsigned>((warps + kWarps - 1) / kWarps), kWarps * kWarp, 0, stream>>>(launch);
+    return launch_status();
   };
   switch (launch.a.group) {
     case 1:
@@ -154,7 +152,8 @@ Status weighted_values_cuda(const SharedValuesArguments& given, ExecutionContext
   if (!status.ok()) return status;
   const auto heads = static_cast<unsigned>(given.a.lists() * given.a.group);
   const unsigned threads = given.a.head_dim <= 64 ? 64 : 128;
-  return launch_overlapped(add_pieces, dim3(heads), threads, 0, stream, launch);
+  add_pieces<<<heads, threads, 0, stream>>>(launch);
+  return launch_status();
 }
 
 }  // namespace kv
