@@ -193,7 +193,7 @@ def main():
     rows = step_rows(libraries, options, sampler, machine) + load_rows(libraries, options, sampler, machine)
     if options.json:
         with open(options.json, 'w') as file:
-            json.dump({'title': 'A cache over two memories on the GPU', 'rows': rows}, file, indent=1, ensure_ascii=False)
+            json.dump({'title': 'Serving on the GPU: a cache over two memories', 'rows': rows}, file, indent=1, ensure_ascii=False)
 
 
 main()
