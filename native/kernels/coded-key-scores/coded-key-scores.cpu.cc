@@ -9,7 +9,6 @@ namespace {
 
 constexpr int kTaskBlocks = 16;  // of one kv head of one batch entry
 constexpr int kMostColumns = 4;  // rows and heads that are scored at once
-constexpr int kAhead = 2;        // from the block that is scored to the one that is fetched meanwhile
 
 // A vector of sums has two lanes for a token, of the even and of the odd dims.
 constexpr int kStepVectors = kStepTokens / kPairTokens;
@@ -65,7 +64,7 @@ struct BlockScores {
   const CodedKeys& coded;
   const uint16_t* books;
   const uint32_t* block;
-  const uint32_t* later;  // a block that will be read after it
+  const uint32_t* next;  // the block that will be read after it
   const float* queries;  // `stride` floats apart
   int64_t stride;
   float* const* scores;  // of each column and the block's tokens
@@ -80,11 +79,12 @@ struct BlockScores {
       StepPlaces places;
       Vec sums[kColumns][kStepVectors] = {};
       for (int chunk = 0; chunk < coded_chunks(groups); ++chunk) {
-        prefetch(chunk, token);
+        const Fetch fetch(*this, chunk, token);
         unpack<kSubDim>(coded, block, chunk, token, places);
         const int first = chunk * kChunkGroups;
         const int count = groups - first < kChunkGroups ? groups - first : kChunkGroups;
         for (int i = 0; i < count; ++i) {
+          fetch.part(i);
           const auto* book = reinterpret_cast<const uint8_t*>(books + (first + i) * between_books);
           add_group<kSubDim>(book, places[i], sub_dim, queries + (first + i) * sub_dim, stride, sums);
         }
@@ -95,12 +95,23 @@ struct BlockScores {
   }
 
  private:
-  // As large a part of the later block's chunk as is unpacked of this one from `token` on.
-  void prefetch(int chunk, int token) const {
-    const int64_t words = int64_t{kChunkOctets} * quads_of_chunk(coded.groups(), chunk) * coded.code_bits;
-    const uint32_t* line = later + chunk_offset(chunk, coded.code_bits) + words * token / kCodedBlockTokens;
-    for (int64_t i = 0; i < words * kStepTokens / kCodedBlockTokens; i += 16) __builtin_prefetch(line + i, 0, 2);
-  }
+  // Fetches as large a part of the next block's chunk as is scored of this one from `token` on, with each group a little:
+  // all at once would wait for each other.
+  class Fetch {
+   public:
+    Fetch(const BlockScores& scores, int chunk, int token) {
+      const CodedKeys& coded = scores.coded;
+      const int64_t bytes = int64_t{4} * kChunkOctets * quads_of_chunk(coded.groups(), chunk) * coded.code_bits;
+      from_ = reinterpret_cast<const char*>(scores.next + chunk_offset(chunk, coded.code_bits)) + bytes * token / kCodedBlockTokens;
+      of_group_ = bytes * kStepTokens / kCodedBlockTokens / kChunkGroups;
+    }
+
+    void part(int group) const { __builtin_prefetch(from_ + group * of_group_, 0, 2); }
+
+   private:
+    const char* from_;
+    int64_t of_group_;
+  };
 
   __attribute__((always_inline)) void write(const Vec (&sums)[kStepVectors], float* to) const {
     VecInt even = {}, odd = {};
@@ -190,9 +201,9 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task,
     const ScoreBlock score = score_block(a.coded.sub_dim, count);
     for (int number = first; number < end; ++number) {
       const uint32_t* block = a.coded.block(table[number]);
-      const uint32_t* later = a.coded.block(table[number + kAhead < end ? number + kAhead : first]);
+      const uint32_t* next = a.coded.block(table[number + 1 < end ? number + 1 : first]);
       const uint16_t* books = a.coded.centroids + a.coded.book_offset(head, 0);
-      (BlockScores{a.coded, books, block, later, queries, stride, scores, a.scale}.*score)();
+      (BlockScores{a.coded, books, block, next, queries, stride, scores, a.scale}.*score)();
       for (int c = 0; c < count; ++c) {
         spoil(a.coded.spoilt(table[number]), scores[c]);
         scores[c] += kCodedBlockTokens;
