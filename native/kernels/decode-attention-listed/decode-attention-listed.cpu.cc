@@ -8,7 +8,7 @@ namespace KV_ISA {
 namespace {
 
 constexpr int32_t kRunRows = 32;  // that stay in the first cache for all query heads
-constexpr int32_t kAhead = 32;    // rows that are asked for before they are needed
+constexpr int32_t kAhead = 128;   // rows that are asked for before they are needed
 constexpr int kLine = 64;
 
 // Rows of a pool that a list names, as a run (key-run.cpu.h). The first `known` of the list from here on may be asked for.
