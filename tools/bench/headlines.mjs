@@ -30,6 +30,7 @@ const HEADLINES = [
   ['batched-steps-h200', 'decode step of 16 sequences of 4096 tokens', 'H200: 16 sequences in one step'],
   ['batched-steps-h200', 'decode step of 32 sequences of 4096 tokens', 'H200: 32 sequences in one step'],
   ['batched-steps-h200', 'decode step of 64 sequences of 4096 tokens', 'H200: 64 sequences in one step'],
+  ['batched-steps-h200', 'decode step of 128 sequences of 4096 tokens', 'H200: 128 sequences in one step'],
   ['linear-h200', 'layers of a block, rows: 1', 'H200: linear layers of a Llama 8B block, one row'],
   ['selection-h200', 'HBW-KV, 131072 tokens before the window, capacity 1024', 'H200: choosing 1,024 of 128K tokens, one layer'],
 ];
