@@ -54,7 +54,9 @@ async function packPackage(folder, provided) {
   mkdirSync(target, { recursive: true });
   writeFileSync(join(target, 'package.json'), JSON.stringify(compiledManifest(folder)));
   if (existsSync(join(folder, 'test-data'))) cpSync(join(folder, 'test-data'), join(target, 'test-data'), { recursive: true });
-  const sources = readdirSync(join(folder, 'src'), { recursive: true }).filter((file) => file.endsWith('.ts'));
+  const files = readdirSync(join(folder, 'src'), { recursive: true });
+  for (const file of files.filter((file) => file.endsWith('.json'))) cpSync(join(folder, 'src', file), join(target, 'dist', file));
+  const sources = files.filter((file) => file.endsWith('.ts'));
   for (const file of sources) expectProvided(name, file, readFileSync(join(folder, 'src', file), 'utf8'), provided);
   await build({
     entryPoints: sources.map((file) => join(folder, 'src', file)),

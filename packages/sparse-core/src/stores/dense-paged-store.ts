@@ -70,7 +70,7 @@ export interface DensePagedPool {
 export function densePagedStores(
   given: readonly KvLayer[],
   capacity: KvCapacity,
-  { name, dtype, blockTokens, blocks, memory = capacity.device }: DensePagedPool,
+  { name, dtype, blockTokens, blocks, memory }: DensePagedPool,
 ): DensePagedStore[] {
   const layers = expectCapacity(given, capacity);
   const [first] = layers;
@@ -79,7 +79,7 @@ export function densePagedStores(
   const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
   const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
   const pool = new KvBlockPool({
-    memory,
+    memory: memory ?? capacity.device,
     dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
     headDim: first.headDim,
     blockTokens,
