@@ -118,7 +118,8 @@ const keptShares = [4, 8, 16];
 export const policies: readonly NamedPolicy[] = [
   { name: 'dense', method: 'dense', reading: dense },
   ...selections(dense, 'hbw', (keepRatio) => hbw({ keepRatio })),
-  ...selections(dense, 'snapkv', (keepRatio) => snapKv({ keepRatio })),
+  // A rival, for comparison: behind the method that it is compared with.
+  ...selections(dense, 'snapkv', (keepRatio) => snapKv({ keepRatio }), 'hbw'),
   ...selections(dense, 'halo', (keepRatio) => halo({ keepRatio })),
   ...sparse.map((reading) => ({ name: reading.name, method: 'hierasparse', reading })),
   {
@@ -152,9 +153,9 @@ export const policies: readonly NamedPolicy[] = [
   ...[offloaded, sparseAnswers].map((reading) => ({ name: reading.name, method: 'offload', reading })),
 ];
 
-function selections(reading: Reading, method: string, select: (keepRatio: number) => KvSelector): NamedPolicy[] {
+function selections(reading: Reading, name: string, select: (keepRatio: number) => KvSelector, method = name): NamedPolicy[] {
   return keptShares.map((share) => ({
-    name: `${method}-1/${share}`,
+    name: `${name}-1/${share}`,
     method,
     reading,
     select: () => select(1 / share),

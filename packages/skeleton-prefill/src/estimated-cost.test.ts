@@ -4,11 +4,11 @@ import { describe, expect, it } from 'vitest';
 import { decompositionCost, isWorthEstimating, mostLost } from './estimated-cost.js';
 
 describe('the cost of the decomposition', () => {
-  const rope: RopeDescription = { convention: 'half-split', inverseFrequencies: new Float32Array(64), attentionScale: 1 };
-  const layer = { queryHeads: 32, kvHeads: 8, headDim: 128, dtype: 'f16' } as const;
+  const rope: RopeDescription = { convention: 'halfSplit', inverseFrequencies: new Float32Array(64), attentionScale: 1 };
+  const layer = { index: 0, queryHeads: 32, kvHeads: 8, headDim: 128 };
   /** Whether a prompt of one step is worth it, of which a quarter of the blocks is computed; `most` as in isWorthEstimating. */
   const isWorth = (kind: Device['kind'], tokens: number, most?: number) => {
-    const step = { layer, rows: tokens, tokens, rope, exactTokens: 101, share: 0.25 } as Parameters<typeof isWorthEstimating>[0];
+    const step = { layer, rows: tokens, tokens, rope, exactTokens: 101, share: 0.25 };
     return isWorthEstimating(step, decompositionCost(kind, step, 10_240), most);
   };
 

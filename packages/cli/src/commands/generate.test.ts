@@ -55,7 +55,7 @@ describe('kv generate', () => {
     const dense = await kibibytes('dense');
     for (const { name, select } of policies) {
       const share = select === undefined ? 1 : Number(/-1\/(\d+)$/.exec(name)?.[1]);
-      if (Number.isNaN(share) || /^(hierasparse|int|hcattn)/.test(name)) continue;
+      if (Number.isNaN(share) || /^(hierasparse|int|hcattn|offload|sparse)/.test(name)) continue;
       const multiple = (await kibibytes(name)) / dense;
       // The last block of 64 tokens of each kv head is partly filled.
       expect(multiple).toBeGreaterThanOrEqual(1 / share - 0.005);
@@ -76,6 +76,12 @@ describe('kv generate', () => {
       expect(codes).toBeLessThan(bytes / 128 + 0.15);
     }
     expect(await kibibytes('halo-1/4+int4')).toBeLessThan(await kibibytes('halo-1/4'));
+    // The device holds all of a prompt inside the budget, and metadata of up to two rows for each block of 32.
+    for (const name of ['offload-1/4', 'sparse-2048']) {
+      const resident = (await kibibytes(name)) / dense;
+      expect(resident).toBeGreaterThan(1);
+      expect(resident).toBeLessThan(1 + 2 / 32 + 0.09);
+    }
     // Codes of 13 bits for 2 or 4 of the 64 dims of a key; the first 64 tokens, the last 128 and the block that fills stay dense.
     // Those for 8 dims have 12 bits; only the last 64 and the block that fills stay dense there.
     for (const [name, bytes, more] of [['hcattn-1/4', 52, 0.25], ['hcattn-1/8', 26, 0.25], ['hcattn-rescored-1/16', 12, 0.125]] as const) {
