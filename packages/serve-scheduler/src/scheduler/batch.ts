@@ -30,6 +30,6 @@ export interface Batch {
   readonly prompts: readonly PromptPart[];
   /** Requests whose memory is to be given back first, on both sides: they will be read again. */
   readonly restarted: readonly ScheduledRequest[];
-  /** M_used: blocks of one layer that are counted for the step. */
+  /** M_used: blocks of one layer that are counted for the step; those of answers with working-set control alone. */
   readonly deviceBlocks: number;
 }

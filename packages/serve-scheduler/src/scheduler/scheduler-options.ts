@@ -15,7 +15,7 @@ export interface Features {
   readonly sparse: boolean;
   /** Every block is in host memory, and the device caches those that are read (+Offload). */
   readonly offload: boolean;
-  /** Answers are admitted to a step by what the last steps read (+WC). */
+  /** Answers are admitted to a step by what the last steps read (+WC). Without it all are, and share the cache as they may. */
   readonly workingSetControl: boolean;
   /** Prompts are read layer by layer: on the device is one layer of them at a time (+LP). */
   readonly layerSegments: boolean;

@@ -162,7 +162,8 @@ export class Scheduler {
   #answer(request: Request, room: Room, isReading: boolean): AnswerStep | undefined {
     const { features, budgetTokens } = this.settings;
     const read = this.#counts.read(request.length + 1, budgetTokens);
-    const needed = !features.offload ? 0 : features.workingSetControl ? this.#workingSets.estimate(request) : read;
+    // Without control the cache is everybody's: what does not fit is loaded again.
+    const needed = features.workingSetControl ? this.#workingSets.estimate(request) : 0;
     let budget = budgetTokens;
     if (needed <= room.blocks) {
       room.blocks -= needed;

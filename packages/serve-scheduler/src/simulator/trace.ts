@@ -29,15 +29,24 @@ const kinds = [
 const spread = 0.45;
 const leastTokens = 64;
 
+/** How long answers are: all so many tokens, or as long as LongBench lets those of each task be. */
+export type AnswerTokens = number | 'longbench';
+
 /** The same seed gives the same requests at every rate: only the time between them changes. */
-export function poissonTrace(requests: number, perSecond: number, contextTokens: number, seed: number): TracedRequest[] {
+export function poissonTrace(
+  requests: number,
+  perSecond: number,
+  contextTokens: number,
+  seed: number,
+  answerTokens: AnswerTokens = 'longbench',
+): TracedRequest[] {
   const random = new Random(seed);
   let milliseconds = 0;
   return Array.from({ length: requests }, () => {
     milliseconds += (1000 * random.exponential()) / perSecond;
     const kind = kinds[random.below(kinds.length)] ?? kinds[0];
     const [prompt, answer] = [kind.prompt, kind.answer].map((mean) => mean * Math.exp(spread * random.normal() - spread ** 2 / 2));
-    const maxTokens = Math.max(2, Math.round(answer ?? 0));
+    const maxTokens = answerTokens === 'longbench' ? Math.max(2, Math.round(answer ?? 0)) : answerTokens;
     const most = contextTokens - maxTokens;
     return { milliseconds, maxTokens, promptTokens: Math.min(most, Math.max(leastTokens, Math.round(prompt ?? 0))) };
   });
