@@ -25,6 +25,11 @@ export interface RunnerOptions {
 export interface SequenceOptions {
   /** Chooses what the cache keeps when the prompt ends. Default: the runner's policy, or that of a forked sequence. */
   readonly select?: KvSelector | undefined;
+  /**
+   * Tokens of each kv head that its answers read, of a store that reads some of those it holds; at most the store's own budget.
+   * Default: that of the store, or of a forked sequence.
+   */
+  readonly budgetTokens?: number | undefined;
 }
 
 export interface ForkOptions extends SequenceOptions {

@@ -3,12 +3,12 @@ import {
   embedding,
   InvalidValueError,
   kvPolicy,
-  QueueFullError,
   ropeDescription,
 } from '@kv/sparse-core';
 import type {
   FloatDType,
   KvBytes,
+  KvDemand,
   KvPolicy,
   KvSelector,
   Stream,
@@ -24,13 +24,15 @@ import type { Logits } from './head.js';
 import type { LayerRunner } from './layer-runner.js';
 import { leave, ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './model-batch.js';
+import { OpenSequences } from './open-sequences.js';
 import { prepareLayers } from './prepare-layers.js';
+import { demandOf, evictLayers, limitLayers } from './residency.js';
 import { expectModel } from './runner-model.js';
 import type { RunnerModel } from './runner-model.js';
 import { expectActivations, expectRope } from './runner-options.js';
 import type { ForkOptions, RunnerOptions, SequenceOptions } from './runner-options.js';
 import { Scratch } from './scratch.js';
-import { Sequence } from './sequence.js';
+import type { Sequence } from './sequence.js';
 import { copyIds, countIds } from './given-ids.js';
 import { sumOfBytes } from './sum-of-bytes.js';
 import { WorkLog } from './work-log.js';
@@ -57,14 +59,7 @@ export class Runner implements Disposable {
   readonly #scratch: Scratch;
   readonly #decodeSteps: DecodeSteps;
   readonly #owned: Disposable[] = [];
-  readonly #slots: number;
-  /** Slots from here on were never used. */
-  #firstUnused = 0;
-  /** Others that nobody has. */
-  readonly #freeSlots: number[] = [];
-  readonly #sequences = new Set<Sequence>();
-  /** Those that were disposed. */
-  readonly #ended = new WeakSet<Sequence>();
+  readonly #sequences: OpenSequences;
   readonly #batches = new WeakSet<ModelBatch>();
   readonly #work = new WorkLog();
   #stream: Stream;
@@ -105,7 +100,9 @@ export class Runner implements Disposable {
     this.activations = activations;
     this.contextTokens = contextTokens;
     this.maxBatchRows = maxBatchRows;
-    this.#slots = sequences;
+    this.#sequences = new OpenSequences(sequences, (slot) => {
+      for (const layer of this.#layers) layer.release(slot);
+    });
     this.#stream = this.#openStream();
     // Weights that lie misaligned in their file were copied on the device's own stream.
     this.#stream.waitFor(device.defaultStream);
@@ -145,16 +142,57 @@ export class Runner implements Disposable {
 
   /** Bytes that one sequence holds, blocks that others share too. */
   kvBytesOf(sequence: Sequence): KvBytes {
-    this.#expectOwn(sequence);
+    this.#sequences.expectOwn(sequence);
     return sumOfBytes(this.#layers.map(({ store }) => store.bytes([sequence.slot])));
   }
 
-  /** @throws QueueFullError when all sequences are in use; CapabilityError for a selection of prompts that are not dense */
+  /**
+   * @throws QueueFullError when all sequences are in use; what `setBudget` throws
+   * @throws CapabilityError for a selection of prompts that are not dense
+   */
   openSequence(options: SequenceOptions = {}): Sequence {
     expectObject('openSequence', 'options', options);
-    const { select = this.policy.select } = options;
+    const { select = this.policy.select, budgetTokens } = options;
     expectSelector('openSequence', select, this.policy.prefill);
-    return this.#open(select, new Int32Array(), 0);
+    const sequence = this.#open(select, new Int32Array(), 0);
+    return this.#withBudget(sequence, budgetTokens);
+  }
+
+  /**
+   * Says how many tokens of each kv head the answers of a sequence read from its next step on.
+   * @param budgetTokens at most as many as the store's own budget, which undefined stands for
+   * @throws CapabilityError for a store without budgets; InvalidValueError for more than its own, or too few
+   */
+  setBudget(sequence: Sequence, budgetTokens: number | undefined): void {
+    this.#assertUsable();
+    this.#sequences.expectOwn(sequence);
+    if (budgetTokens !== undefined) expectWholeNumber('budgetTokens', budgetTokens, 1, Number.MAX_SAFE_INTEGER);
+    if (budgetTokens === sequence.budgetTokens) return;
+    limitLayers(this.#stream, this.#layers, sequence, budgetTokens);
+    this.#work.enqueued(this.#stream, [sequence]);
+  }
+
+  /**
+   * Gives back the device memory of what host memory holds of a sequence too. It comes back when it is read: answers are the
+   * same.
+   * @throws CapabilityError for a store that holds nothing in host memory
+   */
+  evict(sequence: Sequence): void {
+    this.#assertUsable();
+    this.#sequences.expectOwn(sequence);
+    evictLayers(this.#stream, this.#layers, sequence.slot);
+    this.#work.enqueued(this.#stream, [sequence]);
+  }
+
+  /**
+   * What the steps of a sequence read of the device's cache, as far as the device has told; it never waits, and what is asked
+   * for arrives behind the next step. `workingSet` is the most of one layer, `hits` and `misses` are sums over the layers.
+   * @returns undefined before the first has arrived, and where the store counts nothing
+   */
+  demand(sequence: Sequence): KvDemand | undefined {
+    this.#assertUsable();
+    this.#sequences.expectOwn(sequence);
+    return demandOf(this.#layers, sequence.slot);
   }
 
   /**
@@ -168,10 +206,10 @@ export class Runner implements Disposable {
    *   of the last queries than the selection of `sequence`, which decides how many are at hand
    */
   fork(sequence: Sequence, options: ForkOptions = {}): Sequence {
-    this.#expectOwn(sequence);
+    this.#sequences.expectOwn(sequence);
     sequence.assertWhole();
     expectObject('fork', 'options', options);
-    const { select = sequence.select, tokens = sequence.length } = options;
+    const { select = sequence.select, budgetTokens = sequence.budgetTokens, tokens = sequence.length } = options;
     expectSelector('fork', select, this.policy.prefill);
     expectWholeNumber('tokens of a fork', tokens, 0, sequence.length);
     expectPrefix(this.#layers, sequence, tokens);
@@ -192,7 +230,7 @@ export class Runner implements Disposable {
       throw error;
     }
     this.#work.enqueued(this.#stream, [fork]);
-    return fork;
+    return this.#withBudget(fork, budgetTokens);
   }
 
   /**
@@ -201,7 +239,7 @@ export class Runner implements Disposable {
    */
   truncate(sequence: Sequence, length: number): void {
     this.#assertUsable();
-    this.#expectOwn(sequence);
+    this.#sequences.expectOwn(sequence);
     sequence.assertWhole();
     expectWholeNumber('length', length, sequence.promptEnd, sequence.length);
     const tokens = sequence.length - length;
@@ -338,8 +376,7 @@ export class Runner implements Disposable {
         sequence.fail(failure);
         sequence.dispose();
       }
-      // That a slot is empty may be among what was skipped.
-      for (const slot of this.#freeSlots) for (const layer of this.#layers) layer.release(slot);
+      this.#sequences.emptyFreeSlots();
     } catch {
       this.#failure = failure;
       this.dispose();
@@ -407,7 +444,7 @@ export class Runner implements Disposable {
    */
   checkTokens(sequence: Sequence | 'new', ids: ArrayLike<number>, spare = 0): Int32Array {
     this.#assertUsable();
-    if (sequence !== 'new') this.#expectOwn(sequence);
+    if (sequence !== 'new') this.#sequences.expectOwn(sequence);
     const tokens = countIds(ids);
     expectRoom(this, sequence === 'new' ? 0 : sequence.length, tokens, spare);
     return copyIds(ids, tokens, this.model.config.vocabularySize);
@@ -416,18 +453,8 @@ export class Runner implements Disposable {
   #checkEntries(operation: string, given: readonly BatchEntry[]): BatchEntry[] {
     this.#assertUsable();
     return checkEntries(operation, given, this, (sequence) => {
-      this.#expectOwn(sequence);
+      this.#sequences.expectOwn(sequence);
     });
-  }
-
-  /** @throws InvalidValueError, DisposedError */
-  #expectOwn(sequence: Sequence): void {
-    if (this.#sequences.has(sequence)) return;
-    if (this.#ended.has(sequence)) sequence.assertUsable();
-    throw new InvalidValueError(
-      "The sequence is not this runner's. Each runner has a cache of its own: open the sequence with its openSequence().",
-      { subject: 'sequence' },
-    );
   }
 
   #expectNextLayer(batch: ModelBatch, layer: number): void {
@@ -447,22 +474,20 @@ export class Runner implements Disposable {
 
   #open(select: KvSelector | undefined, ids: Int32Array, promptEnd: number): Sequence {
     this.#assertUsable();
-    const slot = this.#freeSlots.pop() ?? this.#firstUnused;
-    if (slot >= this.#slots) {
-      throw new QueueFullError(
-        `All ${this.#sequences.size} sequences are in use. Dispose one, or make the runner with a larger 'sequences'.`,
-        { subject: 'sequences', given: this.#sequences.size + 1, wanted: this.#sequences.size },
-      );
-    }
-    this.#firstUnused = Math.max(this.#firstUnused, slot + 1);
-    const release = (sequence: Sequence): void => {
-      this.#release(sequence);
-    };
-    const sequence = new Sequence({ slot, select, ids, promptEnd, release });
-    this.#sequences.add(sequence);
+    const sequence = this.#sequences.open(select, ids, promptEnd);
     // The slot was emptied before.
     this.#work.enqueued(this.#stream, [sequence]);
     return sequence;
+  }
+
+  #withBudget(sequence: Sequence, budgetTokens: number | undefined): Sequence {
+    try {
+      this.setBudget(sequence, budgetTokens);
+      return sequence;
+    } catch (error) {
+      sequence.dispose();
+      throw error;
+    }
   }
 
   #assertUsable(): void {
@@ -470,12 +495,5 @@ export class Runner implements Disposable {
     const cause = this.#failure;
     const why = cause === undefined ? 'was disposed' : `was ended by an error (${cause.message})`;
     throw new DisposedError(`The runner ${why}; create another.`, { subject: 'runner', cause });
-  }
-
-  #release(sequence: Sequence): void {
-    this.#sequences.delete(sequence);
-    this.#ended.add(sequence);
-    for (const layer of this.#layers) layer.release(sequence.slot);
-    this.#freeSlots.push(sequence.slot);
   }
 }

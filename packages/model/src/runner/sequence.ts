@@ -26,6 +26,7 @@ export class Sequence implements Disposable {
   readonly select: KvSelector | undefined;
   readonly #release: (sequence: Sequence) => void;
   readonly #ids: TokenIds;
+  #budgetTokens: number | undefined;
   #promptEnd: number;
   #failure: Error | undefined;
   /** The batch whose layers the sequence is going through. */
@@ -56,6 +57,11 @@ export class Sequence implements Disposable {
   /** Where the newest answer begins: tokens before it are there to stay. */
   get promptEnd(): number {
     return this.#promptEnd;
+  }
+
+  /** Tokens of each kv head that its answers read at most. Undefined: as many as the store's own budget. */
+  get budgetTokens(): number | undefined {
+    return this.#budgetTokens;
   }
 
   /** What ended the sequence, if it was an error. */
@@ -124,6 +130,11 @@ export class Sequence implements Disposable {
     const wrong = given.findIndex((id) => !Number.isInteger(id) || id < unknownId || id > mostId);
     expectThat('setIds', 'ids', given[wrong], wrong === -1, 'whole numbers, -1 for a token that nobody knows');
     this.#ids.set(position, given);
+  }
+
+  /** `Runner.setBudget` tells the store. */
+  limit(budgetTokens: number | undefined): void {
+    this.#budgetTokens = budgetTokens;
   }
 
   /** Forgets the tokens from `length` on. `Runner.truncate` takes them out of the cache. */

@@ -140,6 +140,12 @@ export interface KvStore extends Capable {
    */
   evict?(stream: Stream, slot: number): void;
   /**
+   * Says how many tokens of each kv head the answers of a slot read from now on; undefined: as many as the store's own budget.
+   * A recorded step reads it from device memory. `copy` leaves it behind, and `release` undoes it.
+   * @throws InvalidValueError for more than the store's own, or less than what is always read; nothing is changed
+   */
+  setBudget?(stream: Stream, slot: number, budgetTokens: number | undefined): void;
+  /**
    * Makes an empty slot hold what another holds, without its newest `dropped` tokens; default: with them. The two share
    * the blocks that are full, and what writes to such a block later works on one of its own. A store without it cannot
    * be forked.
