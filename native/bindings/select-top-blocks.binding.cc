@@ -5,7 +5,8 @@
 namespace kv {
 
 // selectTopBlocks(stream, scores [token, kvHead, block], keyCounts [slot, kvHead], slots [batch], queryStart [boundary],
-//                 chosen [slot, kvHead, chosenBlock], chosenCounts [slot, kvHead], blockTokens, sinkBlocks, recentBlocks)
+//                 chosen [slot, kvHead, chosenBlock], chosenCounts [slot, kvHead], budgets [slot], blockTokens, sinkBlocks,
+//                 recentBlocks)
 Napi::Value select_top_blocks(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument scores = call.tensor(1);
@@ -27,9 +28,10 @@ Napi::Value select_top_blocks(const Napi::CallbackInfo& info) {
   arguments.room = static_cast<int32_t>(chosen.extent(2));
   arguments.chosen = chosen.as<int32_t>();
   arguments.chosen_counts = call.output(6).as<int32_t>();
-  arguments.block_tokens = static_cast<int32_t>(call.integer(7));
-  arguments.sink_blocks = static_cast<int32_t>(call.integer(8));
-  arguments.recent_blocks = static_cast<int32_t>(call.integer(9));
+  arguments.budgets = call.tensor(7).as<int32_t>();
+  arguments.block_tokens = static_cast<int32_t>(call.integer(8));
+  arguments.sink_blocks = static_cast<int32_t>(call.integer(9));
+  arguments.recent_blocks = static_cast<int32_t>(call.integer(10));
   return call.enqueue("selectTopBlocks", [arguments](ExecutionContext& context) { return select_top_blocks(arguments, context); });
 }
 

@@ -48,13 +48,14 @@ class Step:
         self.chosen, self.chosen_counts = integers(lists, ROOM), integers(lists)
         self.state = [integers(count, fill=-1), integers(self.cached, fill=-1), integers(self.cached), integers(1), integers(lists, 12, ROOM),
                       integers(lists, 4), integers(lists, ROOM), integers(lists), integers(2, lists * ROOM), integers(1)]
+        self.budgets = integers(sequences, fill=ROOM)
         self.batch = [self.table, integers(lists, fill=tokens), torch.arange(sequences, device='cuda', dtype=torch.int32),
                       torch.arange(sequences + 1, device='cuda', dtype=torch.int32)]
         self.sizes = numbers(sequences, QUERY_HEADS, KV_HEADS, HEAD_DIM, self.blocks, 2, ROOM, SINKS, RECENT, self.cached)
         self.ordered = self.metadata[self.table.long()].view(lists, self.blocks, 2 * HEAD_DIM)
 
     def pointers(self, query):
-        return pointers_of([query, self.metadata, *self.batch, self.scores, self.chosen, self.chosen_counts, *self.state])
+        return pointers_of([query, self.metadata, *self.batch, self.scores, self.chosen, self.chosen_counts, *self.state, self.budgets])
 
     def run(self, library, parts):
         for query in self.queries:

@@ -40,13 +40,14 @@ void select_head(const SelectTopBlocksArguments& a, int32_t entry, int32_t head)
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
   int32_t* chosen = a.chosen + cache_head * a.room;
   const int32_t blocks = static_cast<int32_t>((int64_t{a.key_counts[cache_head]} + a.block_tokens - 1) / a.block_tokens);
+  const int32_t budget = a.budget_of(a.slots[entry]);
   int32_t count = 0;
-  if (blocks <= a.room) {
+  if (blocks <= budget) {
     for (; count < blocks; ++count) chosen[count] = count;
   } else {
     const int32_t end = blocks - a.recent_blocks;
     const float* scores = a.scores + a.query_start[entry] * a.score_token_stride + head * a.score_head_stride;
-    const int32_t wanted = a.room - a.sink_blocks - a.recent_blocks;
+    const int32_t wanted = budget - a.sink_blocks - a.recent_blocks;
     for (; count < a.sink_blocks; ++count) chosen[count] = count;
     if (wanted > 0) {
       const Cut cut(scores + a.sink_blocks, end - a.sink_blocks, wanted);

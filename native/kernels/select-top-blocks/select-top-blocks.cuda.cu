@@ -110,15 +110,16 @@ __global__ void __launch_bounds__(kThreads) select_blocks(const __grid_constant_
   const int thread = static_cast<int>(threadIdx.x);
   const int blocks = static_cast<int>((int64_t{entry.tokens} + a.block_tokens - 1) / a.block_tokens);
   int32_t* chosen = a.chosen + entry.cache_head * a.room;
-  if (thread == 0) a.chosen_counts[entry.cache_head] = min(blocks, a.room);
-  if (blocks <= a.room) {
+  const int budget = a.budget_of(a.slots[blockIdx.y]);
+  if (thread == 0) a.chosen_counts[entry.cache_head] = min(blocks, budget);
+  if (blocks <= budget) {
     for (int i = thread; i < blocks; i += kThreads) chosen[i] = i;
     return;
   }
   const int end = blocks - a.recent_blocks;
-  const int wanted = a.room - a.sink_blocks - a.recent_blocks;
+  const int wanted = budget - a.sink_blocks - a.recent_blocks;
   for (int i = thread; i < a.sink_blocks; i += kThreads) chosen[i] = i;
-  for (int i = thread; i < a.recent_blocks; i += kThreads) chosen[a.room - a.recent_blocks + i] = end + i;
+  for (int i = thread; i < a.recent_blocks; i += kThreads) chosen[budget - a.recent_blocks + i] = end + i;
   if (wanted == 0) return;
   if (thread == 0) {
     shared.least = UINT32_MAX;

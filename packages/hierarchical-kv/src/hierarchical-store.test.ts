@@ -92,6 +92,32 @@ describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
     expect(few.store.demand?.(1)).toBeUndefined();
   });
 
+  it('reads as much of each slot as its budget says', async () => {
+    const entries = [...chunk(0, 600, 1), ...chunk(1, 600, 1)];
+    const bitsWith = async (options: Partial<HierarchicalOptions>, budgets: readonly (number | undefined)[]) => {
+      const all = await run({ budgetTokens: 512, ...options });
+      for (const slot of [0, 1]) await all.step(chunk(slot, 0, 600), 'prefill');
+      budgets.forEach((budget, slot) => all.store.setBudget?.(all.stream, slot, budget));
+      return { all, bits: await all.step(entries, 'decode') };
+    };
+    const [whole, small] = [await bitsWith({}, []), await bitsWith({ budgetTokens: 160 }, [])];
+    const rows = whole.bits.length / 2;
+    const mixed = await bitsWith({}, [160, undefined]);
+    expect(mixed.bits.subarray(0, rows)).toEqual(small.bits.subarray(0, rows));
+    expect(mixed.bits.subarray(rows)).toEqual(whole.bits.subarray(rows));
+    expect(small.bits).not.toEqual(whole.bits);
+    for (const wrong of [96, 513, 200.5, NaN]) {
+      expect(() => mixed.all.store.setBudget?.(mixed.all.stream, 0, wrong), String(wrong)).toThrow(InvalidValueError);
+    }
+    // A cache that has room for what one answer of the store's own budget reads has it for two smaller ones.
+    const capped = { deviceBytes: bytesFor({ budgetTokens: 512 }, 1) };
+    await expect(bitsWith(capped, [])).rejects.toThrow(OutOfMemoryError);
+    expect((await bitsWith(capped, [160, 160])).bits).toEqual(small.bits);
+    mixed.all.release(0);
+    await mixed.all.step(chunk(0, 0, 600), 'prefill');
+    await mixed.all.step(chunk(0, 600, 1), 'decode');
+  });
+
   it('gives back what it takes, and says how much that is', async () => {
     const device = open();
     const before = await liveBytes(device, 0);

@@ -67,6 +67,7 @@ const selected = (device: Device) => ({
   ...batch(device),
   ...chosen(device),
   scores: device.tensor('f32', ['token', 'kvHead', 'block'], [1, kvHeads, width], new Float32Array(6)),
+  budgets: zeros(device, ['slot'], [slotCount], room),
 });
 
 const planned = (device: Device) => ({

@@ -221,8 +221,8 @@ export interface Addon {
   blockScores(stream: NativeStream, query: NativeTensor, scores: NativeTensor, metadata: NativeTensor,
     blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor, queryStart: NativeTensor, blockTokens: number): void;
   selectTopBlocks(stream: NativeStream, scores: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
-    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, blockTokens: number, sinkBlocks: number,
-    recentBlocks: number): void;
+    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, budgets: NativeTensor, blockTokens: number,
+    sinkBlocks: number, recentBlocks: number): void;
   planBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
     queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, where: NativeTensor, holds: NativeTensor,
     usedAt: NativeTensor, clock: NativeTensor, history: NativeTensor, demand: NativeTensor, readTable: NativeTensor,

@@ -207,6 +207,9 @@ Outcome choose_blocks(const Case& test, Random& random) {
   const int room = sinks + recent + pick_from(random, {0, 1, 7, 64, 600});
   Twice<int32_t> chosen(std::vector<int32_t>(static_cast<size_t>(sequences.slot_count * sequences.kv_heads * room), -7));
   Twice<int32_t> counts(std::vector<int32_t>(static_cast<size_t>(sequences.slot_count * sequences.kv_heads), -7));
+  std::vector<int32_t> drawn_budgets(static_cast<size_t>(sequences.slot_count));
+  for (int32_t& budget : drawn_budgets) budget = pick(random, sinks + recent - 1, room + 1);
+  const Twice<int32_t> budgets(drawn_budgets);
   const auto arguments = [&](bool on_device) {
     SelectTopBlocksArguments a;
     placed.describe(a, on_device);
@@ -216,6 +219,7 @@ Outcome choose_blocks(const Case& test, Random& random) {
     a.sink_blocks = sinks;
     a.recent_blocks = recent;
     a.room = room;
+    a.budgets = place(budgets, on_device);
     a.chosen = place(chosen, on_device);
     a.chosen_counts = place(counts, on_device);
     return a;
@@ -422,6 +426,7 @@ KV_FOR_PYTHON int kv_select_top_blocks(const int64_t* sizes, void* const* pointe
   a.recent_blocks = kv::tests::size(sizes, 8);
   a.chosen = static_cast<int32_t*>(pointers[7]);
   a.chosen_counts = static_cast<int32_t*>(pointers[8]);
+  a.budgets = static_cast<const int32_t*>(pointers[19]);
   return kv::tests::result_for_python(kv::tests::launch_for_python(kv::select_top_blocks, a, stream));
 }
 

@@ -19,6 +19,7 @@ describeOnDevices('selectTopBlocks', ({ open }) => {
       const scores = Float32Array.from({ length: rows * kvHeads * width }, () =>
         random.integer(0, 9) === 0 ? random.pick([NaN, Infinity, -Infinity, -0, 0]) : Math.round(random.normal() * random.pick([1, 1000])),
       );
+      const budgets = Int32Array.from({ length: slotCount }, () => random.integer(sinkBlocks + recentBlocks - 1, room + 1));
       const counts = [slotCount, kvHeads] as const;
       const batch = placeSequences(device, sequences);
       const args = {
@@ -26,11 +27,13 @@ describeOnDevices('selectTopBlocks', ({ open }) => {
         scores: device.tensor('f32', ['token', 'kvHead', 'block'], [rows, kvHeads, width], scores),
         chosen: device.tensor('i32', ['slot', 'kvHead', 'chosenBlock'], [...counts, room], new Int32Array(slotCount * kvHeads * room).fill(-7)),
         chosenCounts: device.tensor('i32', ['slot', 'kvHead'], counts, new Int32Array(slotCount * kvHeads).fill(-7)),
+        budgets: device.tensor('i32', ['slot'], [slotCount], budgets),
       };
       selectTopBlocks(stream, args);
       const wanted = Array.from({ length: slotCount * kvHeads }, () => [-7] as number[]);
       sequences.slots.forEach((slot, entry) => {
         if (sequences.rows[entry] === 0) return;
+        const budget = Math.max(sinkBlocks + recentBlocks, Math.min(room, budgets[slot] ?? NaN));
         for (let head = 0; head < kvHeads; head++) {
           const blocks = Math.ceil((sequences.counts[slot * kvHeads + head] ?? NaN) / blockTokens);
           const all = Array.from({ length: blocks }, (_, block) => block);
@@ -40,8 +43,8 @@ describeOnDevices('selectTopBlocks', ({ open }) => {
           const middle = all.slice(sinkBlocks, blocks - recentBlocks);
           const difference = (one: number, other: number) => (score(one) === score(other) ? 0 : score(other) - score(one));
           const best = middle.sort((one, other) => difference(one, other) || isNumber(other) - isNumber(one) || one - other);
-          const top = best.slice(0, room - sinkBlocks - recentBlocks).sort((one, other) => one - other);
-          wanted[slot * kvHeads + head] = blocks <= room ? all : [...all.slice(0, sinkBlocks), ...top, ...all.slice(blocks - recentBlocks)];
+          const top = best.slice(0, budget - sinkBlocks - recentBlocks).sort((one, other) => one - other);
+          wanted[slot * kvHeads + head] = blocks <= budget ? all : [...all.slice(0, sinkBlocks), ...top, ...all.slice(blocks - recentBlocks)];
         }
       });
       const [chosen, chosenCounts] = [await args.chosen.read(stream), await args.chosenCounts.read(stream)];
@@ -61,6 +64,7 @@ describeOnDevices('selectTopBlocks', ({ open }) => {
       scores: device.tensor('f32', ['token', 'kvHead', 'block'], [1, 2, 9], new Float32Array(18)),
       chosen: device.tensor('i32', ['slot', 'kvHead', 'chosenBlock'], [2, 2, 4]),
       chosenCounts: device.tensor('i32', ['slot', 'kvHead'], [2, 2]),
+      budgets: device.tensor('i32', ['slot'], [2], Int32Array.of(4, 4)),
     };
   };
 
@@ -83,6 +87,7 @@ describeOnDevices('selectTopBlocks', ({ open }) => {
       [{ recentBlocks: 1.5 }, InvalidValueError],
       [{ blockTokens: 0 }, InvalidValueError],
       [{ chosen: device.tensor('i32', ['slot', 'kvHead', 'chosenBlock'], [2, 1, 4]) }, ShapeError],
+      [{ budgets: device.tensor('i32', ['slot'], [3]) }, ShapeError],
       [{ scores: device.tensor('f32', ['token', 'kvHead', 'block'], [1, 1, 9]) }, ShapeError],
     ] as const;
     for (const [change, error] of refusals) {

@@ -13,6 +13,11 @@ export interface ChosenBlocks {
 export interface SelectTopBlocksArguments extends BlockBatch, ChosenBlocks, FixedBlocks {
   /** f32 `[token, kvHead, block]`, from `blockScores`. */
   readonly scores: TensorHandle<'f32', readonly ['token', 'kvHead', 'block']>;
+  /**
+   * i32 `[slot]`: blocks that each of its kv heads reads. Fewer than are always read count as those, more than a list has room
+   * for as that room.
+   */
+  readonly budgets: TensorHandle<'i32', readonly ['slot']>;
 }
 
 /** In the order of the bindings. */
@@ -26,6 +31,7 @@ const rules = [
   { name: 'scores', dtype: ['f32'], shape: ['token', 'kvHead', 'scoredBlock'], layout: 'rows' },
   ...blockBatchRules,
   ...chosenRules,
+  { name: 'budgets', dtype: ['i32'], shape: ['slot'], layout: 'contiguous' },
 ] as const;
 
 const enqueue = operation('selectTopBlocks', rules, ['chosen', 'chosenCounts']);
@@ -33,7 +39,7 @@ const enqueue = operation('selectTopBlocks', rules, ['chosen', 'chosenCounts']);
 /**
  * Chooses the blocks that each kv head of the batch's slots reads, in ascending order: the first `sinkBlocks`, the last
  * `recentBlocks`, and of those between them the ones of the largest scores, of equal scores the lower one; as many as
- * `chosen` has room for, or all where they fit. An entry has one row, or none and is left alone. A NaN is below all scores.
+ * the budget of the slot says, or all where they fit. An entry has one row, or none and is left alone. A NaN is below all scores.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
  * @throws InvalidValueError when a list has no room for the first and the last blocks; counts and slots that lead outside
  * reject the stream's next wait with one

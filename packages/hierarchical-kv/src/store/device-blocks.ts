@@ -13,6 +13,8 @@ export class DeviceBlocks implements Disposable {
   readonly cache: { readonly [Name in keyof BlockCache]: Tensor<'i32', Axes[Name]> };
   /** i32 `[slot, kvHead]`: tokens, as the fixed places have them. */
   readonly fixedCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
+  /** i32 `[slot]`: blocks that answers of a slot read of each kv head. */
+  readonly budgets: Tensor<'i32', readonly ['slot']>;
   readonly #owned: Tensor[];
 
   /** With so many blocks in the cache. */
@@ -21,7 +23,7 @@ export class DeviceBlocks implements Disposable {
     const { kvHeads, headDim } = layer;
     const elementBytes = byteSize(sizes.dtype);
     const hostBlocks = hostBlocksOf(layer, capacity);
-    const ofLists = capacity.slots * kvHeads * (workingSetSteps * budgetBlocks + 4 + 1);
+    const ofLists = capacity.slots * kvHeads * (workingSetSteps * budgetBlocks + 4 + 1) + capacity.slots;
     const described = hostBlocks * metadataVectors(metadata) * headDim * elementBytes;
     const places = (fixedPlaces(sizes) + cached) * blockBytes(headDim, elementBytes);
     return places + described + 4 * (hostBlocks + 2 * cached + 1 + ofLists);
@@ -34,7 +36,7 @@ export class DeviceBlocks implements Disposable {
     const { kvHeads, headDim } = layer;
     const hostBlocks = hostBlocksOf(layer, capacity);
     const heads = [slots, kvHeads] as const;
-    [this.pool, this.metadata, this.cache, this.fixedCounts] = madeTogether((own) => {
+    [this.pool, this.metadata, this.cache, this.fixedCounts, this.budgets] = madeTogether((own) => {
       const filled = <const A extends readonly string[]>(axes: A, shape: { readonly [Axis in keyof A]: number }, number = 0) => {
         const count = shape.reduce((product, extent) => product * extent, 1);
         return own(device.tensor('i32', axes, shape, new Int32Array(count).fill(number)));
@@ -51,9 +53,10 @@ export class DeviceBlocks implements Disposable {
           demand: filled(['slot', 'kvHead', 'count'], [...heads, 4]),
         },
         filled(['slot', 'kvHead'], heads),
+        filled(['slot'], [slots], budgetBlocks),
       ];
     });
-    this.#owned = [this.metadata, this.fixedCounts, ...Object.values(this.cache)];
+    this.#owned = [this.metadata, this.fixedCounts, this.budgets, ...Object.values(this.cache)];
   }
 
   get cached(): number {

@@ -49,6 +49,8 @@ export class HierarchicalLayerStore implements KvStore {
   readonly #host: DensePagedStore;
   /** Slots whose first and last blocks on the device are those of the host. */
   readonly #current = new Set<number>();
+  /** Blocks that answers of each slot read of a kv head. */
+  readonly #budgets: Int32Array;
   #stream: Stream | undefined;
   /** The rows that came last, for their attention. */
   #newest: AppendCall | undefined;
@@ -59,12 +61,13 @@ export class HierarchicalLayerStore implements KvStore {
     this.layer = parts.sizes.layer;
     this.#parts = parts;
     this.#host = parts.host;
+    this.#budgets = new Int32Array(parts.sizes.capacity.slots).fill(parts.sizes.budgetBlocks);
   }
 
   /** @throws OutOfMemoryError also when the cache has not all blocks that a step's answers read; nothing is changed then */
   prepare(stream: Stream, batch: RowBatch): void {
     const entries = entriesOf('prepare', batch);
-    this.#expectCached(entries.filter(({ rows }) => rows === 1).map(({ slot }) => (this.lengths(slot)[0] ?? 0) + 1));
+    this.#expectCached(entries.filter(({ rows }) => rows === 1).map(({ slot }) => slot));
     this.#host.prepare(stream, batch);
     this.#serve(stream);
     this.#parts.demand.ask(stream);
@@ -123,7 +126,7 @@ export class HierarchicalLayerStore implements KvStore {
     const fixed = { blockTokens, sinkBlocks, recentBlocks };
     blockMetadata(stream, { ...rowsOf, keys, blockTable: fixedTable, metadata, metadataTable: blockTable, rows, method: sizes.metadata });
     blockScores(stream, { ...rowsOf, query, scores, metadata, blockTable, blockTokens });
-    selectTopBlocks(stream, { ...rowsOf, ...fixed, ...chosen, scores });
+    selectTopBlocks(stream, { ...rowsOf, ...fixed, ...chosen, scores, budgets: device.budgets });
     planBlocks(stream, { ...rowsOf, ...fixed, ...chosen, ...cache, ...planned, blockTable, rows });
     fetchBlocks(stream, { hostKeys, hostValues, keys, values, ...planned });
     const blocks = { keys, values, blockTable: scratch.attended, keyCounts: planned.readCounts };
@@ -152,6 +155,18 @@ export class HierarchicalLayerStore implements KvStore {
     this.#current.delete(toSlot);
   }
 
+  /** @throws InvalidValueError for less than what is always read, and for more than the store's own */
+  setBudget(stream: Stream, slot: number, budgetTokens: number | undefined): void {
+    this.lengths(slot);
+    const { sinkBlocks, recentBlocks, budgetBlocks } = this.#parts.sizes;
+    const [least, most] = [sinkBlocks + recentBlocks, budgetBlocks];
+    const blocks = budgetTokens === undefined ? most : Math.ceil(budgetTokens / blockTokens);
+    const isRight = Number.isSafeInteger(budgetTokens ?? 0) && blocks >= least && blocks <= most;
+    expectThat('setBudget', 'budgetTokens', budgetTokens, isRight, `a whole number, in blocks of ${blockTokens} from ${least} to ${most} of them`);
+    this.#budgets[slot] = blocks;
+    stream.write(this.#parts.device.budgets.slice('slot', slot, slot + 1), Int32Array.of(blocks));
+  }
+
   /** Counts of the blocks that pass through the cache, summed over kv heads; the working set is that of 12 steps. */
   demand(slot: number): KvDemand | undefined {
     this.lengths(slot);
@@ -170,6 +185,7 @@ export class HierarchicalLayerStore implements KvStore {
     this.#forget(stream, former, (held) => held.filter((id) => this.#host.ids.holders(id) === 0));
     device.resetDemand(stream, slot);
     demand.reset(slot);
+    this.setBudget(stream, slot, undefined);
     this.#current.delete(slot);
   }
 
@@ -208,13 +224,14 @@ export class HierarchicalLayerStore implements KvStore {
     this.#parts.close();
   }
 
-  /** @throws OutOfMemoryError unless the cache has room for what sequences of so many tokens read in a step */
-  #expectCached(lengths: readonly number[]): void {
+  /** @throws OutOfMemoryError unless the cache has room for what these slots read in a step, with one token more */
+  #expectCached(slots: readonly number[]): void {
     const { sizes, device } = this.#parts;
-    const needed = this.layer.kvHeads * lengths.reduce((sum, tokens) => sum + cachedBlocksRead(sizes, tokens), 0);
+    const readOf = (slot: number) => cachedBlocksRead({ ...sizes, budgetBlocks: this.#budgets[slot] ?? NaN }, (this.lengths(slot)[0] ?? 0) + 1);
+    const needed = this.layer.kvHeads * slots.reduce((sum, slot) => sum + readOf(slot), 0);
     if (needed <= device.cached) return;
     throw new OutOfMemoryError(
-      `${this.name}: the answers of ${lengths.length} sequences read ${needed} blocks of a layer's cache, which has ${device.cached}. ` +
+      `${this.name}: the answers of ${slots.length} sequences read ${needed} blocks of a layer's cache, which has ${device.cached}. ` +
         'Give it more deviceBytes or a smaller budgetTokens, or fewer sequences a step.',
       { subject: 'deviceBytes', given: needed, wanted: device.cached },
     );
@@ -224,6 +241,7 @@ export class HierarchicalLayerStore implements KvStore {
   #serve(stream: Stream): void {
     if (this.#stream !== undefined && this.#stream !== stream) {
       this.#parts.device.reset(stream);
+      stream.write(this.#parts.device.budgets, this.#budgets);
       this.#current.clear();
     }
     this.#stream = stream;

@@ -1,0 +1,91 @@
+// Asks the small model's questions with caches over two memories: how many tokens of each kv head an answer reads, and what
+// blocks are scored by. A prompt is read once for all budgets, each of which answers in a fork. Writes a JSON line for each
+// example and metadata; what a file holds already is not asked again. Needs built packages; shards may run at the same time.
+// budget-rows.mjs makes rows of what this wrote.
+//
+//   node tools/bench/retrieval/budgets.mjs --out raw.jsonl [--metadata cuboidMean,mean,minMax] [--budgets 512,1024,2048]
+//     [--threads 1] [--shard 0/4] [--lengths 4096,8192] [--examples 40] [--seconds 3600]
+import { appendFileSync, existsSync, readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { parseArgs } from 'node:util';
+import { encodeExample, readRetrievalExamples } from '../../../packages/eval/dist/index.js';
+import { hierarchicalStore } from '../../../packages/hierarchical-kv/dist/index.js';
+import { Model, prefill } from '../../../packages/model/dist/index.js';
+import { createDevice, kvPolicy } from '../../../packages/sparse-core/dist/index.js';
+
+const { values } = parseArgs({
+  options: {
+    out: { type: 'string' },
+    metadata: { type: 'string', default: 'cuboidMean,mean,minMax' },
+    budgets: { type: 'string', default: '512,1024,2048' },
+    threads: { type: 'string', default: '1' },
+    shard: { type: 'string', default: '0/1' },
+    lengths: { type: 'string', default: '4096,8192' },
+    // Of each task and length.
+    examples: { type: 'string', default: '40' },
+    // No example is begun later.
+    seconds: { type: 'string', default: '86400' },
+  },
+});
+const numbers = (list) => list.split(',').map(Number);
+const lengths = numbers(values.lengths);
+const contextTokens = Math.max(...lengths) + 64;
+// The whole context is the dense cache.
+const budgets = [contextTokens, ...numbers(values.budgets)];
+const [shard, shards] = values.shard.split('/').map(Number);
+const end = performance.now() + 1000 * Number(values.seconds);
+const numberOf = ({ id }) => Number(id.split('-').at(-1));
+
+const known = existsSync(values.out) ? readFileSync(values.out, 'utf8').split('\n').filter((line) => line.endsWith('}')) : [];
+const done = new Set(known.map((line) => JSON.parse(line)).map(({ metadata, id }) => `${metadata} ${id}`));
+
+const folder = fileURLToPath(new URL('../../../models/needle-8m', import.meta.url));
+const model = await Model.open(folder, { device: createDevice({ threads: Number(values.threads) }) });
+
+/** The likeliest token of each row. */
+async function choicesOf(logits) {
+  const { data, rows } = { data: await logits.read(model.stream), rows: logits.shape[0] };
+  const width = data.length / rows;
+  logits.dispose();
+  return Array.from({ length: rows }, (_, row) => {
+    const own = data.subarray(row * width, (row + 1) * width);
+    return own.reduce((best, score, id) => (score > own[best] ? id : best), 0);
+  });
+}
+
+/** Under each budget, whether greedy decoding gives the whole answer: every token is the likeliest behind those before. */
+async function ask(runner, { prompt, answer }) {
+  const sequence = runner.openSequence();
+  const [first] = await choicesOf(await prefill(runner, sequence, prompt));
+  const right = budgets.map(() => first === answer[0]);
+  const forks = budgets.map((budgetTokens) => runner.fork(sequence, { budgetTokens }));
+  for (let token = 1; token < answer.length; token++) {
+    const entries = forks.map((fork) => ({ sequence: fork, ids: answer.slice(token - 1, token), phase: 'decode' }));
+    const choices = await choicesOf(await runner.step(entries));
+    choices.forEach((id, budget) => (right[budget] &&= id === answer[token]));
+  }
+  for (const each of [...forks, sequence]) each.dispose();
+  return right;
+}
+
+const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
+  .filter((example) => lengths.includes(example.length) && numberOf(example) < Number(values.examples))
+  // An example of every task and length before the next: a run that is cut short is still balanced.
+  .sort((one, other) => numberOf(one) - numberOf(other) || one.length - other.length)
+  .filter((_, index) => index % shards === shard);
+
+for (const metadata of values.metadata.split(',')) {
+  const store = hierarchicalStore({ deviceBytes: Number.MAX_SAFE_INTEGER, budgetTokens: contextTokens, metadata });
+  const runner = model.createRunner({ policy: kvPolicy({ store }), contextTokens, sequences: budgets.length + 1 });
+  for (const example of examples) {
+    const { id, task, length } = example;
+    if (done.has(`${metadata} ${id}`) || performance.now() > end) continue;
+    const right = await ask(runner, await encodeExample(model.tokenizer, example));
+    for (const [index, given] of right.entries()) {
+      const budget = index === 0 ? 'dense' : budgets[index];
+      appendFileSync(values.out, `${JSON.stringify({ metadata, budget, id, task, length, right: given })}\n`);
+    }
+  }
+  runner.dispose();
+}
+model.dispose();
