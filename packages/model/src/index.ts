@@ -10,7 +10,7 @@ export { StopMatcher } from './generate/stop-matcher.js';
 export { Model } from './model.js';
 export type { ModelOptions } from './model.js';
 export type { ModelBatch } from './runner/model-batch.js';
-export type { BatchEntry, DeviceIds, Phase } from './runner/model-batch.js';
+export type { BatchEntry, DeviceIds, Phase } from './runner/batch-entry.js';
 export { Runner } from './runner/runner.js';
 export type { Logits } from './runner/head.js';
 export type { RunnerModel } from './runner/runner-model.js';

@@ -13,6 +13,7 @@ import { Sequence } from './runner/sequence.js';
 import { goldenModel } from './testing/golden.js';
 import { misusedRunners } from './testing/misused-runners.js';
 import { needleModel } from './testing/paths.js';
+import { twoMemoryStore } from './testing/two-memory-store.js';
 
 const device = core.createDevice({ threads: 1 });
 const directory = goldenModel('mistral');
@@ -23,7 +24,7 @@ const withoutFields = legalAt('options', 'an empty array|an object without proto
 const anyText = (paths: string) => legalAt(paths, "'.*'", 'any text');
 
 // What tries share is made, and its recordings too, before anything is counted.
-const runner = model.createRunner({ sequences: 8, contextTokens: 64, activations: 'f32', policy: core.kvPolicy() });
+const runner = model.createRunner({ sequences: 8, contextTokens: 64, activations: 'f32', policy: core.kvPolicy({ store: twoMemoryStore() }) });
 const base = runner.openSequence();
 (await exported.prefill(runner, base, [1, 2, 3, 4, 5, 6, 7, 8])).dispose();
 for (const ids of [[5], [6]]) (await runner.step([{ sequence: base, ids, phase: 'decode' }])).dispose();
@@ -130,12 +131,14 @@ const untried = {
   Runner: 'Model.createRunner() makes it',
   ModelBatch: 'Runner.createBatch() makes it',
   'ModelBatch.assertNext': 'Runner.runLayers asks it',
+  'ModelBatch.assertTurn': 'takes nothing',
+  'ModelBatch.pass': 'what the runner drives a batch by',
   'ModelBatch.dispose': 'takes nothing',
   Sequence: 'Runner.openSequence() makes it',
   'Sequence.dispose': 'takes nothing',
   'Sequence.assertUsable': 'takes nothing',
   'Sequence.assertWhole': 'takes nothing',
-  ...Object.fromEntries(['assertTurn', 'enter', 'leave', 'truncate', 'fail'].map((name) => [`Sequence.${name}`, drives])),
+  ...Object.fromEntries(['assertTurn', 'enter', 'leave', 'truncate', 'limit', 'fail'].map((name) => [`Sequence.${name}`, drives])),
   'StopMatcher.end': 'takes nothing',
   Tokenizer: 'Tokenizer.open() makes it',
   'Tokenizer.is': 'says of anything what it is',

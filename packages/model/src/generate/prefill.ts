@@ -4,7 +4,7 @@ import { expectBoolean, expectCallback, expectObject, expectSignal } from '@kv/s
 import { expectRunner } from '../expect-runner.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { Logits } from '../runner/head.js';
-import { type BatchEntry, countTokens } from '../runner/model-batch.js';
+import { type BatchEntry, countTokens } from '../runner/batch-entry.js';
 import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
 import { type ChunkReport, meanReport } from './mean-report.js';

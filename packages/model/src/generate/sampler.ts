@@ -1,7 +1,7 @@
 import { InvalidValueError, sample, sampleOutcomes } from '@kv/sparse-core';
 import type { SampleSettings, Stream, TensorHandle } from '@kv/sparse-core';
 
-import type { DeviceIds } from '../runner/model-batch.js';
+import type { DeviceIds } from '../runner/batch-entry.js';
 import type { Logits } from '../runner/head.js';
 
 /** One chosen token: on the device at once, and as a number when the device has chosen it. */

@@ -4,8 +4,8 @@ import { expectObject, expectThat, listOf } from '@kv/sparse-core/native';
 import { expectWholeNumber } from '../expect-whole-number.js';
 import { expectDeviceIds, isOnDevice } from './given-ids.js';
 import type { LayerRunner } from './layer-runner.js';
-import { countTokens, phases } from './model-batch.js';
-import type { BatchEntry } from './model-batch.js';
+import { countTokens, phases } from './batch-entry.js';
+import type { BatchEntry } from './batch-entry.js';
 import type { RunnerModel } from './runner-model.js';
 import type { Sequence } from './sequence.js';
 
@@ -45,7 +45,8 @@ export function checkEntries(
     if (phase === 'decode') expectWholeNumber('tokens of a decode entry', counts[index] ?? 0, 1, 1);
   });
   const rows = counts.reduce((sum, count) => sum + count, 0);
-  expectWholeNumber('rows of a batch, which maxBatchRows limits', rows, 1, runner.maxBatchRows);
+  // A prompt alone goes through each layer in chunks.
+  if (entries.length !== 1) expectWholeNumber('rows of a batch of several, which maxBatchRows limits', rows, 1, runner.maxBatchRows);
   if (entries.some(({ phase }) => phase !== 'decode')) runner.model.weights.assertUnchanged();
   return entries;
 }

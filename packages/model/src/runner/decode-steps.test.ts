@@ -7,7 +7,7 @@ import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
 import { recordedStep, unrecordedStep, withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
-import type { BatchEntry } from './model-batch.js';
+import type { BatchEntry } from './batch-entry.js';
 import type { Runner } from './runner.js';
 import type { RunnerOptions } from './runner-options.js';
 import type { Sequence } from './sequence.js';

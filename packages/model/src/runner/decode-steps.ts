@@ -4,8 +4,8 @@ import { entriesOf, madeTogether } from '@kv/sparse-core/native';
 
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
-import type { HiddenRows, LayerRunner } from './layer-runner.js';
-import type { BatchEntry, DeviceIds } from './model-batch.js';
+import type { LayerRows, LayerRunner } from './layer-runner.js';
+import type { BatchEntry, DeviceIds } from './batch-entry.js';
 import { prepareLayers } from './prepare-layers.js';
 import type { RunnerModel } from './runner-model.js';
 import type { LayerScratch, Scratch } from './scratch.js';
@@ -66,7 +66,7 @@ class DecodeStep implements Disposable {
       this.#logits = own(device.tensor('f32', ['row', 'vocabulary'], [size, config.vocabularySize]));
       const record = (dense: boolean): Recording =>
         stream.record(() => {
-          const rows: HiddenRows = { rows: this.#rows, hidden, count };
+          const rows: LayerRows = { rows: this.#rows, hidden, count };
           embedding(stream, { ids: this.#ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
           for (const layer of layers) layer.enqueueDecode(rows, scratch, dense);
           enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits, count });

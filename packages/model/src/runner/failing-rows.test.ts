@@ -8,7 +8,7 @@ import type { Model } from '../model.js';
 import { needleModel } from '../testing/paths.js';
 import { withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
-import type { BatchEntry } from './model-batch.js';
+import type { BatchEntry } from './batch-entry.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
 

@@ -52,6 +52,8 @@ describe('a runner', () => {
       expect(() => { ours.embed(batch); }).toThrow(foreignBatch);
       theirs.embed(batch);
       await expect(ours.runLayers(batch, 0, 2)).rejects.toThrow(foreignBatch);
+      await expect(ours.runSegment(batch, 8)).rejects.toThrow(foreignBatch);
+      await expect(ours.moveToHost(batch)).rejects.toThrow(foreignBatch);
       expect(() => ours.head(batch)).toThrow(foreignBatch);
     }));
 

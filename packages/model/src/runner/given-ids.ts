@@ -2,7 +2,7 @@ import type { Stream } from '@kv/sparse-core';
 import { expectDType, expectShape, nativeOf, reading } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
-import type { DeviceIds } from './model-batch.js';
+import type { DeviceIds } from './batch-entry.js';
 
 /** Whether token ids are those of a tensor. */
 export function isOnDevice(ids: ArrayLike<number> | DeviceIds): ids is DeviceIds {

@@ -69,7 +69,7 @@ describeOnDevices('the runner', (kind) => {
           await runBatch(runner, batch);
           using logits = runner.head(
             batch,
-            Array.from({ length: batch.rows.rows }, (_, row) => row),
+            Array.from({ length: batch.rows }, (_, row) => row),
           );
           const wanted = golden.logits.flatMap((row) => Array.from(row));
           expect(largestDifference(await logits.read(), wanted)).toBeLessThan(tolerances.f32);

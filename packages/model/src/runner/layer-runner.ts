@@ -17,8 +17,8 @@ import { expectObject, nativeOf } from '@kv/sparse-core/native';
 
 import type { ModelConfig } from '../config/model-config.js';
 import type { LayerWeights } from '../weights/model-weights.js';
-import { countTokens } from './model-batch.js';
-import type { BatchEntry, BatchPart, ModelBatch } from './model-batch.js';
+import type { BatchChunk, ChunkEntry, ChunkPart } from './batch-chunk.js';
+import type { ModelBatch } from './model-batch.js';
 import { RecentQueries } from './recent-queries.js';
 import type { HeadRows, LayerScratch } from './scratch.js';
 import type { Sequence } from './sequence.js';
@@ -36,7 +36,7 @@ export interface LayerParts {
 }
 
 /** Rows on their way through the layers, and whose they are. */
-export interface HiddenRows {
+export interface LayerRows {
   readonly rows: RowBatch;
   /** `[token, hidden]` */
   readonly hidden: TensorHandle<FloatDType, readonly ['token', 'hidden']>;
@@ -78,19 +78,21 @@ export class LayerRunner implements Disposable {
     return this.#prefillState ? [store.bytes(), this.#prefillState.bytes()] : [store.bytes()];
   }
 
-  /** Enqueues the layer for all rows of a batch. Its store has made room for them. */
-  async run(batch: ModelBatch, scratch: LayerScratch): Promise<void> {
-    this.#append(batch, scratch);
-    this.store.advance(batch.rows);
-    await this.#attend(batch, scratch);
-    this.#feedForward(batch, scratch);
+  /** Enqueues the layer for the rows of a chunk of a batch. Its store has made room for them. */
+  async run({ hidden: all, reports }: ModelBatch, chunk: BatchChunk, scratch: LayerScratch): Promise<void> {
+    const { rows } = chunk;
+    const hidden = all.slice('token', chunk.firstRow, chunk.firstRow + rows.rows);
+    this.#append({ rows, hidden }, scratch);
+    this.store.advance(rows);
+    await this.#attend(chunk, scratch, reports);
+    this.#feedForward({ hidden }, scratch);
   }
 
   /**
    * The same for one row of an answer of each sequence, but the store does not count it: this may be recorded.
    * @param dense whether all that the sequences hold is dense, where the store has `decodeDense`
    */
-  enqueueDecode(rows: HiddenRows, scratch: LayerScratch, dense: boolean): void {
+  enqueueDecode(rows: LayerRows, scratch: LayerScratch, dense: boolean): void {
     const stream = this.#stream;
     this.#append(rows, scratch);
     const { query, attended: output } = scratch;
@@ -145,7 +147,7 @@ export class LayerRunner implements Disposable {
   }
 
   /** `qkv(norm(h))`, with the rotated keys and the values behind those of their sequences. */
-  #append({ rows, hidden, count }: HiddenRows, scratch: LayerScratch): void {
+  #append({ rows, hidden, count }: LayerRows, scratch: LayerScratch): void {
     const { config, weights, inverseFrequencies } = this.#parts;
     const stream = this.#stream;
     const { convention, attentionScale } = this.#parts.rope;
@@ -168,7 +170,7 @@ export class LayerRunner implements Disposable {
     this.store.append(stream, { batch: rows, keys: key, values: scratch.value, rope: turn });
   }
 
-  #feedForward({ hidden, count: rows }: Omit<HiddenRows, 'rows'>, scratch: LayerScratch): void {
+  #feedForward({ hidden, count: rows }: Omit<LayerRows, 'rows'>, scratch: LayerScratch): void {
     const { config, weights } = this.#parts;
     const stream = this.#stream;
     const { normed, gate, up } = scratch;
@@ -183,12 +185,11 @@ export class LayerRunner implements Disposable {
     linear(stream, { input: gate, rows, ...weights.down, output: hidden, accumulate: true });
   }
 
-  async #attend(batch: ModelBatch, { query, key, value, attended }: LayerScratch): Promise<void> {
+  async #attend({ decode, prefill }: BatchChunk, { query, key, value, attended }: LayerScratch, reports: ModelBatch['reports']): Promise<void> {
     const { policy, store, rope: description } = this.#parts;
     const stream = this.#stream;
     const scale = this.#scale;
     // A store may compute part of a decode step elsewhere, meanwhile this stream computes the prompts.
-    const { decode, prefill } = batch;
     const finishDecode =
       decode &&
       store.startDecode(stream, {
@@ -212,18 +213,18 @@ export class LayerRunner implements Disposable {
       });
       // Nobody has to wait for it, so nobody may see that it failed.
       Promise.resolve(report).catch(() => undefined);
-      batch.reports.push(report);
+      reports.push(report);
       await this.#finishPrompts(prefill, query);
     }
     finishDecode?.();
   }
 
   /** Lets the policy drop tokens of the prompts that are complete. */
-  async #finishPrompts(prefill: BatchPart, query: LayerScratch['query']): Promise<void> {
+  async #finishPrompts(prefill: ChunkPart, query: LayerScratch['query']): Promise<void> {
     let row = prefill.firstRow;
     for (const entry of prefill.entries) {
       const first = row;
-      row += countTokens(entry);
+      row += entry.rows;
       // Given up while the selection of another was waited for: its slot may be another's.
       if (entry.sequence.disposed || entry.sequence.failure) continue;
       try {
@@ -234,13 +235,13 @@ export class LayerRunner implements Disposable {
     }
   }
 
-  async #finishChunk({ sequence, phase }: BatchEntry, queries: LayerScratch['query']): Promise<void> {
+  async #finishChunk({ sequence, phase, position, rows }: ChunkEntry, queries: LayerScratch['query']): Promise<void> {
     const { store } = this.#parts;
     const stream = this.#stream;
-    const { slot, select, length } = sequence;
-    if (select) this.#recent(slot, queries.dtype, select.observationWindow).push(stream, queries, length);
+    const { slot, select } = sequence;
+    if (select) this.#recent(slot, queries.dtype, select.observationWindow).push(stream, queries, position);
     if (phase !== 'prefill-end') return;
-    await this.#select(sequence, length + queries.shape[0]);
+    await this.#select(sequence, position + rows);
     if (!sequence.disposed) store.finishPrefill?.(stream, slot);
   }
 
@@ -303,7 +304,7 @@ export class LayerRunner implements Disposable {
   }
 }
 
-function rowsOf<Head extends string>({ firstRow, rows }: BatchPart, tensor: HeadRows<Head>): HeadRows<Head> {
+function rowsOf<Head extends string>({ firstRow, rows }: ChunkPart, tensor: HeadRows<Head>): HeadRows<Head> {
   if (rows.rows === tensor.shape[0]) return tensor;
   return tensor.slice('token', firstRow, firstRow + rows.rows);
 }

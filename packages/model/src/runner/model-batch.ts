@@ -1,42 +1,18 @@
-import { createRowBatch, InvalidValueError } from '@kv/sparse-core';
-import type { Device, FloatDType, PrefillReport, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
+import { InvalidValueError } from '@kv/sparse-core';
+import type { Device, FloatDType, KvBytes, PrefillReport, Stream, TensorHandle } from '@kv/sparse-core';
 import { madeTogether } from '@kv/sparse-core/native';
 
-import type { Sequence } from './sequence.js';
+import { countTokens } from './batch-entry.js';
+import type { BatchEntry, DeviceIds } from './batch-entry.js';
+import { bytesOfChunk, cutEntries, disposeChunk, makeChunk } from './batch-chunk.js';
+import type { BatchChunk, ChunkEntry } from './batch-chunk.js';
+import { HiddenRows } from './hidden-rows.js';
 
-/**
- * `prefill`: a chunk of a prompt; `prefill-end`: its last chunk, after which the policy may drop tokens;
- * `decode`: one token of an answer.
- */
-export type Phase = (typeof phases)[number];
-export const phases = ['prefill', 'prefill-end', 'decode'] as const;
-
-/** Token ids that the device has just chosen: a step on them can be enqueued before anybody knows them. */
-export type DeviceIds = TensorHandle<'i32', readonly ['token']>;
-
-/** One sequence's next tokens. */
-export interface BatchEntry {
-  readonly sequence: Sequence;
-  readonly ids: ArrayLike<number> | DeviceIds;
-  readonly phase: Phase;
-}
-
-/** How many tokens an entry contributes. */
-export function countTokens({ ids }: BatchEntry): number {
-  return 'dtype' in ids ? ids.shape[0] : ids.length;
-}
-
-/** Counts the tokens of an entry whose last layer is enqueued. */
-export function leave(entry: BatchEntry): void {
-  const { sequence, ids, phase } = entry;
-  sequence.leave(countTokens(entry), 'dtype' in ids ? undefined : ids, phase !== 'decode');
-}
-
-/** The entries of a batch that go through the same attention, and where their rows are. */
-export interface BatchPart {
-  readonly entries: readonly BatchEntry[];
-  readonly rows: RowBatch;
-  readonly firstRow: number;
+export interface BatchSizes {
+  readonly hiddenSize: number;
+  readonly dtype: FloatDType;
+  /** Rows of a chunk at most: a prompt that is longer goes through each layer in several. */
+  readonly chunkRows: number;
 }
 
 /**
@@ -46,42 +22,68 @@ export interface BatchPart {
 export class ModelBatch implements Disposable {
   /** In the order of the rows. */
   readonly entries: readonly BatchEntry[];
-  readonly rows: RowBatch;
-  readonly prefill: BatchPart | undefined;
-  readonly decode: BatchPart | undefined;
+  /** In the order of the rows: one, or several of a long prompt. */
+  readonly chunks: readonly BatchChunk[];
+  readonly rows: number;
   /** i32 `[token]` */
   readonly ids: TensorHandle<'i32', readonly ['token']>;
-  /** `[token, hidden]`: what the layers so far made of the rows. */
-  readonly hidden: TensorHandle<FloatDType, readonly ['token', 'hidden']>;
+  /** What the layers so far made of the rows. */
+  readonly hiddenRows: HiddenRows;
   /** The layer that runs next; -1 before `embed`. */
   nextLayer = -1;
   /** What the prefill attention of each layer did. Nobody has to wait for those that are yet to arrive. */
   readonly reports: (PrefillReport | Promise<PrefillReport>)[] = [];
   readonly #given: readonly BatchEntry[];
+  /** Chunks that have passed the next layer. */
+  #passed = 0;
 
-  constructor(
-    device: Device,
-    stream: Stream,
-    entries: readonly BatchEntry[],
-    hiddenSize: number,
-    dtype: FloatDType,
-  ) {
-    this.#given = entries;
-    const prompts = entries.filter(({ phase }) => phase !== 'decode');
-    const answers = entries.filter(({ phase }) => phase === 'decode');
-    this.entries = [...prompts, ...answers];
-    const promptRows = prompts.reduce((sum, entry) => sum + countTokens(entry), 0);
-    const made = madeTogether((own) => {
-      const rows = own(rowBatch(device, stream, this.entries));
-      return {
-        rows,
-        prefill: part(device, stream, own, { entries: prompts, firstRow: 0, all: rows }),
-        decode: part(device, stream, own, { entries: answers, firstRow: promptRows, all: rows }),
-        ids: packIds(device, stream, own, this.entries),
-        hidden: own(device.tensor(dtype, ['token', 'hidden'], [rows.rows, hiddenSize])),
-      };
-    });
-    ({ rows: this.rows, prefill: this.prefill, decode: this.decode, ids: this.ids, hidden: this.hidden } = made);
+  constructor(device: Device, stream: Stream, given: readonly BatchEntry[], { hiddenSize, dtype, chunkRows }: BatchSizes) {
+    this.#given = given;
+    const prompts = given.filter(({ phase }) => phase !== 'decode');
+    const answers = given.filter(({ phase }) => phase === 'decode');
+    const entries = [...prompts, ...answers];
+    const cut = cutEntries(entries.map(toChunkEntry), chunkRows);
+    this.entries = entries;
+    this.rows = entries.reduce((sum, entry) => sum + countTokens(entry), 0);
+    let firstRow = 0;
+    const made = madeTogether((own) => ({
+      chunks: cut.map((part) => {
+        const chunk = makeChunk(device, stream, own, part, firstRow);
+        firstRow += chunk.rows.rows;
+        return chunk;
+      }),
+      ids: packIds(device, stream, own, entries, this.rows),
+      hiddenRows: own(new HiddenRows(device, dtype, this.rows, hiddenSize)),
+    }));
+    ({ chunks: this.chunks, ids: this.ids, hiddenRows: this.hiddenRows } = made);
+  }
+
+  /** `[token, hidden]`: what the layers so far made of the rows. */
+  get hidden(): TensorHandle<FloatDType, readonly ['token', 'hidden']> {
+    return this.hiddenRows.tensor;
+  }
+
+  /** The rows that go through the next layer next. */
+  get nextChunk(): BatchChunk {
+    const chunk = this.chunks[this.#passed];
+    if (chunk === undefined) throw new Error('a layer is left behind its last chunk');
+    return chunk;
+  }
+
+  /** The first of these rows. */
+  get nextRow(): number {
+    return this.nextChunk.firstRow;
+  }
+
+  /** How many they are. */
+  get nextRows(): number {
+    return this.nextChunk.rows.rows;
+  }
+
+  /** What the batch takes: its rows and what says whose they are. */
+  get bytes(): KvBytes {
+    const { device, host } = this.hiddenRows.bytes;
+    return { device: device + this.chunks.reduce((sum, chunk) => sum + bytesOfChunk(chunk), this.ids.byteLength), host };
   }
 
   /** The last row of each entry, in the order in which `createBatch` was given them. */
@@ -105,12 +107,22 @@ export class ModelBatch implements Disposable {
     );
   }
 
+  /** @throws InvalidValueError unless all sequences are where they were when the batch was made */
+  assertTurn(): void {
+    const [first] = this.chunks;
+    for (const { sequence, position } of first?.entries ?? []) sequence.assertTurn(this, position);
+  }
+
+  /** The next chunk has passed so many layers: a batch of several chunks one at a time. */
+  pass(layers: number): void {
+    this.#passed = (this.#passed + 1) % this.chunks.length;
+    if (this.#passed === 0) this.nextLayer += layers;
+  }
+
   dispose(): void {
-    this.prefill?.rows.dispose();
-    this.decode?.rows.dispose();
-    this.rows.dispose();
+    for (const chunk of this.chunks) disposeChunk(chunk);
     this.ids.dispose();
-    this.hidden.dispose();
+    this.hiddenRows[Symbol.dispose]();
   }
 
   [Symbol.dispose](): void {
@@ -118,38 +130,21 @@ export class ModelBatch implements Disposable {
   }
 }
 
-function rowBatch(device: Device, stream: Stream, entries: readonly BatchEntry[]): RowBatch {
-  return createRowBatch(
-    device,
-    stream,
-    entries.map((entry) => ({
-      slot: entry.sequence.slot,
-      position: entry.sequence.length,
-      rows: countTokens(entry),
-    })),
-  );
+function toChunkEntry(entry: BatchEntry): ChunkEntry {
+  const { sequence, phase } = entry;
+  return { sequence, phase, position: sequence.length, rows: countTokens(entry) };
 }
 
 type Own = <Kind extends Disposable>(made: Kind) => Kind;
-
-function part(
-  device: Device,
-  stream: Stream,
-  own: Own,
-  { entries, firstRow, all }: { entries: readonly BatchEntry[]; firstRow: number; all: RowBatch },
-): BatchPart | undefined {
-  if (entries.length === 0) return undefined;
-  const rows = entries.length === all.entries.length ? all : own(rowBatch(device, stream, entries));
-  return { entries, rows, firstRow };
-}
 
 function packIds(
   device: Device,
   stream: Stream,
   own: Own,
   entries: readonly BatchEntry[],
+  rows: number,
 ): TensorHandle<'i32', readonly ['token']> {
-  const known = new Int32Array(entries.reduce((sum, entry) => sum + countTokens(entry), 0));
+  const known = new Int32Array(rows);
   const chosen: { ids: DeviceIds; row: number }[] = [];
   let row = 0;
   for (const entry of entries) {

@@ -4,7 +4,7 @@ import { expect, it } from 'vitest';
 import { Model } from '../model.js';
 import { goldenModel } from '../testing/golden.js';
 import { describeOnDevices } from '../testing/test-devices.js';
-import type { BatchEntry } from './model-batch.js';
+import type { BatchEntry } from './batch-entry.js';
 
 const memoryLimit = 2 ** 28;
 

@@ -6,7 +6,7 @@ import { expect, it } from 'vitest';
 import { goldenModel } from '../testing/golden.js';
 import { withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
-import type { Phase } from './model-batch.js';
+import type { Phase } from './batch-entry.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
 

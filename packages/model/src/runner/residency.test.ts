@@ -1,59 +1,34 @@
-import { CapabilityError, densePagedStore, DisposedError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
-import type { KvDemand, KvStore, KvStoreFactory } from '@kv/sparse-core';
+import { CapabilityError, DisposedError, InvalidValueError, kvPolicy } from '@kv/sparse-core';
+import type { KvDemand } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { goldenModel } from '../testing/golden.js';
 import { withRunner } from '../testing/run-model.js';
+import { twoMemoryStore, type ToldStore } from '../testing/two-memory-store.js';
 import type { Runner } from './runner.js';
 
-interface Call {
-  readonly layer: number;
-  readonly method: 'evict' | 'setBudget';
-  readonly slot: number;
-  readonly budgetTokens?: number | undefined;
-}
-
-/** A dense store that says what it is asked, counts what it is told, and refuses budgets above 64, in layer 1 above 48 too. */
-function counting(demand: (layer: number) => KvDemand | undefined): { store: KvStoreFactory; calls: Call[] } {
-  const calls: Call[] = [];
-  const dense = densePagedStore({ dtype: 'f32' });
-  const create: KvStoreFactory['create'] = (...args) =>
-    dense.create(...args).map((store) => {
-      const layer = store.layer.index;
-      const methods: Pick<KvStore, 'demand' | 'evict' | 'setBudget'> = {
-        demand: () => demand(layer),
-        evict: (_stream, slot) => calls.push({ layer, method: 'evict', slot }),
-        setBudget: (_stream, slot, budgetTokens) => {
-          if ((budgetTokens ?? 0) > (layer === 1 ? 48 : 64)) throw new InvalidValueError('too many');
-          calls.push({ layer, method: 'setBudget', slot, budgetTokens });
-        },
-      };
-      return Object.assign(store, methods);
-    });
-  return { store: { name: 'counting', create }, calls };
-}
-
-const none = (): undefined => undefined;
-
-async function withCounting(demand: (layer: number) => KvDemand | undefined, use: (runner: Runner, calls: Call[]) => void): Promise<void> {
-  const { store, calls } = counting(demand);
-  const options = { policy: kvPolicy({ store }), sequences: 2, contextTokens: 64 };
-  await withRunner(goldenModel('mistral'), options, (runner) => {
-    use(runner, calls);
+async function withTold(
+  demand: ((layer: number) => KvDemand | undefined) | undefined,
+  use: (runner: Runner, told: ToldStore[]) => void,
+): Promise<void> {
+  const told: ToldStore[] = [];
+  const store = twoMemoryStore(told, { ...(demand && { demand }), most: (layer) => (layer === 1 ? 48 : 64) });
+  await withRunner(goldenModel('mistral'), { policy: kvPolicy({ store }), sequences: 2, contextTokens: 64 }, (runner) => {
+    use(runner, told);
     return Promise.resolve();
   });
 }
 
 describe('a runner tells its stores', () => {
   it('to evict a sequence, in every layer', () =>
-    withCounting(none, (runner, calls) => {
+    withTold(undefined, (runner, told) => {
       runner.openSequence();
       runner.evict(runner.openSequence());
-      expect(calls).toEqual([0, 1].map((layer) => ({ layer, method: 'evict', slot: 1 })));
+      expect(told).toEqual([0, 1].map((layer) => ({ layer, method: 'evict', slot: 1 })));
     }));
 
   it('how many tokens a sequence reads, and a fork as many', () =>
-    withCounting(none, (runner, calls) => {
+    withTold(undefined, (runner, told) => {
       const all = (slot: number, budgetTokens?: number) => [0, 1].map((layer) => ({ layer, method: 'setBudget', slot, budgetTokens }));
       const sequence = runner.openSequence({ budgetTokens: 48 });
       const fork = runner.fork(sequence);
@@ -63,15 +38,15 @@ describe('a runner tells its stores', () => {
       runner.setBudget(fork, undefined);
       fork.dispose();
       expect(runner.fork(sequence, { budgetTokens: 16 }).budgetTokens).toBe(16);
-      expect(calls).toEqual([...all(0, 48), ...all(1, 48), ...all(0, 32), ...all(1), ...all(1, 16)]);
+      expect(told).toEqual([...all(0, 48), ...all(1, 48), ...all(0, 32), ...all(1), ...all(1, 16)]);
     }));
 
   it('a budget in all layers or in none', () =>
-    withCounting(none, (runner, calls) => {
+    withTold(undefined, (runner, told) => {
       const sequence = runner.openSequence({ budgetTokens: 40 });
       for (const budgetTokens of [56, 65, 0, 1.5, NaN]) expect(() => { runner.setBudget(sequence, budgetTokens); }).toThrow(InvalidValueError);
       expect(sequence.budgetTokens).toBe(40);
-      expect(calls.filter(({ layer }) => layer === 0).map(({ budgetTokens }) => budgetTokens)).toEqual([40, 56, 40]);
+      expect(told.filter(({ layer }) => layer === 0).map(({ budgetTokens }) => budgetTokens)).toEqual([40, 56, 40]);
       expect(() => runner.openSequence({ budgetTokens: 65 })).toThrow(InvalidValueError);
       expect(() => runner.fork(sequence, { budgetTokens: 65 })).toThrow(InvalidValueError);
       expect(runner.openSequence().slot).toBe(1);
@@ -80,12 +55,12 @@ describe('a runner tells its stores', () => {
 
 describe('what steps read of the cache', () => {
   it('is the largest working set of a layer, and the loads of all', () =>
-    withCounting((layer) => ({ step: 9 - layer, workingSet: 5 + layer, hits: 10, misses: 1 + layer }), (runner) => {
+    withTold((layer) => ({ step: 9 - layer, workingSet: 5 + layer, hits: 10, misses: 1 + layer }), (runner) => {
       expect(runner.demand(runner.openSequence())).toEqual({ step: 8, workingSet: 6, hits: 20, misses: 3 });
     }));
 
   it('is unknown until every layer has told', () =>
-    withCounting((layer) => (layer === 0 ? { step: 1, workingSet: 1, hits: 1, misses: 0 } : undefined), (runner) => {
+    withTold((layer) => (layer === 0 ? { step: 1, workingSet: 1, hits: 1, misses: 0 } : undefined), (runner) => {
       expect(runner.demand(runner.openSequence())).toBeUndefined();
     }));
 });

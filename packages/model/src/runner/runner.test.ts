@@ -13,7 +13,7 @@ import { describe, expect, it } from 'vitest';
 import { goldenModel, goldenModels, largestDifference, readGolden } from '../testing/golden.js';
 import { randomModel, randomNumbers } from '../testing/random-model.js';
 import { allLogits, runBatch, withRunner } from '../testing/run-model.js';
-import type { BatchEntry } from './model-batch.js';
+import type { BatchEntry } from './batch-entry.js';
 import type { Runner } from './runner.js';
 
 /**
@@ -130,7 +130,6 @@ describe('a batch is refused', () => {
     });
   const cases: [string, number[] | Int32Array, BatchEntry['phase'], RegExp][] = [
     ['without tokens', [], 'prefill', /tokens to add: given 0/],
-    ['with more rows than the largest batch', randomIds(49, 1), 'prefill', /rows of a batch, which maxBatchRows limits: given 49/],
     ['with more tokens than the context', randomIds(65, 1), 'prefill', /contextTokens is 64, and 65 tokens were given/],
     ['with a token id beyond the vocabulary', [1, 320], 'prefill', /token id at 1: given 320/],
     ['with a negative token id', [-1], 'prefill', /token id at 0: given -1/],
@@ -145,6 +144,14 @@ describe('a batch is refused', () => {
       expect(runner.kvBytes.device).toBe(0);
     }),
   );
+
+  it('of several sequences with more rows than the largest batch', () =>
+    withRunner(goldenModel('mistral'), { sequences: 2, contextTokens: 64, maxBatchRows: 48 }, (runner) => {
+      const entries = [48, 1].map((rows): BatchEntry => ({ sequence: runner.openSequence(), ids: randomIds(rows, 1), phase: 'prefill' }));
+      expect(() => runner.createBatch(entries)).toThrow(InvalidValueError);
+      expect(() => runner.createBatch(entries)).toThrow(/rows of a batch of several, which maxBatchRows limits: given 49/);
+      return Promise.resolve();
+    }));
 
   it('without entries, or with one sequence twice', () =>
     withSmall((runner) => {

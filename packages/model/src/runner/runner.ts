@@ -16,16 +16,17 @@ import type {
 import { expectObject, expectPolicy, expectSelector, listOf, madeTogether } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
+import { BatchRuns } from './batch-runs.js';
 import { checkEntries, expectPrefix, expectRoom } from './check-entries.js';
 import { createLayers } from './create-layers.js';
 import { DecodeSteps } from './decode-steps.js';
 import { enqueueHead } from './head.js';
 import type { Logits } from './head.js';
 import type { LayerRunner } from './layer-runner.js';
-import { leave, ModelBatch } from './model-batch.js';
-import type { BatchEntry } from './model-batch.js';
+import { leave } from './batch-entry.js';
+import { ModelBatch } from './model-batch.js';
+import type { BatchEntry } from './batch-entry.js';
 import { OpenSequences } from './open-sequences.js';
-import { prepareLayers } from './prepare-layers.js';
 import { demandOf, evictLayers, limitLayers } from './residency.js';
 import { expectModel } from './runner-model.js';
 import type { RunnerModel } from './runner-model.js';
@@ -60,7 +61,7 @@ export class Runner implements Disposable {
   readonly #decodeSteps: DecodeSteps;
   readonly #owned: Disposable[] = [];
   readonly #sequences: OpenSequences;
-  readonly #batches = new WeakSet<ModelBatch>();
+  readonly #runs: BatchRuns;
   readonly #work = new WorkLog();
   #stream: Stream;
   /** What ended the runner, if it was an error. */
@@ -118,6 +119,7 @@ export class Runner implements Disposable {
     try {
       this.#scratch = this.#own(new Scratch(device, config, activations, maxBatchRows));
       this.#layers = createLayers(this, capacity, rope, (owned) => this.#own(owned));
+      this.#runs = new BatchRuns({ runner: this, layers: this.#layers, scratch: this.#scratch, work: this.#work });
       this.#decodeSteps = this.#own(new DecodeSteps(this, this.#layers, this.#scratch, sequences));
     } catch (error) {
       this.dispose();
@@ -250,17 +252,18 @@ export class Runner implements Disposable {
   }
 
   /**
-   * Packs the next tokens of some sequences into a batch.
-   * @throws InvalidValueError for no tokens, token ids outside the vocabulary, too many rows, a sequence that
+   * Packs the next tokens of some sequences into a batch. A prompt that is alone in it may have more than `maxBatchRows`.
+   * @throws InvalidValueError for no tokens, token ids outside the vocabulary, too many rows of several sequences, one that
    *   would become too long, or a decode entry of more than one token
    * @throws CapabilityError when the sequence would outgrow the model's sliding window
    */
   createBatch(given: readonly BatchEntry[]): ModelBatch {
     const entries = this.#checkEntries('createBatch', given);
     const { device, config } = this.model;
-    const batch = new ModelBatch(device, this.#stream, entries, config.hiddenSize, this.activations);
-    this.#batches.add(batch);
-    this.#work.enqueued(this.#stream, [batch]);
+    const { hiddenSize } = config;
+    const sizes = { hiddenSize, dtype: this.activations, chunkRows: this.maxBatchRows };
+    const batch = new ModelBatch(device, this.#stream, entries, sizes);
+    this.#runs.add(batch);
     return batch;
   }
 
@@ -297,7 +300,7 @@ export class Runner implements Disposable {
 
   /** Enqueues the embedding of a batch's tokens. */
   embed(batch: ModelBatch): void {
-    this.#expectNextLayer(batch, -1);
+    this.#runs.expectNext(batch, -1);
     const { embedding: table } = this.model.weights;
     embedding(this.#stream, { ids: batch.ids, table, output: batch.hidden, outside: 'nan' });
     this.#work.enqueued(this.#stream, [batch]);
@@ -313,7 +316,42 @@ export class Runner implements Disposable {
    *   why, and is thrown when the batch has no other
    */
   async runLayers(batch: ModelBatch, first: number, end: number): Promise<void> {
-    await this.#inTurn(() => this.#run(batch, first, end));
+    await this.#inTurn(async () => {
+      this.#assertUsable();
+      this.#runs.expectNext(batch, first);
+      expectWholeNumber('end', end, first + 1, this.#layers.length);
+      await this.#runs.advance(batch, end);
+    });
+  }
+
+  /**
+   * Enqueues the next chunks of a batch that is embedded: whole ones, in one layer after the other, while they fit. A prompt of
+   * more than `maxBatchRows` has several in each layer, of `maxBatchRows` rows from its first one, so that its result does not
+   * depend on where it was interrupted. `batch.nextLayer` and `batch.nextRow` say where it goes on, and that it is at the head.
+   * @param tokenLayers rows × layers at most; `batch.nextRows` or more
+   * @returns the rows × layers that were enqueued
+   * @throws OutOfMemoryError when the cache has no room for a chunk, or the device none for rows that waited in host memory;
+   *   chunks before it stay, and the call may be repeated
+   * @throws InvalidValueError when the next chunk does not fit, or no layer is left; what `runLayers` throws
+   */
+  async runSegment(batch: ModelBatch, tokenLayers: number): Promise<number> {
+    return await this.#inTurn(async () => {
+      this.#assertUsable();
+      this.#runs.expectOwn(batch);
+      batch.assertNext(Math.min(Math.max(batch.nextLayer, 0), this.#layers.length - 1), this.#layers.length);
+      expectWholeNumber('tokenLayers', tokenLayers, batch.nextRows, Number.MAX_SAFE_INTEGER);
+      return await this.#runs.advance(batch, this.#layers.length, tokenLayers);
+    });
+  }
+
+  /**
+   * Moves the rows of a batch that waits between its layers to host memory, behind what is enqueued. They come back by
+   * themselves when it goes on. `batch.bytes` says where they are.
+   * @throws OutOfMemoryError when there is no host memory for them; nothing is changed then
+   */
+  async moveToHost(batch: ModelBatch): Promise<void> {
+    this.#assertUsable();
+    await this.#runs.moveToHost(batch, (move) => this.#inTurn(move));
   }
 
   /**
@@ -323,11 +361,12 @@ export class Runner implements Disposable {
    */
   head(batch: ModelBatch, given?: readonly number[]): Logits {
     const { config, device } = this.model;
-    this.#expectNextLayer(batch, config.layers);
+    this.#runs.expectNext(batch, config.layers);
+    this.#runs.bringBack(batch);
     if (given === undefined) return this.head(batch, batch.lastRows);
     const rows = listOf('head', 'rows', given, this.maxBatchRows);
     expectWholeNumber('rows of the head', rows.length, 1, this.maxBatchRows);
-    for (const row of rows) expectWholeNumber('row', row, 0, batch.rows.rows - 1);
+    for (const row of rows) expectWholeNumber('row', row, 0, batch.rows - 1);
     using chosen = device.tensor('i32', ['row'], [rows.length], Int32Array.from(rows));
     using normed = device.tensor('f32', ['row', 'hidden'], [rows.length, config.hiddenSize]);
     return madeTogether((own) => {
@@ -394,48 +433,6 @@ export class Runner implements Disposable {
     return await run;
   }
 
-  async #run(batch: ModelBatch, first: number, end: number): Promise<void> {
-    this.#assertUsable();
-    this.#expectNextLayer(batch, first);
-    expectWholeNumber('end', end, first + 1, this.#layers.length);
-    const layers = this.#layers.slice(first, end);
-    this.#assertTurn(batch);
-    const owners = [batch, ...batch.entries.map(({ sequence }) => sequence)];
-    await this.#work.during(this.#stream, owners, () => this.#runLayers(batch, layers));
-    batch.nextLayer = end;
-    if (end < this.#layers.length) return;
-    for (const entry of batch.entries) leave(entry);
-  }
-
-  async #runLayers(batch: ModelBatch, layers: readonly LayerRunner[]): Promise<void> {
-    prepareLayers(this.#stream, layers, batch.rows);
-    for (const { sequence } of batch.entries) sequence.enter(batch);
-    const scratch = this.#scratch.forRows(batch.rows.rows);
-    try {
-      for (const layer of layers) {
-        // A policy that plans on the host gives others a turn between layers.
-        this.#assertTurn(batch);
-        await layer.run(batch, scratch);
-        // The others of a batch go on; when none is left, the first failure is that of the batch.
-        const failures = batch.entries.map(({ sequence }) => sequence.failure);
-        const [failure] = failures;
-        if (failure && failures.every((each) => each !== undefined)) throw failure;
-      }
-    } catch (error) {
-      for (const { sequence } of batch.entries) {
-        sequence.fail(error);
-        sequence.dispose();
-      }
-      throw error;
-    }
-  }
-
-  #assertTurn(batch: ModelBatch): void {
-    batch.entries.forEach(({ sequence }, index) => {
-      sequence.assertTurn(batch, batch.rows.entries[index]?.position ?? 0);
-    });
-  }
-
   /**
    * Checks tokens that a sequence is to take, or a new one, with room for `spare` others behind them.
    * @returns the ids, i32, in memory of their own
@@ -455,21 +452,6 @@ export class Runner implements Disposable {
     return checkEntries(operation, given, this, (sequence) => {
       this.#sequences.expectOwn(sequence);
     });
-  }
-
-  #expectNextLayer(batch: ModelBatch, layer: number): void {
-    if (!this.#batches.has(batch)) {
-      throw new InvalidValueError("The batch is not this runner's; make it with its createBatch().", {
-        subject: 'batch',
-      });
-    }
-    expectWholeNumber('layer', layer, -1, this.#layers.length);
-    const cause = this.#work.lostBy(batch);
-    if (cause !== undefined) {
-      const message = `The batch was ended by an error (${cause.message}); make another with createBatch().`;
-      throw new DisposedError(message, { subject: 'batch', cause });
-    }
-    batch.assertNext(layer, this.#layers.length);
   }
 
   #open(select: KvSelector | undefined, ids: Int32Array, promptEnd: number): Sequence {

@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest';
 import { Model } from '../model.js';
 import { goldenModel, largestDifference, readGolden } from '../testing/golden.js';
 import { allLogits, runBatch, withRunner } from '../testing/run-model.js';
-import type { Phase } from './model-batch.js';
+import type { Phase } from './batch-entry.js';
 import type { Runner } from './runner.js';
 
 const store = densePagedStore({ dtype: 'f32', blockTokens: 16 });

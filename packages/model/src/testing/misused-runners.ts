@@ -7,7 +7,8 @@ import type { GenerateOptions } from '../generate/generate.js';
 import { generateTokens } from '../generate/generate-tokens.js';
 import { prefill } from '../generate/prefill.js';
 import type { Model } from '../model.js';
-import type { BatchEntry, ModelBatch } from '../runner/model-batch.js';
+import type { BatchEntry } from '../runner/batch-entry.js';
+import type { ModelBatch } from '../runner/model-batch.js';
 import type { Runner } from '../runner/runner.js';
 import type { ForkOptions, RunnerOptions, SequenceOptions } from '../runner/runner-options.js';
 import type { Sequence } from '../runner/sequence.js';
@@ -120,10 +121,10 @@ export function misusedRunners({ model, runner, base, tokenizer }: Shared): read
     },
     {
       name: 'Runner.openSequence',
-      args: () => ({ options: { select: selector() } }),
+      args: () => ({ options: { select: selector(), budgetTokens: 32 } }),
       call: ({ options }: { options: SequenceOptions }) => runner.openSequence(options),
       legal: [
-        optional('options'),
+        optional('options|options\\.budgetTokens'),
         withoutFields,
         ...selectorLegal,
         legalAt('options\\.select\\.observationWindow', '\\d{10,16}|1e\\+300', 'it is needed at the first prompt'),
@@ -131,9 +132,9 @@ export function misusedRunners({ model, runner, base, tokenizer }: Shared): read
     },
     {
       name: 'Runner.fork',
-      args: () => ({ ...aFork(), options: { select: { ...selector(), observationWindow: 0 }, tokens: 9 } }),
+      args: () => ({ ...aFork(), options: { select: { ...selector(), observationWindow: 0 }, budgetTokens: 32, tokens: 9 } }),
       call: ({ sequence, options }: { sequence: Sequence; options: ForkOptions }) => runner.fork(sequence, options),
-      legal: [optional('options|options\\.tokens'), withoutFields, ...selectorLegal],
+      legal: [optional('options|options\\.(tokens|budgetTokens)'), withoutFields, ...selectorLegal],
     },
     {
       name: 'Runner.truncate',
@@ -185,6 +186,37 @@ export function misusedRunners({ model, runner, base, tokenizer }: Shared): read
       name: 'Runner.runLayers',
       args: () => ({ ...onItsWay(0)(), first: 0, end: 1 }),
       call: ({ batch, first, end }: Given & { first: number; end: number }) => runner.runLayers(batch, first, end),
+    },
+    {
+      name: 'Runner.runSegment',
+      args: () => ({ ...onItsWay(0)(), tokenLayers: 2 }),
+      call: ({ batch, tokenLayers }: Given & { tokenLayers: number }) => runner.runSegment(batch, tokenLayers),
+      legal: [legalAt('tokenLayers', '\\d{10,16}', 'as many as there are')],
+    },
+    {
+      name: 'Runner.moveToHost',
+      args: onItsWay(0),
+      call: ({ batch }: Given) => runner.moveToHost(batch),
+    },
+    {
+      name: 'Runner.setBudget',
+      args: () => ({ ...aFork(), budgetTokens: 32 }),
+      call: ({ sequence, budgetTokens }: { sequence: Sequence; budgetTokens: number }) => {
+        runner.setBudget(sequence, budgetTokens);
+      },
+      legal: [optional('budgetTokens')],
+    },
+    {
+      name: 'Runner.evict',
+      args: aFork,
+      call: ({ sequence }: { sequence: Sequence }) => {
+        runner.evict(sequence);
+      },
+    },
+    {
+      name: 'Runner.demand',
+      args: aFork,
+      call: ({ sequence }: { sequence: Sequence }) => runner.demand(sequence),
     },
     {
       name: 'Runner.head',

@@ -2,7 +2,8 @@ import { createDevice, densePagedStore, kvPolicy } from '@kv/sparse-core';
 import type { DeviceKind, FloatDType } from '@kv/sparse-core';
 
 import { Model } from '../model.js';
-import type { BatchEntry, ModelBatch } from '../runner/model-batch.js';
+import type { BatchEntry } from '../runner/batch-entry.js';
+import type { ModelBatch } from '../runner/model-batch.js';
 import type { Runner } from '../runner/runner.js';
 import type { RunnerOptions } from '../runner/runner-options.js';
 import type { Sequence } from '../runner/sequence.js';
