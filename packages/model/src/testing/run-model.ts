@@ -11,11 +11,11 @@ import type { Sequence } from '../runner/sequence.js';
 /** Opens a model and a runner of it, gives them to `use`, and disposes them. */
 export async function withRunner<Result>(
   directory: string,
-  options: RunnerOptions & { readonly cache?: FloatDType; readonly kind?: DeviceKind },
+  options: RunnerOptions & { readonly cache?: FloatDType; readonly kind?: DeviceKind; readonly threads?: number },
   use: (runner: Runner, model: Model) => Promise<Result>,
 ): Promise<Result> {
-  const { cache = 'f32', kind = 'cpu', activations = 'f32', ...runnerOptions } = options;
-  using model = await Model.open(directory, { device: createDevice({ kind, threads: 2 }) });
+  const { cache = 'f32', kind = 'cpu', threads = 2, activations = 'f32', ...runnerOptions } = options;
+  using model = await Model.open(directory, { device: createDevice({ kind, threads }) });
   const policy = kvPolicy({ store: densePagedStore({ dtype: cache }) });
   using runner = model.createRunner({ policy, activations, ...runnerOptions });
   return await use(runner, model);
