@@ -64,7 +64,8 @@ target_sources(kv_core PRIVATE $<TARGET_OBJECTS:cuda_hopper> $<TARGET_OBJECTS:cu
 # It was declared before the language was known; its CUDA objects come from the libraries above.
 set_target_properties(kv_core PROPERTIES CUDA_ARCHITECTURES OFF)
 # Nothing but what picks kernels and devices knows of CUDA, so a build with it shares all other objects with one without.
-set_property(SOURCE ${dispatch_sources} runtime/cuda-device-absent.cc APPEND PROPERTY COMPILE_DEFINITIONS KV_HAVE_CUDA=1)
+target_compile_definitions(dispatch PRIVATE KV_HAVE_CUDA=1)
+set_property(SOURCE runtime/cuda-device-absent.cc APPEND PROPERTY COMPILE_DEFINITIONS KV_HAVE_CUDA=1)
 target_link_libraries(kv_core INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
 
 # Tests of the runtime that need a GPU where they run: build them anywhere, run `cuda_tests` there.

@@ -20,6 +20,8 @@ struct Status {
   static Status failure(StatusCode code, std::string message) { return {code, std::move(message), nullptr}; }
 };
 
+inline Status invalid(std::string message) { return Status::failure(StatusCode::invalid_value, std::move(message)); }
+
 // Calls `work`. An exception becomes a failure status.
 template <class Work>
 Status guarded(Work&& work) {

@@ -75,7 +75,7 @@ struct Band {
   }
 
   __device__ void load_rows(char* to, int slice) const {
-    const BlockScoresArguments& a = launch.a;
+    const PrefillBlockScoresArguments& a = launch.a;
     const int begin = slice * kSliceElements<E> + piece * kPieceElements<E>;
       const auto offset = [&](int row) { return query_offset(a, first.first_row + row, first.query_head); };
     if (launch.copies) {
@@ -101,7 +101,7 @@ struct Band {
 
   // `offsets` are of the strided keys of the run that is being loaded. Eight lanes have some columns to themselves.
   __device__ void load_columns(int64_t (&offsets)[Products::kColumns], char* to, int run, int slice) const {
-    const BlockScoresArguments& a = launch.a;
+    const PrefillBlockScoresArguments& a = launch.a;
     const int begin = slice * kSliceElements<E> + piece * kPieceElements<E>;
     const auto first_key = [&](int column) { return (run * Products::kColumns + key_of_column(column)) * kStride; };
     if (launch.copies) {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(Tile<E>::kThreads, 1) score_bands(const __grid
   extern __shared__ __align__(1024) char shared[];
   __shared__ int64_t offsets[Products::kColumns];
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const float factor = a.scale / kStride * kLog2E;
   const Slices<Products> slices{shared, launch.slices};
   float* const room = launch.logits + int64_t{blockIdx.x} * launch.blocks * Products::kRows;

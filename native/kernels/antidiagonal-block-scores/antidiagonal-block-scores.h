@@ -10,7 +10,7 @@
 
 namespace kv {
 
-struct AntidiagonalBlockScoresArguments : BlockScoresArguments {
+struct AntidiagonalBlockScoresArguments : PrefillBlockScoresArguments {
   int32_t stride = 8;  // 8 or 16
 };
 

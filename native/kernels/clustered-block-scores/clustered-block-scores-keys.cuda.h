@@ -28,7 +28,7 @@ class BlockKeys {
  public:
   static constexpr int kVector = kPieceElements<K>;
 
-  __device__ BlockKeys(char* shared, const BlockScoresArguments& a, int keys) : dim_(a.head_dim), count_(keys) {
+  __device__ BlockKeys(char* shared, const PrefillBlockScoresArguments& a, int keys) : dim_(a.head_dim), count_(keys) {
     seed_ = reinterpret_cast<float*>(shared);
     rows_ = shared + padded(dim_) * static_cast<int>(sizeof(float));
   }
@@ -37,7 +37,7 @@ class BlockKeys {
     return padded(dim) * static_cast<int>(sizeof(float)) + kScoredBlockKeys * stride(dim);
   }
 
-  __device__ void load(const BlockScoresArguments& a, const int32_t* blocks, int first) {
+  __device__ void load(const PrefillBlockScoresArguments& a, const int32_t* blocks, int first) {
     const int vectors = padded(dim_) / kVector;
     const bool whole = a.head_dim % kVector == 0 && a.token_stride % kVector == 0 && a.block_stride % kVector == 0 &&
                        reinterpret_cast<uintptr_t>(a.keys) % kPieceBytes == 0;
@@ -155,7 +155,7 @@ class BlockKeys {
 
 // One thread block for each block of keys and kv head. E is what the means are rounded to.
 template <class K, class E>
-__global__ void __launch_bounds__(kClusterThreads) cluster_keys(const __grid_constant__ BlockScoresArguments a,
+__global__ void __launch_bounds__(kClusterThreads) cluster_keys(const __grid_constant__ PrefillBlockScoresArguments a,
                                                                const __grid_constant__ Clusters clusters, const int32_t* fits) {
   extern __shared__ __align__(16) char shared[];
   __shared__ int order[kScoredBlockKeys];

@@ -16,10 +16,10 @@ struct Clusters {
   float* means;       // [kv_head, block, cluster, dim]
   float* logarithms;  // [kv_head, block, cluster]: of how many keys the cluster has
 
-  static int64_t floats(const BlockScoresArguments& a) {
+  static int64_t floats(const PrefillBlockScoresArguments& a) {
     return int64_t{a.kv_heads} * a.blocks * kKeyClusters * (a.head_dim + 1);
   }
-  Clusters(const BlockScoresArguments& a, void* memory)
+  Clusters(const PrefillBlockScoresArguments& a, void* memory)
       : means(static_cast<float*>(memory)),
         logarithms(means + int64_t{a.kv_heads} * a.blocks * kKeyClusters * a.head_dim) {}
 };
@@ -35,7 +35,7 @@ struct BlockKeys {
   static int64_t floats(int32_t dim) { return int64_t{dim} * (2 * kScoredBlockKeys + 1); }
 
   template <class T>
-  void load_keys(const BlockScoresArguments& a, const int32_t* blocks, int32_t first) const {
+  void load_keys(const PrefillBlockScoresArguments& a, const int32_t* blocks, int32_t first) const {
     for (int32_t i = 0; i < count; ++i) load_row(key_at<T>(a, blocks, first + i), keys + i * dim, dim, dim);
     std::memset(keys + count * dim, 0, sizeof(float) * static_cast<size_t>((kScoredBlockKeys - count) * dim));
     for (int32_t d = 0; d < dim; ++d) {
@@ -108,7 +108,7 @@ struct Band {
   static constexpr int32_t kRows = kTiles * kScoredRowsOfTile;
   static_assert(kRows % kPanelRows == 0 && kScoredRowsOfTile % kLanes == 0, "a band has whole panels and vectors");
 
-  const BlockScoresArguments& a;
+  const PrefillBlockScoresArguments& a;
   ScoredTile first;     // the first tile
   float* queries;       // panels of [dim, row]
   float* products;      // [cluster, row] of a panel
@@ -118,11 +118,11 @@ struct Band {
   int32_t rows = 0;     // scored ones that there are
   int32_t end = 0;      // of the panels that have any of them
 
-  static int64_t floats(const BlockScoresArguments& a) {
+  static int64_t floats(const PrefillBlockScoresArguments& a) {
     return int64_t{kRows} * (a.head_dim + 2 + a.blocks) + kKeyClusters * kPanelRows;
   }
 
-  Band(const BlockScoresArguments& arguments, int64_t query_head, int32_t tile, void* memory)
+  Band(const PrefillBlockScoresArguments& arguments, int64_t query_head, int32_t tile, void* memory)
       : a(arguments), first(arguments, query_head, tile) {
     queries = static_cast<float*>(memory);
     products = queries + kRows * a.head_dim;

@@ -15,7 +15,7 @@ template <class Q>
 using Tile = TileProducts<Rounded<Q>, 2>;
 
 struct Launch {
-  BlockScoresArguments a;
+  PrefillBlockScoresArguments a;
   const int32_t* fits;
   Clusters clusters;
   float* logits;  // [thread block, block, row]
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Tile<Q>::kThreads, 2) score_bands(const __grid
   constexpr int kRuns = Slices<Products>::kMostStages + 1;
   __shared__ __align__(16) float logarithms[kRuns][kColumns];
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const Slices<Products> slices{shared, launch.slices};
   float* const room = launch.logits + int64_t{blockIdx.x} * launch.blocks() * Products::kRows;
   for (int item = static_cast<int>(blockIdx.x); item < launch.items(); item += static_cast<int>(gridDim.x)) {
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(Tile<Q>::kThreads, 2) score_bands(const __grid
 }
 
 template <class Q, class K>
-Status estimate(const BlockScoresArguments& given, ExecutionContext& context) {
+Status estimate(const PrefillBlockScoresArguments& given, ExecutionContext& context) {
   using E = Rounded<Q>;
   using Products = Tile<Q>;
   Launch launch{given, nullptr, {MeanKeys::of<E>(given, given.blocks * kKeyClusters), nullptr}, nullptr, {}};

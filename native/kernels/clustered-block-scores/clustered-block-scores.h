@@ -16,7 +16,7 @@ constexpr int32_t kKeyClusters = 8;
 constexpr int32_t kScoredRowStep = 2;
 constexpr int32_t kScoredRowsOfTile = kScoredTileRows / kScoredRowStep;
 
-struct ClusteredBlockScoresArguments : BlockScoresArguments {};
+struct ClusteredBlockScoresArguments : PrefillBlockScoresArguments {};
 
 // Refuses sizes, dtypes and tables that contradict each other (invalid_value, capability).
 Status clustered_block_scores(const ClusteredBlockScoresArguments& arguments, ExecutionContext& context);

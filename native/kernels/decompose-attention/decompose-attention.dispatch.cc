@@ -8,8 +8,6 @@
 namespace kv {
 namespace {
 
-Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, message); }
-
 Status check_sizes(const DecomposeAttentionArguments& a) {
   Status status = validate_sizes(a);
   if (!status.ok()) return status;

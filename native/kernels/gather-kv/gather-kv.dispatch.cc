@@ -9,8 +9,6 @@
 namespace kv {
 namespace {
 
-Status invalid(std::string message) { return Status::failure(StatusCode::invalid_value, std::move(message)); }
-
 bool names_block(const GatherKvArguments& a, int32_t head, int32_t token) {
   const int32_t block = a.block_table[int64_t{head} * a.table_width + token / a.block_tokens];
   return block >= 0 && block < a.block_count;

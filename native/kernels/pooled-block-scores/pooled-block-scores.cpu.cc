@@ -13,7 +13,7 @@ constexpr int32_t kPanelBlocks = kPanelRows;
 
 // Writes the mean keys of a panel's blocks, [dim, block]. `sum` has room for a key.
 template <class T>
-void pool_keys(const BlockScoresArguments& a, int64_t kv_head, int32_t first_block, float* sum, float* means) {
+void pool_keys(const PrefillBlockScoresArguments& a, int64_t kv_head, int32_t first_block, float* sum, float* means) {
   const int64_t cache_head = int64_t{a.slots[0]} * a.kv_heads + kv_head;
   const int32_t* blocks = a.block_table + cache_head * a.table_width;
   const int32_t tokens = a.key_counts[cache_head];
@@ -32,7 +32,7 @@ void pool_keys(const BlockScoresArguments& a, int64_t kv_head, int32_t first_blo
 }
 
 template <class T>
-void load_queries(const BlockScoresArguments& a, const ScoredTile& tile, float* to) {
+void load_queries(const PrefillBlockScoresArguments& a, const ScoredTile& tile, float* to) {
   for (int32_t row = 0; row < kScoredTileRows; ++row) {
     if (row >= tile.rows) {
       std::memset(to + row * a.head_dim, 0, static_cast<size_t>(a.head_dim) * sizeof(float));
@@ -44,7 +44,7 @@ void load_queries(const BlockScoresArguments& a, const ScoredTile& tile, float* 
 }
 
 // Writes the logarithms of the energies of one panel's blocks.
-void score_panel(const BlockScoresArguments& a, const ScoredTile& tile, int32_t first_block, const float* queries,
+void score_panel(const PrefillBlockScoresArguments& a, const ScoredTile& tile, int32_t first_block, const float* queries,
                  const float* means, float* products) {
   Vec peaks[kPanelVectors];
   Vec sums[kPanelVectors] = {};

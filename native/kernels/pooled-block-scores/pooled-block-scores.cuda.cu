@@ -17,7 +17,7 @@ using Tile = TileProducts<Rounded<Q>, 2>;
 static_assert(Tile<float>::kRows == kScoredTileRows, "a thread block has a tile");
 
 struct Launch {
-  BlockScoresArguments a;
+  PrefillBlockScoresArguments a;
   const int32_t* fits;
   MeanKeys means;  // [kv_head, block, depth]
   SliceRoom slices;
@@ -29,7 +29,7 @@ struct Launch {
 template <class K, class E>
 __global__ void __launch_bounds__(kPoolThreads) pool_keys(const __grid_constant__ Launch launch) {
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const int block = static_cast<int>(blockIdx.x);
   const int64_t cache_head = int64_t{a.slots[0]} * a.kv_heads + blockIdx.y;
   const int32_t* blocks = a.block_table + cache_head * a.table_width;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Tile<Q>::kThreads, 2) score_tiles(const __grid
   extern __shared__ __align__(1024) char shared[];
   __shared__ LogSum of_warps[Products::kRows / 16][kColumns];  // of 16 rows
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const Slices<Products> slices{shared, launch.slices};
   for (int item = static_cast<int>(blockIdx.x); item < launch.items(); item += static_cast<int>(gridDim.x)) {
     // The last tiles see the most, so they come first. Heads that read the same keys come together.
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Tile<Q>::kThreads, 2) score_tiles(const __grid
 }
 
 template <class Q, class K>
-Status estimate(const BlockScoresArguments& given, ExecutionContext& context) {
+Status estimate(const PrefillBlockScoresArguments& given, ExecutionContext& context) {
   using E = Rounded<Q>;
   using Products = Tile<Q>;
   Launch launch{given, nullptr, MeanKeys::of<E>(given, given.blocks), {}};

@@ -7,7 +7,7 @@
 
 namespace kv {
 
-struct PooledBlockScoresArguments : BlockScoresArguments {};
+struct PooledBlockScoresArguments : PrefillBlockScoresArguments {};
 
 // Refuses sizes, dtypes and tables that contradict each other (invalid_value, capability).
 Status pooled_block_scores(const PooledBlockScoresArguments& arguments, ExecutionContext& context);

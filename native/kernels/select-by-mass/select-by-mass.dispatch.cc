@@ -12,8 +12,6 @@ KV_CUDA_KERNEL(select_by_mass, SelectByMassArguments)
 
 namespace {
 
-Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, message); }
-
 Status check_sizes(const SelectByMassArguments& a) {
   if (a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
     return invalid("the query heads (" + std::to_string(a.query_heads) + ") must be a multiple of the kv heads (" +

@@ -8,8 +8,6 @@
 namespace kv {
 namespace {
 
-Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, message); }
-
 Status check_rounds(const SelectTokensArguments& a) {
   if (a.round_count < 1 || a.round_count > SelectTokensArguments::kMaxRounds) {
     return invalid("there are " + std::to_string(a.round_count) + " rounds; give 1 to " +

@@ -26,7 +26,7 @@ struct ProbedHead {
   int32_t block_count;
   int32_t tile_count;
 
-  constexpr ProbedHead(const BlockScoresArguments& a, int64_t head)
+  constexpr ProbedHead(const PrefillBlockScoresArguments& a, int64_t head)
       : first(a, head, 0),
         rows(first.tokens - first.position),
         probed(rows < kProbedRows ? rows : kProbedRows),

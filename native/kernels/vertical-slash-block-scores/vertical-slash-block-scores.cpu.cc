@@ -32,7 +32,7 @@ struct Scratch {
 };
 
 template <class T>
-void load_queries(const BlockScoresArguments& a, const ProbedHead& head, float* to) {
+void load_queries(const PrefillBlockScoresArguments& a, const ProbedHead& head, float* to) {
   for (int32_t row = 0; row < kRows; ++row) {
     const T* query = row < head.probed ? query_at<T>(a, head.row(row), head.first.query_head) : nullptr;
     float* panel = to + row / kPanelRows * kPanelRows * a.head_dim + row % kPanelRows;
@@ -41,7 +41,7 @@ void load_queries(const BlockScoresArguments& a, const ProbedHead& head, float* 
 }
 
 template <class T>
-void load_keys(const BlockScoresArguments& a, const ProbedHead& head, int32_t first_key, int32_t count, float* to) {
+void load_keys(const PrefillBlockScoresArguments& a, const ProbedHead& head, int32_t first_key, int32_t count, float* to) {
   for (int32_t i = 0; i < count; ++i) {
     load_row(key_at<T>(a, head.first.blocks, first_key + i), to + i * a.head_dim, a.head_dim, a.head_dim);
   }
@@ -52,7 +52,8 @@ void load_keys(const BlockScoresArguments& a, const ProbedHead& head, int32_t fi
 // Calls body(key, row, logits of the rows from `row` on) for the keys of a split, one vector of rows at a time. Keys that
 // a row does not see have logits of minus infinity.
 template <class Body>
-void for_each_logit(const BlockScoresArguments& a, const ProbedHead& head, int32_t split, const Scratch& scratch, Body&& body) {
+void for_each_logit(const PrefillBlockScoresArguments& a, const ProbedHead& head, int32_t split, const Scratch& scratch,
+                    Body&& body) {
   const int32_t split_end = (split + 1) * kSplitKeys;
   const int32_t end = split_end < head.first.tokens ? split_end : head.first.tokens;
   for (int32_t first = split * kSplitKeys; first < end; first += kTileKeys) {
@@ -77,7 +78,8 @@ void for_each_logit(const BlockScoresArguments& a, const ProbedHead& head, int32
   }
 }
 
-void sum_rows(const BlockScoresArguments& a, const ProbedHead& head, int32_t split, const Scratch& scratch, RowSums& to) {
+void sum_rows(const PrefillBlockScoresArguments& a, const ProbedHead& head, int32_t split, const Scratch& scratch,
+              RowSums& to) {
   for (int32_t row = 0; row < kRows; row += kLanes) {
     store(to.peaks + row, splat(kLowestScore));
     store(to.sums + row, Vec{});
@@ -106,7 +108,7 @@ void merge_rows(int32_t splits, RowSums* sums) {
 }
 
 // Writes the verticals of a split's keys, and what they add to slashes.
-void sum_lines(const BlockScoresArguments& a, const ProbedHead& head, int32_t split, const Scratch& scratch,
+void sum_lines(const PrefillBlockScoresArguments& a, const ProbedHead& head, int32_t split, const Scratch& scratch,
                const RowSums& rows, float* verticals, float* slashes) {
   std::memset(slashes, 0, kPaddedLags * sizeof(float));
   const int32_t first_lag = head.first_lag(split);
@@ -143,7 +145,7 @@ void find_maxima(const ProbedHead& head, const float* verticals, const float* sl
   }
 }
 
-void write_scores(const BlockScoresArguments& a, const ProbedHead& head, const LineMaxima& maxima) {
+void write_scores(const PrefillBlockScoresArguments& a, const ProbedHead& head, const LineMaxima& maxima) {
   for (int32_t tile = 0; tile < a.tiles; ++tile) {
     const ScoredTile of(a, head.first.query_head, tile);
     for (int32_t block = 0; block < a.blocks; ++block) {

@@ -21,7 +21,7 @@ using cuda::ProbedHead;
 static_assert(kProbedRows == Products::kColumns, "the probed rows are the columns of the products");
 
 struct Launch {
-  BlockScoresArguments a;
+  PrefillBlockScoresArguments a;
   const int32_t* fits;
   LogSum* denominators;  // [query_head, split, probed row]
   float* verticals;      // [query_head, split, key]
@@ -37,7 +37,8 @@ struct Launch {
 
 // Logits without their scale: the rows are 128 keys from `first_key` on, the columns are probed rows.
 template <class Q, class K>
-__device__ Products key_products(const BlockScoresArguments& a, const ProbedHead& head, int first_key, Products::Shared& shared) {
+__device__ Products key_products(const PrefillBlockScoresArguments& a, const ProbedHead& head, int first_key,
+                                 Products::Shared& shared) {
   Products products;
   products.add(
       shared, a.head_dim,
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const __grid_constant__ Lau
   __shared__ Products::Shared shared;
   __shared__ LogSum of_warps[4][kProbedRows];  // of 32 keys of each run
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const ProbedHead head(a, blockIdx.y);
   const int split = static_cast<int>(blockIdx.x);
   const int end = min((split + 1) * kSplitKeys, head.first.tokens);
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) sum_lines(const __grid_constant__ La
   __shared__ float denominators[kProbedRows];  // logarithms
   __shared__ float slashes[kSplitLags];
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const ProbedHead head(a, blockIdx.y);
   const int split = static_cast<int>(blockIdx.x);
   const int end = min((split + 1) * kSplitKeys, head.first.tokens);
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kThreads) sum_lines(const __grid_constant__ La
 // One thread for each block, and one for each run.
 __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ Launch launch) {
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const ProbedHead head(a, blockIdx.y);
   const LineMaxima maxima = launch.maxima_of(head);
   const float* verticals = launch.verticals + head.first.query_head * launch.splits() * kSplitKeys;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kThreads) find_maxima(const __grid_constant__ 
 // One thread block for each tile and query head.
 __global__ void __launch_bounds__(kThreads) write_scores(const __grid_constant__ Launch launch) {
   if (*launch.fits == 0) return;
-  const BlockScoresArguments& a = launch.a;
+  const PrefillBlockScoresArguments& a = launch.a;
   const ProbedHead head(a, blockIdx.y);
   const LineMaxima maxima = launch.maxima_of(head);
   const int tile = static_cast<int>(blockIdx.x);

@@ -10,7 +10,7 @@
 
 namespace kv {
 
-struct VerticalSlashBlockScoresArguments : BlockScoresArguments {};
+struct VerticalSlashBlockScoresArguments : PrefillBlockScoresArguments {};
 
 // Refuses sizes, dtypes and tables that contradict each other (invalid_value, capability).
 Status vertical_slash_block_scores(const VerticalSlashBlockScoresArguments& arguments, ExecutionContext& context);

@@ -3,8 +3,6 @@
 namespace kv {
 namespace {
 
-Status invalid(const std::string& message) { return Status::failure(StatusCode::invalid_value, message); }
-
 std::string miscounts(int64_t head, int64_t count, int64_t wanted) {
   if (head < 0) {
     return "the entry has " + std::to_string(count) + " rows, but there are scores of " + std::to_string(wanted) +
@@ -23,7 +21,7 @@ std::string describe_block_scores_fault(const Fault& fault) {
   return counts ? miscounts(fault.row, fault.value, fault.limit) : describe_paged_fault(fault);
 }
 
-Status validate_sizes(const BlockScoresArguments& a) {
+Status validate_sizes(const PrefillBlockScoresArguments& a) {
   const Status status = validate_sizes(static_cast<const PagedBatch&>(a));
   if (!status.ok()) return status;
   if (!is_float(a.query_dtype)) return Status::failure(StatusCode::capability, "queries must be f32, f16 or bf16");
@@ -36,7 +34,7 @@ Status validate_sizes(const BlockScoresArguments& a) {
   return Status::success();
 }
 
-Status validate_counts(const BlockScoresArguments& a) {
+Status validate_counts(const PrefillBlockScoresArguments& a) {
   const int32_t rows = a.query_start[1] - a.query_start[0];
   if (!fills(rows, a.tiles, kScoredTileRows)) return invalid(miscounts(-1, rows, a.tiles));
   for (int32_t head = 0; head < a.kv_heads; ++head) {

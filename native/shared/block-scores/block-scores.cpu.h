@@ -9,7 +9,7 @@ namespace KV_ISA {
 
 // The scores of the blocks that the tile sees are logarithms up to a number that all have in common. Subtracts the
 // logarithm of their sum, and writes minus infinity for all other blocks.
-inline void normalise(const BlockScoresArguments& a, const ScoredTile& tile) {
+inline void normalise(const PrefillBlockScoresArguments& a, const ScoredTile& tile) {
   const int32_t seen = tile.seen();
   float peak = -__builtin_inff();
   for (int32_t block = 0; block < seen; ++block) peak = tile.scores[block] > peak ? tile.scores[block] : peak;

@@ -9,7 +9,8 @@ namespace {
 constexpr size_t kFitsBytes = 256;
 constexpr int kCheckThreads = 256;
 
-__global__ void check_counts(const __grid_constant__ BlockScoresArguments a, int32_t* fits, const __grid_constant__ FaultSink faults) {
+__global__ void check_counts(const __grid_constant__ PrefillBlockScoresArguments a, int32_t* fits,
+                             const __grid_constant__ FaultSink faults) {
   if (threadIdx.x == 0) *fits = 1;
   __syncthreads();
   const int32_t rows = a.query_start[1] - a.query_start[0];
@@ -26,7 +27,8 @@ __global__ void check_counts(const __grid_constant__ BlockScoresArguments a, int
 
 }  // namespace
 
-Status prepare_block_scores_cuda(BlockScoresArguments& a, size_t bytes, ExecutionContext& context, BlockScoresMemory& memory) {
+Status prepare_block_scores_cuda(PrefillBlockScoresArguments& a, size_t bytes, ExecutionContext& context,
+                                 BlockScoresMemory& memory) {
   const size_t tables_bytes = checked_tables_bytes(a);
   auto* all = static_cast<char*>(context.queue->workspace(tables_bytes + kFitsBytes + bytes));
   if (all == nullptr) return Status::failure(StatusCode::out_of_memory, "no room to estimate block scores in");

@@ -84,7 +84,7 @@ __device__ LogSum merged_across_block(LogSum own) {
 
 // As of the CPU's kernels. All threads of the block must have written their scores; they are read after a barrier.
 template <int kThreads>
-__device__ void normalise(const BlockScoresArguments& a, const ScoredTile& tile) {
+__device__ void normalise(const PrefillBlockScoresArguments& a, const ScoredTile& tile) {
   __syncthreads();
   const int seen = tile.seen();
   LogSum all = LogSum::nothing();
@@ -108,6 +108,7 @@ struct BlockScoresMemory {
 };
 
 // Replaces the tables of `a`, and enqueues the checks that only the device can make.
-Status prepare_block_scores_cuda(BlockScoresArguments& a, size_t bytes, ExecutionContext& context, BlockScoresMemory& memory);
+Status prepare_block_scores_cuda(PrefillBlockScoresArguments& a, size_t bytes, ExecutionContext& context,
+                                 BlockScoresMemory& memory);
 
 }  // namespace kv

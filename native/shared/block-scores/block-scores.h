@@ -17,7 +17,7 @@ constexpr int32_t kScoredTileRows = 128;
 constexpr int32_t kScoredBlockKeys = 64;
 
 // The batch must have one entry, whose rows are the last of its sequence. The keys of these rows are counted.
-struct BlockScoresArguments : PagedBatch {
+struct PrefillBlockScoresArguments : PagedBatch {
   // [token, query_head, dim], after RoPE. Strides count elements; dim is contiguous.
   const void* query = nullptr;
   int64_t query_token_stride = 0;
@@ -44,10 +44,10 @@ enum class BlockScoresFault : int32_t {
 std::string describe_block_scores_fault(const Fault& fault);
 
 // Refuses sizes and dtypes that contradict each other (invalid_value, capability). Reads no table.
-Status validate_sizes(const BlockScoresArguments& arguments);
+Status validate_sizes(const PrefillBlockScoresArguments& arguments);
 
 // Refuses counts of rows and keys that are not those of the scores' tiles and blocks (invalid_value). The tables must
 // be valid, and in memory that the host reads.
-Status validate_counts(const BlockScoresArguments& arguments);
+Status validate_counts(const PrefillBlockScoresArguments& arguments);
 
 }  // namespace kv

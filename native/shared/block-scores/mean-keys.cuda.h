@@ -18,13 +18,13 @@ struct MeanKeys {
   int depth;
 
   template <class E>
-  static MeanKeys of(const BlockScoresArguments& a, int count) {
+  static MeanKeys of(const PrefillBlockScoresArguments& a, int count) {
     constexpr int kRun = TileProducts<E, 2>::kColumns;
     return {nullptr, (count + kRun - 1) / kRun * kRun, (a.head_dim + kSliceElements<E> - 1) / kSliceElements<E> * kSliceElements<E>};
   }
 
   template <class E>
-  size_t bytes(const BlockScoresArguments& a) const {
+  size_t bytes(const PrefillBlockScoresArguments& a) const {
     return static_cast<size_t>(int64_t{a.kv_heads} * columns * depth) * sizeof(E);
   }
 

@@ -34,7 +34,7 @@ struct RowLogits {
 
   // Writes the scores of `tiles` tiles or fewer, of blocks before `end`, when all logits have been added. `rows` of the
   // rows are real. All threads must be done with what `denominators` is of, kRows numbers of shared memory.
-  __device__ void write_scores(float* denominators, const BlockScoresArguments& a, float* scores, int tiles, int rows, int end) {
+  __device__ void write_scores(float* denominators, const PrefillBlockScoresArguments& a, float* scores, int tiles, int rows, int end) {
     share_denominators(denominators, rows);
     const int own = Tile::lane() * 4;
     for (int group = 0; group < kRows && group < rows; group += 4 * kWarp) {

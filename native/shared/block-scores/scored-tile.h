@@ -17,7 +17,7 @@ struct ScoredTile {
   const int32_t* blocks;  // of the kv head
   float* scores;
 
-  constexpr ScoredTile(const BlockScoresArguments& a, int64_t head, int32_t tile)
+  constexpr ScoredTile(const PrefillBlockScoresArguments& a, int64_t head, int32_t tile)
       : query_head(head),
         kv_head(head / a.group()),
         tokens(a.key_counts[int64_t{a.slots[0]} * a.kv_heads + kv_head]),
@@ -33,20 +33,20 @@ struct ScoredTile {
 };
 
 // Elements ahead of a key, and of a query.
-constexpr int64_t key_offset(const BlockScoresArguments& a, const int32_t* blocks, int32_t key) {
+constexpr int64_t key_offset(const PrefillBlockScoresArguments& a, const int32_t* blocks, int32_t key) {
   return blocks[key / a.block_tokens] * a.block_stride + key % a.block_tokens * a.token_stride;
 }
-constexpr int64_t query_offset(const BlockScoresArguments& a, int64_t row, int64_t query_head) {
+constexpr int64_t query_offset(const PrefillBlockScoresArguments& a, int64_t row, int64_t query_head) {
   return row * a.query_token_stride + query_head * a.query_head_stride;
 }
 
 template <class T>
-constexpr const T* key_at(const BlockScoresArguments& a, const int32_t* blocks, int32_t key) {
+constexpr const T* key_at(const PrefillBlockScoresArguments& a, const int32_t* blocks, int32_t key) {
   return static_cast<const T*>(a.keys) + key_offset(a, blocks, key);
 }
 
 template <class T>
-constexpr const T* query_at(const BlockScoresArguments& a, int64_t row, int64_t query_head) {
+constexpr const T* query_at(const PrefillBlockScoresArguments& a, int64_t row, int64_t query_head) {
   return static_cast<const T*>(a.query) + query_offset(a, row, query_head);
 }
 

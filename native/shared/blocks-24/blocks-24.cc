@@ -5,8 +5,6 @@
 namespace kv {
 namespace {
 
-Status invalid(std::string message) { return Status::failure(StatusCode::invalid_value, std::move(message)); }
-
 std::string text(int64_t number) { return std::to_string(number); }
 
 struct Table {

@@ -53,7 +53,7 @@ std::vector<Sizes> all_sizes() {
 
 const char* name_of(DType dtype) { return dtype == DType::f16 ? "f16" : dtype == DType::bf16 ? "bf16" : "f32"; }
 
-using Estimate = std::function<Status(const BlockScoresArguments&, ExecutionContext&)>;
+using Estimate = std::function<Status(const PrefillBlockScoresArguments&, ExecutionContext&)>;
 
 struct Named {
   const char* name;
@@ -62,29 +62,29 @@ struct Named {
 };
 
 template <class Arguments>
-Arguments of(const BlockScoresArguments& given) {
+Arguments of(const PrefillBlockScoresArguments& given) {
   Arguments a;
-  static_cast<BlockScoresArguments&>(a) = given;
+  static_cast<PrefillBlockScoresArguments&>(a) = given;
   return a;
 }
 
 Named antidiagonal(const char* name, int stride) {
-  return {name, true, [stride](const BlockScoresArguments& given, ExecutionContext& context) {
+  return {name, true, [stride](const PrefillBlockScoresArguments& given, ExecutionContext& context) {
             auto a = of<AntidiagonalBlockScoresArguments>(given);
             a.stride = stride;
             return antidiagonal_block_scores(a, context);
           }};
 }
 
-const Named kClustered = {"clustered", true, [](const BlockScoresArguments& a, ExecutionContext& context) {
+const Named kClustered = {"clustered", true, [](const PrefillBlockScoresArguments& a, ExecutionContext& context) {
                             return clustered_block_scores(of<ClusteredBlockScoresArguments>(a), context);
                           }};
-const Named kPooled = {"pooled", true, [](const BlockScoresArguments& a, ExecutionContext& context) {
+const Named kPooled = {"pooled", true, [](const PrefillBlockScoresArguments& a, ExecutionContext& context) {
                          return pooled_block_scores(of<PooledBlockScoresArguments>(a), context);
                        }};
 const Named kAntidiagonal8 = antidiagonal("antidiagonal, stride 8", 8);
 const Named kAntidiagonal16 = antidiagonal("antidiagonal, stride 16", 16);
-const Named kVerticalSlash = {"vertical-slash", false, [](const BlockScoresArguments& a, ExecutionContext& context) {
+const Named kVerticalSlash = {"vertical-slash", false, [](const PrefillBlockScoresArguments& a, ExecutionContext& context) {
                                 return vertical_slash_block_scores(of<VerticalSlashBlockScoresArguments>(a), context);
                               }};
 const Named* const kEstimates[] = {&kClustered, &kPooled, &kAntidiagonal8, &kAntidiagonal16, &kVerticalSlash};
@@ -125,8 +125,8 @@ struct Sequence {
     queries[static_cast<size_t>((row * sizes.kv_heads * sizes.group + head) * sizes.dim)] = value;
   }
 
-  BlockScoresArguments arguments() const {
-    BlockScoresArguments a;
+  PrefillBlockScoresArguments arguments() const {
+    PrefillBlockScoresArguments a;
     a.batch = 1;
     a.kv_heads = sizes.kv_heads;
     a.head_dim = sizes.dim;
@@ -149,7 +149,7 @@ struct Sequence {
   }
 
   std::vector<float> room() const {
-    const BlockScoresArguments a = arguments();
+    const PrefillBlockScoresArguments a = arguments();
     return std::vector<float>(static_cast<size_t>(a.query_heads) * static_cast<size_t>(a.tiles) * static_cast<size_t>(a.blocks), 7);
   }
 
@@ -158,7 +158,7 @@ struct Sequence {
     ExecutionContext context{workers};
     context.isa = best_isa();
     std::vector<float> scores = room();
-    BlockScoresArguments a = arguments();
+    PrefillBlockScoresArguments a = arguments();
     const std::vector<char> stored_queries = encoded(queries, sizes.queries), stored_keys = encoded(keys, sizes.keys);
     a.query = stored_queries.data();
     a.keys = stored_keys.data();
@@ -177,7 +177,7 @@ struct Sequence {
     DeviceBuffer<float> scores(room());
     DeviceBuffer<char> device_queries(encoded(queries, sizes.queries)), device_keys(encoded(keys, sizes.keys));
     DeviceBuffer<int32_t> device_table(table), device_counts(counts), device_slots(slots), device_starts(starts);
-    BlockScoresArguments a = arguments();
+    PrefillBlockScoresArguments a = arguments();
     a.query = device_queries.get();
     a.keys = device_keys.get();
     a.block_table = device_table.get();
@@ -267,7 +267,7 @@ TEST("block-scores of each tile add up to one, at 131,072 tokens") {
 // pointers: query, keys, block table, key counts, slots, query start, scores. Tensors are contiguous, in f16.
 KV_FOR_PYTHON int kv_block_scores(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
   const auto size = [&](int index) { return static_cast<int32_t>(sizes[index]); };
-  BlockScoresArguments a;
+  PrefillBlockScoresArguments a;
   a.batch = a.slot_count = 1;
   a.query_tokens = size(1);
   a.query_heads = size(3);
@@ -290,7 +290,7 @@ KV_FOR_PYTHON int kv_block_scores(const int64_t* sizes, void* const* pointers, f
   a.slots = static_cast<const int32_t*>(pointers[4]);
   a.query_start = static_cast<const int32_t*>(pointers[5]);
   a.scores = static_cast<float*>(pointers[6]);
-  const auto estimate = [&](const BlockScoresArguments& given, ExecutionContext& context) {
+  const auto estimate = [&](const PrefillBlockScoresArguments& given, ExecutionContext& context) {
     return kEstimates[sizes[0]]->estimate(given, context);
   };
   return result_for_python(launch_for_python(estimate, a, stream));
