@@ -102,6 +102,8 @@ function steps() {
         ),
       outputs: () => ['node_modules/.bin/kv', ...packagesToBuild().map((name) => `packages/${name}/dist/index.js`)],
       work: () => {
+        // One run of the compiler checks all packages; those of the builds then find nothing to do.
+        run('npm', ['run', '--silent', 'typecheck']);
         run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']);
         // npm links only commands whose file is there, and it was not when the dependencies came.
         run('npm', ['rebuild', '--ignore-scripts', '@kv/cli']);
