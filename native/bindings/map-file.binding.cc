@@ -48,7 +48,7 @@ class MapFile : public Napi::AsyncWorker {
     } else {
       bytes_ = static_cast<size_t>(facts.stx_size);
       data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0);
-      if (data_ == MAP_FAILED) SetError(std::strerror(errno));
+      if (data_ == MAP_FAILED) refuse_mapping(errno);
     }
     close(file);
   }
@@ -71,13 +71,20 @@ class MapFile : public Napi::AsyncWorker {
   }
 
   void OnError(const Napi::Error& error) override {
-    deferred_.Reject(make_error(Env(), "KV_MODEL_FORMAT", path_ + " could not be mapped: " + error.Message()).Value());
+    deferred_.Reject(make_error(Env(), code_, path_ + " could not be mapped: " + error.Message()).Value());
   }
 
  private:
+  void refuse_mapping(int error) {
+    if (error != ENOMEM) return SetError(std::strerror(error));
+    code_ = "KV_OUT_OF_MEMORY";
+    SetError("its " + std::to_string(bytes_) + " bytes are more than the process has addresses for. Raise its limit (ulimit -v).");
+  }
+
   std::shared_ptr<Device> device_;
   std::string path_;
   Napi::Promise::Deferred deferred_;
+  const char* code_ = "KV_MODEL_FORMAT";
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };

@@ -33,11 +33,11 @@ export async function encodePrompt(
   const excess = ids.length + maxNewTokens - config.maxPositions;
   if (excess <= 0) return { ids, seconds };
   const characters = Math.ceil((excess * text.length) / ids.length);
+  const shorten = `Shorten it by ${formatCount(excess)} tokens (about ${formatCount(characters)} characters), lower`;
   throw new InvalidValueError(
     `${name} has ${formatCount(ids.length)} tokens; the model's context of ${formatCount(config.maxPositions)} ` +
-      `must hold them and an answer of ${formatCount(maxNewTokens)}. Shorten it by ${formatCount(excess)} ` +
-      `tokens (about ${formatCount(characters)} characters), lower --max-new-tokens, or use a model with a ` +
-      'longer context.',
+      `must hold them and an answer of ${formatCount(maxNewTokens)}. ` +
+      `${excess < ids.length ? shorten : 'Lower'} --max-new-tokens, or use a model with a longer context.`,
     { subject: 'prompt', given: ids.length, wanted: config.maxPositions - maxNewTokens },
   );
 }

@@ -45,6 +45,10 @@ describe('PrefillBar', () => {
     ]);
   });
 
+  it('counts the time before the first state too', async () => {
+    expect(await lines([[1500, 700]])).toEqual(['dense: 1,500/1,500 tokens (100%), 700 ms', '']);
+  });
+
   it('writes nothing when nothing was read', async () => {
     expect(await lines([])).toEqual(['']);
   });

@@ -61,7 +61,7 @@ class ProgressLines {
   readonly #output: TextOutput;
   readonly #label: string;
   readonly #unit: string;
-  #started: number | undefined;
+  readonly #started = performance.now();
   #nextLine = 0;
   #unwritten: string | undefined;
 
@@ -73,7 +73,6 @@ class ProgressLines {
 
   update(tokens: number, total: number): void {
     const now = performance.now();
-    this.#started ??= now;
     const percentage = Math.floor((100 * tokens) / total);
     const seconds = formatSeconds((now - this.#started) / 1000);
     this.#unwritten = `${this.#label}: ${formatCount(tokens)}/${formatCount(total)} ${this.#unit} (${percentage}%), ${seconds}\n`;

@@ -42,6 +42,7 @@ describe('kv calibrate', () => {
     const { exitCode, stderr } = await runKv('calibrate', needleModel, '--text', given, '--out', out);
     expect(exitCode).toBe(1);
     expect(stderr).toMatch(/\d+ keys of a head give \d+ vectors for a codebook of 8192 centroids, 0\.\d for each; 39 are wanted\. Give texts of 9984 tokens/);
+    expect(stderr).not.toContain('reads');
     expect((await stat(out)).size).toBe(0);
   });
 
@@ -56,5 +57,6 @@ describe('kv calibrate', () => {
     const { exitCode, stderr } = await runKv('calibrate', needleModel, ...args);
     expect(exitCode).toBe(1);
     expect(stderr).toMatch(message);
+    expect(stderr).not.toContain('reads');
   });
 });

@@ -31,14 +31,17 @@ export async function calibrate(directory: string, options: CalibrateOptions, { 
   await expectWritableFolder(options.out);
   using model = await openModel(directory, options);
   const prompts = await readPrompts(model, options.text, signal);
+  const total = prompts.reduce((sum, { length }) => sum + length, 0);
   const calibration = new Calibration();
   using runner = model.createRunner({
     policy: kvPolicy({ store: calibration.store }),
     sequences: prompts.length,
     contextTokens: Math.max(...prompts.map(({ length }) => length)),
-    cacheTokens: prompts.reduce((sum, { length }) => sum + length, 0),
+    cacheTokens: total,
   });
-  const total = prompts.reduce((sum, { length }) => sum + length, 0);
+  const { groups, centroids, separate, channelScale, iterations, seed } = options;
+  const training = { model: await model.fingerprint(), groups, centroids, separate, channelScale, iterations, seed, signal };
+  calibration.expectTrainable(training, total);
   {
     using bar = new PrefillBar(stderr, 'reads');
     let read = 0;
@@ -49,10 +52,9 @@ export async function calibrate(directory: string, options: CalibrateOptions, { 
       read += ids.length;
     }
   }
-  const { groups, centroids, separate, channelScale, iterations, seed } = options;
   using bar = new PrefillBar(stderr, 'trains', 'iterations');
   const codebooks = await calibration.train({
-    ...{ model: await model.fingerprint(), groups, centroids, separate, channelScale, iterations, seed, signal },
+    ...training,
     onProgress: ({ iterations: done, total: all }) => bar.update(done, all),
   });
   bar.dispose();

@@ -174,6 +174,12 @@ describe('kv generate', () => {
     expect(stderr).toMatch(/^kv: The prompt has [\d,]+ tokens; .* Shorten it by [\d,]+ tokens .*\n$/);
   });
 
+  it('does not ask to shorten a prompt by more than it has', async () => {
+    const { exitCode, stderr } = await runKv('generate', needleModel, '--prompt', 'def', '--max-new-tokens', '1000000');
+    expect(exitCode).toBe(1);
+    expect(stderr).toMatch(/^kv: The prompt has 2 tokens; .* an answer of 1,000,000\. Lower --max-new-tokens, or use a model with a longer context\.\n$/);
+  });
+
   it.skipIf(devices().includes('cuda'))('says why there is no CUDA', async () => {
     const { exitCode, stderr } = await runKv('generate', needleModel, '--prompt', 'a', '--device', 'cuda');
     expect(exitCode).toBe(1);

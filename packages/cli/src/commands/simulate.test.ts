@@ -35,6 +35,7 @@ describe('kv simulate', () => {
   it.each([
     ['a malformed trace', async () => ['--trace', await temporaryFile('trace.jsonl', '{"timestamp":0}')], /Line 1 of the trace/],
     ['tables that are none', async () => ['--costs', await temporaryFile('costs.json', '[]')], /cost tables are malformed/],
+    ['a text in place of tables', async () => ['--costs', await temporaryFile('costs.json', 'gpu: H200')], /costs\.json is no JSON; wanted cost tables/],
     ['a rate that is none', () => ['--rates', '0'], /--rates: given '0'/],
     ['a model that there is not', () => ['--model', 'gpt-2'], /Allowed choices/],
     ['a figure that there is not', () => ['--figure', '14'], /Allowed choices/],

@@ -27,13 +27,19 @@ type SimulatedTable = Omit<FigureTable, 'figure'> & { readonly figure?: FigureNa
  */
 export async function simulateServing(options: SimulateOptions, { stdout, signal }: CommandContext): Promise<void> {
   const { model, figure = figureNames, requests, seed, json } = options;
-  const costs = options.costs === undefined ? new Costs() : new Costs(parseJson(await readTextFile('cost table', options.costs, signal)));
+  const costs = options.costs === undefined ? new Costs() : await readCosts(options.costs, signal);
   const tables: readonly SimulatedTable[] =
     options.trace === undefined
       ? await simulateFigures(figure, { model, requests, seed, rates: ratesOf(options.rates), costs, signal })
       : [await serveTrace(await readTextFile('trace', options.trace, signal), model, costs, { seed, signal })];
   if (json) stdout.write(`${JSON.stringify(tables, null, 2)}\n`);
   else for (const table of tables) stdout.write(`${format(table, model)}\n`);
+}
+
+async function readCosts(file: string, signal: AbortSignal): Promise<Costs> {
+  const given = parseJson(await readTextFile('cost table', file, signal));
+  if (given !== undefined) return new Costs(given);
+  throw new InvalidValueError(`${file} is no JSON; wanted cost tables of a GPU as JSON.`, { subject: 'costs', given: file });
 }
 
 function ratesOf(given: readonly string[] | undefined): number[] | undefined {

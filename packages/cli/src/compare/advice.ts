@@ -32,7 +32,8 @@ export function advise(questions: readonly Question[], runs: readonly PolicyRun[
   );
   const run = losesNone.reduce((best, each) => (bytesOf(each) < bytesOf(best) ? each : best), reference);
   if (run === reference) {
-    return { run, text: `Take ${run.policy}: every smaller cache loses answers on this text.` };
+    const others = runs.some((each) => bytesOf(each) < bytesOf(reference)) ? 'every smaller cache loses answers' : 'no other cache is smaller';
+    return { run, text: `Take ${run.policy}: ${others} on this text.` };
   }
   const saved = Math.round(100 * (1 - bytesOf(run) / bytesOf(reference)));
   const sizes = `${formatBytes(bytesOf(run))} instead of ${formatBytes(bytesOf(reference))}`;

@@ -99,6 +99,17 @@ describeOnDevices('Calibration', ({ open }) => {
     await few({ centroids: 15 });
   });
 
+  it('refuses options before texts are read', () => {
+    const { calibration, stores } = read(device, [20], keysOf(new Random(7), 20, 20).keys);
+    const check = (tokens: number, changed: object) => () => calibration.expectTrainable({ ...small, ...changed }, tokens);
+    expect(check(390, {})).not.toThrow();
+    expect(check(389, {})).toThrow(/389 keys of a head give 778 vectors/);
+    expect(check(390, { groups: 3 })).toThrow(/groups is 3/);
+    for (const tokens of [undefined, -1, 0.5, NaN]) expect(check(tokens as never, {})).toThrow(InvalidValueError);
+    expect(() => new Calibration().expectTrainable(small, 390)).toThrow(/no runner has its store/);
+    for (const store of stores) store.dispose();
+  });
+
   it('refuses keys that are not finite', async () => {
     const { keys } = keysOf(new Random(5), 500, 20);
     keys[1]?.fill(NaN, 8 * 123, 8 * 123 + 1);

@@ -61,6 +61,18 @@ export class Calibration {
   }
 
   /**
+   * Refuses what `train` would refuse of these options and of the number of tokens, before they are read.
+   * @param tokens of all texts
+   * @throws InvalidValueError for options out of range, groups that do not divide the head, fewer than 39 vectors for a
+   *   centroid, or when no runner has the store
+   */
+  expectTrainable(options: CalibrationOptions, tokens: number): void {
+    const settings = this.#settings(options);
+    expectThat('calibration.train', 'tokens', tokens, Number.isSafeInteger(tokens) && tokens >= 0, 'a whole number from 0 on');
+    expectEnoughKeys(tokens, settings);
+  }
+
+  /**
    * Trains codebooks on all keys that the cache holds, those of one layer at a time. Nothing of it runs on the JavaScript
    * thread, and the same keys and options give the same bits, whatever the number of threads.
    * @throws InvalidValueError for options out of range, groups that do not divide the head, fewer than 39 vectors for a
@@ -68,19 +80,10 @@ export class Calibration {
    * @throws DisposedError when the runner was disposed; OutOfMemoryError; the signal's reason when it is aborted
    */
   async train(options: CalibrationOptions): Promise<Codebooks> {
-    expectObject('calibration.train', 'options', options);
+    const settings = this.#settings(options);
     const { model, signal, onProgress } = options;
-    expectFingerprint('calibration.train', 'model', model);
-    expectSignal('calibration.train', signal);
-    expectCallback('calibration.train', 'onProgress', onProgress);
-    const [first] = this.#stores;
-    if (first === undefined) {
-      throw new InvalidValueError('calibration.train: no runner has its store; read texts with one of that policy first.', {
-        subject: 'store',
-      });
-    }
+    const first = this.#firstStore();
     const { headDim } = first.layer;
-    const settings = settingsOf(options, headDim);
     const keys = this.#tokens(first).reduce((sum, tokens) => sum + tokens, 0);
     expectEnoughKeys(keys, settings);
     const cache = first.denseBlocks().keys.device;
@@ -100,6 +103,22 @@ export class Calibration {
     }
     const { groups, books, centroids, seed, iterations, batchVectors } = settings;
     return { model, headDim, groups, books, centroids, layers, training: { seed, iterations, batchVectors, keys } };
+  }
+
+  #firstStore(): DensePagedStore {
+    const [first] = this.#stores;
+    if (first !== undefined) return first;
+    throw new InvalidValueError('calibration.train: no runner has its store; read texts with one of that policy first.', {
+      subject: 'store',
+    });
+  }
+
+  #settings(options: CalibrationOptions): TrainingSettings {
+    expectObject('calibration.train', 'options', options);
+    expectFingerprint('calibration.train', 'model', options.model);
+    expectSignal('calibration.train', options.signal);
+    expectCallback('calibration.train', 'onProgress', options.onProgress);
+    return settingsOf(options, this.#firstStore().layer.headDim);
   }
 
   /** Tokens of each slot. */
