@@ -204,7 +204,10 @@ const operations: readonly MisusedFunction[] = [
     }),
     { outputs: ['output', 'logSumExp'], legal: [...attentionLegal, freeAxis('keyBlocks', 'listedBlock')] },
   ),
-  misusedOperation(core.decodeAttention, attention, { outputs: ['output', 'logSumExp'], legal: attentionLegal }),
+  misusedOperation(core.decodeAttention, (device) => ({ ...attention(device), apart: true }), {
+    outputs: ['output', 'logSumExp'],
+    legal: [...attentionLegal, optional('apart')],
+  }),
 ];
 
 const stores = misusedStore(() => core.densePagedStore({ dtype: 'f16', blockTokens: 4 }));

@@ -5,6 +5,7 @@ expectNode();
 /** What packages that bring operations of their own build their wrappers with. */
 export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
 export { blockEntry, type BlockKind, blockNumber, isDense, mostBlocks, noBlock } from './block-entry.js';
+export { answersApart } from './contracts/answers-apart.js';
 export { Capability } from './contracts/capability.js';
 export { endsUndense, expectPolicy, expectSelector } from './contracts/kv-policy.js';
 export { checkedCall, entriesOf } from './contracts/row-batch.js';

@@ -14,7 +14,7 @@ import {
   type Stream,
   transferBlocks,
 } from '@kv/sparse-core';
-import { checkedCall, type DensePagedStore, entriesOf, expectThat, listOf } from '@kv/sparse-core/native';
+import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectThat, listOf } from '@kv/sparse-core/native';
 import { blockMetadata } from '../operations/block-metadata.js';
 import { blockScores } from '../operations/block-scores.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
@@ -85,6 +85,11 @@ export class HierarchicalLayerStore implements KvStore {
     for (const { slot, rows } of batch.entries) if (rows > 1) this.#current.delete(slot);
   }
 
+  /** Has `answersApart`. */
+  capability(name: string): object | undefined {
+    return name === answersApart.name ? this : undefined;
+  }
+
   advance(batch: RowBatch): void {
     this.#host.advance(batch);
   }
@@ -130,7 +135,7 @@ export class HierarchicalLayerStore implements KvStore {
     planBlocks(stream, { ...rowsOf, ...fixed, ...chosen, ...cache, ...planned, blockTable, rows });
     fetchBlocks(stream, { hostKeys, hostValues, keys, values, ...planned });
     const blocks = { keys, values, blockTable: scratch.attended, keyCounts: planned.readCounts };
-    decodeAttention(stream, { query, output, blocks, slots, queryStart, scale });
+    decodeAttention(stream, { query, output, blocks, slots, queryStart, scale, apart: capacity.answersApart });
     return () => undefined;
   }
 

@@ -15,6 +15,7 @@ interface EntryLimits {
   readonly stream: Stream;
   readonly maxBatchRows: number;
   readonly contextTokens: number;
+  readonly deterministic: boolean;
   /** The ids, copied. @throws InvalidValueError, CapabilityError unless they can come behind the sequence. */
   checkTokens(sequence: Sequence, ids: ArrayLike<number>): Int32Array;
 }
@@ -40,6 +41,10 @@ export function checkEntries(
     expectRoom(runner, sequence.length, ids.shape[0]);
     return { sequence, ids, phase };
   });
+  const answers = entries.filter(({ phase }) => phase === 'decode').length;
+  const areApart = (answers === 0 && entries.length === 1) || (answers === entries.length && operation === 'step');
+  const wanted = 'one prompt, or for step() answers alone, since the runner is deterministic';
+  expectThat(operation, 'entries', entries.length, areApart || !runner.deterministic, wanted);
   const counts = entries.map(countTokens);
   entries.forEach(({ phase }, index) => {
     if (phase === 'decode') expectWholeNumber('tokens of a decode entry', counts[index] ?? 0, 1, 1);

@@ -1,5 +1,6 @@
 import { CapabilityError } from '@kv/sparse-core';
 import type { KvCapacity, KvPolicy, RopeDescription, Stream } from '@kv/sparse-core';
+import { answersApart } from '@kv/sparse-core/native';
 
 import { LayerRunner } from './layer-runner.js';
 import type { RunnerModel } from './runner-model.js';
@@ -9,6 +10,7 @@ interface LayersOwner {
   readonly model: RunnerModel;
   readonly policy: KvPolicy;
   readonly stream: Stream;
+  readonly deterministic: boolean;
 }
 
 type Own = <Kind extends Disposable>(made: Kind) => Kind;
@@ -16,7 +18,7 @@ type Own = <Kind extends Disposable>(made: Kind) => Kind;
 /**
  * The layers of a runner, each with its store.
  * @param own takes what is to be disposed of with the runner
- * @throws CapabilityError when the policy's store does not serve all layers; what its parts throw
+ * @throws CapabilityError when the policy's store does not serve all layers, or not a deterministic runner; what its parts throw
  */
 export function createLayers(runner: LayersOwner, capacity: KvCapacity, rope: RopeDescription, own: Own): LayerRunner[] {
   const { policy } = runner;
@@ -39,6 +41,9 @@ export function createLayers(runner: LayersOwner, capacity: KvCapacity, rope: Ro
     }
     return own(new LayerRunner({ ...parts, weights: layerWeights, store }));
   });
-  for (const layer of layers) layer.open(capacity);
+  for (const layer of layers) {
+    if (runner.deterministic) answersApart.expect(layer.store, 'a deterministic runner');
+    layer.open(capacity);
+  }
   return layers;
 }

@@ -16,6 +16,7 @@ interface StepRunner {
   readonly model: RunnerModel;
   readonly activations: FloatDType;
   readonly maxBatchRows: number;
+  readonly deterministic: boolean;
 }
 
 /** One token more of up to `size` sequences, from their ids to their logits, recorded. */
@@ -38,7 +39,7 @@ class DecodeStep implements Disposable {
     this.#runner = runner;
     this.#layers = layers;
     this.#size = size;
-    const { stream, activations, model } = runner;
+    const { stream, activations, model, deterministic } = runner;
     const { device, config } = model;
     const own = <Kind extends Disposable>(owned: Kind): Kind => {
       this.#owned.push(owned);
@@ -58,7 +59,8 @@ class DecodeStep implements Disposable {
         dispose: () => undefined,
         [Symbol.dispose]: () => undefined,
       };
-      const count = part(4 * size, 'row', 1);
+      // What kernel a row goes through follows from the number of rows.
+      const count = deterministic ? undefined : part(4 * size, 'row', 1);
       const each = Int32Array.from({ length: size }, (_, index) => index);
       const chosen = own(device.tensor('i32', ['row'], [size], each));
       const hidden = own(device.tensor(activations, ['token', 'hidden'], [size, config.hiddenSize]));
@@ -177,7 +179,7 @@ export class DecodeSteps implements Disposable {
     const distinct = new Set(entries.map(({ sequence }) => sequence)).size === count;
     if (!this.#recordable || count < 1 || count > this.#most || !distinct) return undefined;
     if (entries.some(({ phase }) => phase !== 'decode')) return undefined;
-    const size = Math.min(2 ** Math.ceil(Math.log2(count)), this.#most);
+    const size = this.#runner.deterministic ? this.#most : Math.min(2 ** Math.ceil(Math.log2(count)), this.#most);
     let step = this.#steps.get(size);
     if (step === undefined) {
       step = this.#record(size);
@@ -200,7 +202,7 @@ export class DecodeSteps implements Disposable {
     try {
       return new DecodeStep(this.#runner, this.#layers, this.#scratch.forRows(size), size);
     } catch (error) {
-      if (!(error instanceof CapabilityError)) throw error;
+      if (!(error instanceof CapabilityError) || this.#runner.deterministic) throw error;
       this.#recordable = false;
       return undefined;
     }

@@ -16,6 +16,12 @@ export interface RunnerOptions {
   /** Rows of the largest batch, which sizes the working memory. Default 512. */
   readonly maxBatchRows?: number | undefined;
   /**
+   * Whether an answer's bits follow from its prompt and the settings alone, whatever else is computed. Steps of answers then
+   * have as many rows as the runner has sequences, prompts are alone in their batch, and the store must have the capability
+   * `answersApart`. Default: false, which is faster.
+   */
+  readonly deterministic?: boolean | undefined;
+  /**
    * Element type of the rows between the layers: f32, or that of the weights. Default: f32 on a CPU, that of the
    * weights on CUDA, whose tensor cores multiply nothing wider.
    */

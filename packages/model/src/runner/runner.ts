@@ -13,7 +13,7 @@ import type {
   KvSelector,
   Stream,
 } from '@kv/sparse-core';
-import { expectObject, expectPolicy, expectSelector, listOf, madeTogether } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectPolicy, expectSelector, listOf, madeTogether } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
 import { BatchRuns } from './batch-runs.js';
@@ -56,6 +56,7 @@ export class Runner implements Disposable {
   readonly contextTokens: number;
   readonly maxBatchRows: number;
   readonly activations: FloatDType;
+  readonly deterministic: boolean;
   readonly #layers: readonly LayerRunner[];
   readonly #scratch: Scratch;
   readonly #decodeSteps: DecodeSteps;
@@ -85,6 +86,7 @@ export class Runner implements Disposable {
       sequences = 1,
       contextTokens = Math.min(config.maxPositions, defaultContextTokens),
       maxBatchRows = defaultBatchRows,
+      deterministic = false,
       rope = ropeDescription({ ...config.rope, headDim: config.headDim }),
       activations = device.kind === 'cpu' ? 'f32' : model.weights.embedding.dtype,
     } = options;
@@ -93,12 +95,16 @@ export class Runner implements Disposable {
     expectWholeNumber('contextTokens', contextTokens, 1, config.maxPositions);
     expectWholeNumber('cacheTokens', cacheTokens, 1, Number.MAX_SAFE_INTEGER);
     expectWholeNumber('maxBatchRows', maxBatchRows, 1, Number.MAX_SAFE_INTEGER);
+    expectBoolean('createRunner', 'deterministic', deterministic);
+    // A step has a row for each sequence.
+    if (deterministic) expectWholeNumber('maxBatchRows of a deterministic runner', maxBatchRows, sequences, Number.MAX_SAFE_INTEGER);
     expectActivations(activations, model.weights.embedding.dtype);
     expectPolicy('createRunner', policy);
     expectRope(rope, config.headDim);
     this.model = model;
     this.policy = policy;
     this.activations = activations;
+    this.deterministic = deterministic;
     this.contextTokens = contextTokens;
     this.maxBatchRows = maxBatchRows;
     this.#sequences = new OpenSequences(sequences, (slot) => {
@@ -114,6 +120,7 @@ export class Runner implements Disposable {
       tokens: cacheTokens,
       rowDType: activations,
       batchRows: maxBatchRows,
+      answersApart: deterministic,
       prefill: policy.prefill,
     };
     try {

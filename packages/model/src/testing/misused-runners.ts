@@ -106,7 +106,7 @@ export function misusedRunners({ model, runner, base, tokenizer }: Shared): read
         options: {
           policy: { ...kvPolicy({ prefill: densePrefill(), store: densePagedStore() }), select: selector() },
           rope: { ...ropeDescription({ theta: 1e4, headDim: model.config.headDim }) },
-          ...{ sequences: 2, contextTokens: 64, maxBatchRows: 32, cacheTokens: 100, activations: 'f32' },
+          ...{ sequences: 2, contextTokens: 64, maxBatchRows: 32, cacheTokens: 100, activations: 'f32', deterministic: false },
         },
       }),
       call: ({ options }: { options: RunnerOptions & { policy: KvPolicyParts; rope: RopeDescription } }) => model.createRunner(options),

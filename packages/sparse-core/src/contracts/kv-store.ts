@@ -28,6 +28,8 @@ export interface KvCapacity {
   readonly rowDType?: FloatDType | undefined;
   /** Rows of the largest step. Default: `tokens`. */
   readonly batchRows?: number | undefined;
+  /** The bits of an answer shall not depend on the others of its step, which a store with the capability `answersApart` heeds. */
+  readonly answersApart?: boolean | undefined;
   /** How prompts will be computed, for a store that sizes itself by it. Default: dense attention. */
   readonly prefill?: Capable | undefined;
 }

@@ -67,6 +67,35 @@ describeOnDevices('decodeAttention', ({ open }) => {
     }
   });
 
+  it('gives an entry apart the bits that it has alone, and those without rows nothing', async () => {
+    const device = open();
+    const stream = device.createStream();
+    const keyCounts = [1200, 1, 64, 900, 333].map((count) => [count, Math.ceil(count / 2)]);
+    for (const [dtype, dim] of [['f16', 128], ['f32', 48]] as const) {
+      const sizes = { kvHeads: 2, group: 4, dim, blockTokens: 16, cacheDType: dtype, rowDType: dtype, rows: [1, 1, 0, 1, 1] } as const;
+      const random = new Random(12);
+      const { blocks, slots, queryStart } = randomCache(device, random, { ...sizes, keyCounts });
+      const rows = ['token', 'queryHead', 'dim'] as const;
+      const query = device.tensor(dtype, rows, [4, 8, dim], random.elements(dtype, 4 * 8 * dim));
+      const attend = async (entries: Int32Array, starts: Int32Array): Promise<Float32Array> => {
+        const output = device.tensor('f32', rows, [4, 8, dim], new Float32Array(4 * 8 * dim).fill(7));
+        const of = device.tensor('i32', ['batch'], [entries.length], entries);
+        const from = device.tensor('i32', ['boundary'], [starts.length], starts);
+        decodeAttention(stream, { query, output, blocks, slots: of, queryStart: from, scale: 0.125, apart: true });
+        return await output.read();
+      };
+      const together = await attend(slots, queryStart);
+      for (const entry of [0, 1, 3, 4]) {
+        const [first = 0, end = 0] = queryStart.subarray(entry, entry + 2);
+        const alone = await attend(slots.slice(entry, entry + 1), Int32Array.of(first, end));
+        const own = [first * 8 * dim, end * 8 * dim] as const;
+        expect(alone.slice(...own)).toEqual(together.slice(...own));
+        alone.fill(7, ...own);
+        expect(alone.every((each) => each === 7)).toBe(true);
+      }
+    }
+  });
+
   it('keeps its precision when all scores are 1e4 higher', async () => {
     const device = open();
     const random = new Random(5);

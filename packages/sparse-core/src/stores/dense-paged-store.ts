@@ -9,6 +9,7 @@ import type {
   KvStoreFactory,
 } from '../contracts/kv-store.js';
 import { checkedCall, entriesOf, type RowBatch } from '../contracts/row-batch.js';
+import { answersApart } from '../contracts/answers-apart.js';
 import type { SelectionOutcomes, TokenSelection } from '../contracts/token-selection.js';
 import type { FloatDType } from '../dtype.js';
 import { InvalidValueError } from '../errors.js';
@@ -132,6 +133,7 @@ export class DensePagedStore implements KvStore {
   readonly #pool: KvBlockPool;
   readonly #poolBytes: number;
   readonly #closePool: () => void;
+  readonly #answersApart: boolean;
   readonly #slots: SlotTable<SlotBlocks, 'blocks'>;
   readonly #blockTable: BlockTable;
 
@@ -141,10 +143,16 @@ export class DensePagedStore implements KvStore {
     this.#pool = pool;
     this.#poolBytes = poolBytes;
     this.#closePool = closePool;
+    this.#answersApart = capacity.answersApart ?? false;
     const { blockTokens } = pool;
     const empty = (mostBlocks: number) => new SlotBlocks(layer.kvHeads, mostBlocks);
     this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty });
     this.#blockTable = this.#slots.tables.blocks;
+  }
+
+  /** Has `answersApart`. */
+  capability(name: string): object | undefined {
+    return name === answersApart.name ? this : undefined;
   }
 
   prepare(stream: Stream, batch: RowBatch): void {
@@ -187,7 +195,7 @@ export class DensePagedStore implements KvStore {
   startDecode(stream: Stream, call: AttentionCall): FinishDecode {
     const { batch, query, output, scale } = checkedCall('startDecode', call);
     const { slots, queryStart } = batch;
-    decodeAttention(stream, { query, output, blocks: this.denseBlocks(), slots, queryStart, scale });
+    decodeAttention(stream, { query, output, blocks: this.denseBlocks(), slots, queryStart, scale, apart: this.#answersApart });
     return () => undefined;
   }
 
