@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,7 @@
 #include "kernels/encode-keys/encode-keys.h"
 #include "runtime/workers.h"
 #include "shared/coded-keys/centroid-index.h"
-#include "tests/kernel-testing.h"
+#include "tests/key-scores-case.h"
 
 namespace kv {
 
@@ -31,28 +32,19 @@ struct CodedSizes {
   int slots = 2;
 };
 
-// Every pointer of the arguments is to the vectors here. Blocks lie in random order.
-struct CodedCase {
+struct CodedCase : KeyScoresCase<CodedSizes> {
   using Bytes = std::vector<uint8_t>;
 
-  CodedSizes sizes;
   std::vector<uint16_t> centroids;
   std::vector<float> scales;
   std::vector<uint32_t> index;  // aligned by the vector
   Bytes keys;
   Bytes codes;
   Bytes decoded;
-  std::vector<int32_t> from, to, heads, table, counts, slot_numbers, query_start;
-  Bytes queries;
-  std::vector<float> scores;
+  std::vector<int32_t> from, to, heads;
 
   int groups() const { return sizes.head_dim / sizes.sub_dim; }
   int books() const { return sizes.separate ? groups() : 1; }
-  int all_blocks() const { return sizes.slots * sizes.kv_heads * sizes.blocks; }
-  int width() const { return sizes.blocks + 1; }
-  int tokens() const { return sizes.slots * sizes.rows; }
-  int query_heads() const { return sizes.kv_heads * sizes.group; }
-  int64_t score_stride() const { return int64_t{width()} * kCodedBlockTokens; }
 
   static CodedCase random(std::mt19937& random, const CodedSizes& sizes) {
     CodedCase test;
@@ -71,17 +63,13 @@ struct CodedCase {
     if (sizes.scaled) {
       for (int i = 0; i < sizes.kv_heads * sizes.head_dim; ++i) test.scales.push_back(std::exp(normal(random)));
     }
-    const auto fill = [&](Bytes& bytes, int64_t count) {
-      bytes.resize(static_cast<size_t>(count) * byte_size(sizes.dtype));
-      for (int64_t i = 0; i < count; ++i) write_element(sizes.dtype, bytes, i, normal(random) * (pick(random, 0, 100) == 0 ? 30 : 1));
-    };
     const int64_t dense = int64_t{test.all_blocks()} * kCodedBlockTokens * sizes.head_dim;
-    fill(test.keys, dense);
+    test.keys.resize(static_cast<size_t>(dense) * byte_size(sizes.dtype));
+    for (int64_t i = 0; i < dense; ++i) write_element(sizes.dtype, test.keys, i, normal(random) * (pick(random, 0, 100) == 0 ? 30 : 1));
     for (int i = 0; i < 3; ++i) write_element(sizes.dtype, test.keys, pick(random, 0, static_cast<int>(dense) - 1), i == 0 ? NAN : INFINITY);
     test.decoded.assign(test.keys.size(), 0xa5);
     test.codes.assign(static_cast<size_t>(test.all_blocks() * coded_block_bytes(test.groups(), sizes.bits)), 0xa5);
-    fill(test.queries, int64_t{test.tokens()} * test.query_heads() * sizes.head_dim);
-    test.scores.assign(static_cast<size_t>(test.tokens() * test.query_heads() * test.score_stride()), NAN);
+    test.draw_queries(random, 100, 30);
     test.place(random);
     return test;
   }
@@ -113,25 +101,7 @@ struct CodedCase {
   CodedKeyScoresArguments scoring() {
     CodedKeyScoresArguments a;
     a.coded = coded();
-    a.batch = a.slot_count = sizes.slots;
-    a.kv_heads = sizes.kv_heads;
-    a.head_dim = sizes.head_dim;
-    a.query_start = query_start.data();
-    a.query_tokens = tokens();
-    a.slots = slot_numbers.data();
-    a.block_count = all_blocks();
-    a.block_table = table.data();
-    a.table_width = width();
-    a.key_counts = counts.data();
-    a.query = queries.data();
-    a.query_head_stride = sizes.head_dim;
-    a.query_token_stride = int64_t{query_heads()} * sizes.head_dim;
-    a.query_dtype = sizes.dtype;
-    a.query_heads = query_heads();
-    a.scores = scores.data();
-    a.score_head_stride = score_stride();
-    a.score_token_stride = query_heads() * score_stride();
-    a.scale = 1.0f / std::sqrt(static_cast<float>(sizes.head_dim));
+    describe(a);
     return a;
   }
 
@@ -156,62 +126,34 @@ struct CodedCase {
   // How many of the scores are further from those of the decoded keys than rounding takes them, with queries rounded
   // relatively by `query_rounding`; and how many were written that should not have been.
   int64_t wrong_scores(double query_rounding) const {
-    int64_t wrong = 0;
     const std::vector<bool> spoilt = spoilt_tokens();
     const int dims = sizes.head_dim;
-    const double scale = 1.0f / std::sqrt(static_cast<float>(dims));
-    for (int row = 0; row < tokens() * query_heads(); ++row) {
-      const int slot = slot_numbers[static_cast<size_t>(row / query_heads() / sizes.rows)];
-      const int head = row % query_heads() / sizes.group;
-      const std::vector<double> query = read_elements(sizes.dtype, queries, int64_t{row} * dims, dims);
+    return count_wrong([&](const std::vector<double>& query, int slot, int head) {
       double largest = 0;
       for (const double q : query) largest = std::max(largest, std::abs(q) * (sizes.scaled ? 100.0 : 1.0));
-      const int counted = counts[static_cast<size_t>(slot * sizes.kv_heads + head)];
-      for (int token = 0; token < width() * kCodedBlockTokens; ++token) {
-        const double given = scores[static_cast<size_t>(row * score_stride() + token)];
-        if (token >= counted) {
-          wrong += !std::isnan(given);
-          continue;
-        }
-        const int64_t block = dense_block(slot, head, token / kCodedBlockTokens);
+      return [=, &spoilt](int token, double product) {
+        const int64_t block = dense_block(slot, head, token / kBlockTokens);
+        const int64_t place = block * kBlockTokens + token % kBlockTokens;
+        if (spoilt[static_cast<size_t>(place)]) return !std::isnan(product);
         double exact = 0, magnitude = 0, length = 0;
         for (int d = 0; d < dims; ++d) {
-          const double key = exact_key(head, block * kCodedBlockTokens + token % kCodedBlockTokens, d);
+          const double key = exact_key(head, place, d);
           exact += query[static_cast<size_t>(d)] * key;
           magnitude += std::abs(query[static_cast<size_t>(d)] * key);
           length += std::abs(key);
         }
         const double error = ((dims + 6) * 0x1p-24 + query_rounding) * magnitude + query_rounding * 0x1p-14 * largest * length;
-        const bool is_spoilt = spoilt[static_cast<size_t>(block * kCodedBlockTokens + token % kCodedBlockTokens)];
-        wrong += is_spoilt ? !std::isnan(given) : !(std::abs(given / scale - exact) <= error);
-      }
-    }
-    return wrong;
+        return !(std::abs(product - exact) <= error);
+      };
+    });
   }
 
  private:
   void place(std::mt19937& random) {
-    std::vector<int32_t> order(static_cast<size_t>(all_blocks()));
-    for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-    std::shuffle(order.begin(), order.end(), random);
-    table.assign(static_cast<size_t>(sizes.slots * sizes.kv_heads * width()), -1);
-    for (int slot = 0; slot < sizes.slots; ++slot) {
-      slot_numbers.push_back(sizes.slots - 1 - slot);
-      query_start.push_back(slot * sizes.rows);
-      for (int head = 0; head < sizes.kv_heads; ++head) {
-        // The last slot has less.
-        const int held = slot == sizes.slots - 1 ? sizes.blocks / 2 : sizes.blocks;
-        counts.push_back(held * kCodedBlockTokens);
-        for (int block = 0; block < sizes.blocks; ++block) {
-          const int dense = dense_block(slot, head, block);
-          from.push_back(dense);
-          to.push_back(order[static_cast<size_t>(dense)]);
-          heads.push_back(head);
-          if (block < held) table[static_cast<size_t>((slot * sizes.kv_heads + head) * width() + block)] = to.back();
-        }
-      }
-    }
-    query_start.push_back(tokens());
+    to = place_blocks(random);
+    from.resize(to.size());
+    std::iota(from.begin(), from.end(), 0);
+    for (const int32_t dense : from) heads.push_back(dense / sizes.blocks % sizes.kv_heads);
   }
 
   CodedKeyCopies copies(Bytes& dense, const std::vector<int32_t>& read, const std::vector<int32_t>& written) {

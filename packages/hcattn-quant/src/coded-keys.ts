@@ -3,7 +3,7 @@ import { show } from '@kv/sparse-core/native';
 import { blockTokens } from './quantized-blocks.js';
 
 /** The most bits that a code may take: the two bytes of the paper. */
-export const mostCodeBits = 16;
+const mostCodeBits = 16;
 
 /** Groups of a quad: a block's groups are filled up to whole quads. */
 export const quadGroups = 4;

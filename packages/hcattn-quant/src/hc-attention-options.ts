@@ -7,7 +7,7 @@ import type { CodeBits } from './quantized-blocks.js';
 /** How keys or values are held on the device: in codes of 8 or 4 bits, with a scale of one byte for each 32. */
 export type Codec = 'int8' | 'int4';
 
-export const codecs: readonly string[] = ['int8', 'int4'] satisfies Codec[];
+const codecs: readonly string[] = ['int8', 'int4'] satisfies Codec[];
 
 /** How keys alone are held there. */
 export type IntegerCodec = Codec | 'int3' | 'int2';

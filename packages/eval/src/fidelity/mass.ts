@@ -31,7 +31,7 @@ export function klDivergence(weights: Numbers, approximate: Numbers): number {
 }
 
 /** The k tokens of greatest weight; of equal ones the first. */
-export function topTokens(weights: Numbers, k: number): number[] {
+function topTokens(weights: Numbers, k: number): number[] {
   const order = Array.from(weights, (_, token) => token);
   order.sort((one, other) => (weights[other] ?? 0) - (weights[one] ?? 0) || one - other);
   return order.slice(0, k);

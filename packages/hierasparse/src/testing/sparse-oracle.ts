@@ -28,7 +28,7 @@ export function pruned(operand: KvOperand, headDim: number, block: Uint16Array):
 }
 
 /** Where `native/shared/blocks-24/blocks-24.h` says that things lie, read as it is written there. */
-export const layout = {
+const layout = {
   /** Element of the non-zeros that holds number `kept` (of `headDim / 2`) of a key's token. */
   keyNonZero(headDim: number, token: number, kept: number): number {
     const [chunk, within] = [Math.floor(kept / 8), kept % 8];

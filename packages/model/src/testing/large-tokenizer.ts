@@ -4,7 +4,7 @@ const split =
   '\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+';
 
 /** The 256 characters that stand for bytes in a byte-level vocabulary: those that print, then others from U+0100 on. */
-export function byteCharacters(): string[] {
+function byteCharacters(): string[] {
   const prints = (byte: number): boolean =>
     (byte > 32 && byte < 127) || (byte > 160 && byte < 173) || (byte > 173 && byte < 256);
   let others = 256;

@@ -5,7 +5,7 @@ import { expectHeads, expectObject, expectThat, floats, isFinite32, loadAddon, o
 import { exactTokens, type ExactTokens, isWhole } from '../exact-tokens.js';
 
 /** In the order of `DecompositionFormulas` in the operation's header. */
-export const decompositionFormulas = ['corrected', 'paper'] as const;
+const decompositionFormulas = ['corrected', 'paper'] as const;
 
 /** `paper` keeps the letter of lines 3, 4, 16 and 18 of Algorithm 1, which `corrected` puts right. */
 export type DecompositionFormulas = (typeof decompositionFormulas)[number];

@@ -37,7 +37,7 @@ export interface Decomposition {
 }
 
 /** `q_i · k_j / √d` */
-export function logit({ queries, keys, scale }: AttentionProblem, row: number, key: number): number {
+function logit({ queries, keys, scale }: AttentionProblem, row: number, key: number): number {
   return scale * dot(queries[row] ?? [], keys[key] ?? []);
 }
 

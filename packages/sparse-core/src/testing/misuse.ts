@@ -46,7 +46,7 @@ export function misusedOperation(
 }
 
 /** Counts of tries by what came of them. */
-export class MisuseCounts {
+class MisuseCounts {
   tries = 0;
   atTheCall = 0;
   whenRun = 0;
