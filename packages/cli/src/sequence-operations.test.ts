@@ -113,6 +113,50 @@ const plain: Record<string, Operation> = {
       }
     });
   },
+  /** A prompt in segments, with an answer's step or a wait in host memory between them, possibly given up. */
+  async segments(world) {
+    const { runner, random } = world;
+    const one = world.pick();
+    if (one === undefined || world.room(one) < 2) return;
+    const ids = world.tokens(Math.min(240, world.room(one) - 1));
+    const phase = random.next() < 0.6 ? 'prefill-end' : 'prefill';
+    const isGivenUp = random.next() < 0.2;
+    using batch = runner.createBatch([{ sequence: one.sequence, ids, phase }]);
+    runner.embed(batch);
+    const { layers } = runner.model.config;
+    const isRead = (): boolean => batch.nextLayer === layers;
+    await world.attempt('segments', [one], async () => {
+      while (!isRead() && !(isGivenUp && batch.nextLayer > 2)) {
+        await runner.runSegment(batch, random.integer(batch.nextRows, 400));
+        if (random.next() < 0.2) await runner.moveToHost(batch);
+        const other = world.pick();
+        if (other === undefined || other === one || other.ids.length === 0 || world.room(other) < 40) continue;
+        await world.attempt('step between segments', [other], async () => {
+          await world.step([{ one: other, ids: [world.token()], phase: 'decode' }]);
+        });
+      }
+    });
+    if (!world.all.has(one)) return;
+    if (isRead()) {
+      one.ids.push(...ids);
+      one.promptEnd = one.ids.length;
+    } else {
+      world.count('segments', 'given up');
+      world.remove(one);
+    }
+  },
+  async evict(world) {
+    const one = world.pick();
+    if (one === undefined) return;
+    try {
+      world.runner.evict(one.sequence);
+      world.count('evict', 'done');
+    } catch (error) {
+      expect(error).toBeInstanceOf(CapabilityError);
+      world.count('evict', 'CapabilityError');
+    }
+    await world.runner.stream.synchronize();
+  },
   /** Chunks of prompts and tokens of answers of several sequences at once; some of the tokens are none. */
   async step(world) {
     const { runner, random } = world;
@@ -253,7 +297,7 @@ async function recordSteps(runner: Runner, most: number): Promise<void> {
 
 /** By how often they are drawn. */
 const weights: Record<keyof typeof plain, number> = {
-  ...{ open: 5, fork: 3, dispose: 2, prefill: 5, step: 8, generate: 6, truncate: 2, refused: 1, fail: 1, compare: 3 },
+  ...{ open: 5, fork: 3, dispose: 2, prefill: 5, step: 8, generate: 6, segments: 4, evict: 1, truncate: 2, refused: 1, fail: 1, compare: 3 },
 };
 const drawn = Object.entries(weights).flatMap(([name, weight]) => new Array<string>(weight).fill(name));
 

@@ -59,10 +59,17 @@ describe('what steps read of the cache', () => {
       expect(runner.demand(runner.openSequence())).toEqual({ step: 8, workingSet: 6, hits: 20, misses: 3 });
     }));
 
-  it('is unknown until every layer has told', () =>
-    withTold((layer) => (layer === 0 ? { step: 1, workingSet: 1, hits: 1, misses: 0 } : undefined), (runner) => {
+  it.each([0, 1])('is unknown until layer %d has told too, and every layer is asked', async (unknown) => {
+    const asked: number[] = [];
+    const demand = (layer: number): KvDemand | undefined => {
+      asked.push(layer);
+      return layer === unknown ? undefined : { step: 1, workingSet: 1, hits: 1, misses: 0 };
+    };
+    await withTold(demand, (runner) => {
       expect(runner.demand(runner.openSequence())).toBeUndefined();
-    }));
+    });
+    expect(asked).toEqual([0, 1]);
+  });
 });
 
 it('a store that cannot evict or keep a budget is named', () =>

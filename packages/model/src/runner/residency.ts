@@ -40,16 +40,15 @@ export function limitLayers(stream: Stream, layers: readonly LayerRunner[], sequ
 
 /** Of all layers: steps that each of them has counted, the largest working set, and hits and misses together. */
 export function demandOf(layers: readonly LayerRunner[], slot: number): KvDemand | undefined {
-  let all: KvDemand | undefined;
-  for (const { store } of layers) {
-    const own = store.demand?.(slot);
-    if (own === undefined) return undefined;
-    all = {
-      step: Math.min(all?.step ?? own.step, own.step),
-      workingSet: Math.max(all?.workingSet ?? 0, own.workingSet),
-      hits: (all?.hits ?? 0) + own.hits,
-      misses: (all?.misses ?? 0) + own.misses,
-    };
-  }
-  return all;
+  // A store reads its counts for whoever asked: all are asked, also behind one that knows nothing yet.
+  const told = layers.map(({ store }) => store.demand?.(slot));
+  const known = told.filter((each) => each !== undefined);
+  if (known.length < layers.length) return undefined;
+  const sum = (count: 'hits' | 'misses'): number => known.reduce((total, each) => total + each[count], 0);
+  return {
+    step: Math.min(...known.map(({ step }) => step)),
+    workingSet: Math.max(...known.map(({ workingSet }) => workingSet)),
+    hits: sum('hits'),
+    misses: sum('misses'),
+  };
 }
