@@ -3,7 +3,7 @@ import type { GeneratedId } from '@kv/model';
 /** The tokens of one request, as they come. Nobody has to take them: they wait. */
 export class Answer implements AsyncIterableIterator<GeneratedId> {
   readonly #tokens: GeneratedId[] = [];
-  readonly #waiting: ((result: Promise<IteratorResult<GeneratedId>>) => void)[] = [];
+  readonly #waiting: ((result: IteratorResult<GeneratedId> | Promise<IteratorResult<GeneratedId>>) => void)[] = [];
   readonly #onReturn: () => void;
   #failure: Error | undefined;
   #ended = false;
@@ -23,9 +23,9 @@ export class Answer implements AsyncIterableIterator<GeneratedId> {
     this.count += 1;
     this.#ended ||= finishReason !== null;
     const taker = this.#waiting.shift();
-    if (taker) taker(Promise.resolve({ value: token, done: false }));
+    if (taker) taker({ value: token, done: false });
     else this.#tokens.push(token);
-    this.#settle();
+    if (this.#ended) this.#settle();
   }
 
   /** Ends it: tokens that are there are still given. */

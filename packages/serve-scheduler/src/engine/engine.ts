@@ -132,7 +132,8 @@ export class Engine {
   }
 
   #deliver(outcomes: readonly Outcome[]): void {
-    for (const { request, ...outcome } of outcomes) {
+    for (const outcome of outcomes) {
+      const { request } = outcome;
       const served = this.#served.get(request);
       // A step is computed in vain behind the end of an answer.
       if (served === undefined) continue;

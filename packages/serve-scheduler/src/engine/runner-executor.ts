@@ -148,14 +148,17 @@ export class RunnerExecutor implements Executor, Disposable {
       for (const { running } of rows) running.row = first++;
     }
     const ids = await this.#newest.read(first);
-    return scored.flatMap(({ rows }) => rows).flatMap(({ request, running, isReplay }, row): Outcome[] => {
+    const outcomes: Outcome[] = [];
+    scored.flatMap(({ rows }) => rows).forEach(({ request, running, isReplay }, row) => {
       const id = ids[row];
       const failure = running.sequence?.failure ?? (id instanceof Error ? id : undefined);
-      if (failure) return [{ request, failure }];
-      if (isReplay || id === undefined || id instanceof Error) return [];
-      running.tokens.push(id);
-      return [{ request, id }];
+      if (failure) outcomes.push({ request, failure });
+      else if (!isReplay && typeof id === 'number') {
+        running.tokens.push(id);
+        outcomes.push({ request, id });
+      }
     });
+    return outcomes;
   }
 
   #sequence(running: Running): Sequence {

@@ -157,16 +157,20 @@ export class DensePagedStore implements KvStore {
 
   prepare(stream: Stream, batch: RowBatch): void {
     this.#slots.expectUsable('prepare', stream);
+    const entries = entriesOf('prepare', batch);
+    if (entries.every(({ slot, rows }) => this.#slots.hasRoom(slot, rows))) return;
     const { missing, shared } = this.#lacking(batch);
-    if (missing.length + shared.length === 0) return;
-    let fresh = this.#pool.ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
-    this.#replace(stream, shared, fresh);
-    fresh = fresh.subarray(shared.length);
-    for (const { slot, kvHead, count } of missing) {
-      this.#slots.blocks(slot).push(kvHead, fresh.subarray(0, count));
-      fresh = fresh.subarray(count);
+    if (missing.length + shared.length > 0) {
+      let fresh = this.#pool.ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
+      this.#replace(stream, shared, fresh);
+      fresh = fresh.subarray(shared.length);
+      for (const { slot, kvHead, count } of missing) {
+        this.#slots.blocks(slot).push(kvHead, fresh.subarray(0, count));
+        fresh = fresh.subarray(count);
+      }
+      for (const slot of new Set([...missing, ...shared].map(({ slot }) => slot))) this.#writeTable(stream, slot);
     }
-    for (const slot of new Set([...missing, ...shared].map(({ slot }) => slot))) this.#writeTable(stream, slot);
+    for (const { slot } of entries) this.#slots.keepRoom(slot, this.#roomFor(slot));
   }
 
   /** The blocks of the pool, which all layers share. */
@@ -318,6 +322,7 @@ export class DensePagedStore implements KvStore {
     const written: HeldBlock[] = [];
     const { ids, blockTokens } = this.#pool;
     for (const { slot, rows } of entriesOf('prepare', batch)) {
+      if (this.#slots.hasRoom(slot, rows)) continue;
       const blocks = this.#slots.blocks(slot);
       const lengths = this.lengths(slot);
       // A loop: every layer comes here with every sequence of a step.
@@ -353,6 +358,11 @@ export class DensePagedStore implements KvStore {
     const open = blocks.at(kvHead, this.#openBlock(held));
     if (open !== undefined && this.#pool.ids.holders(open) > 1) return held;
     return blocks.count(kvHead) * this.#pool.blockTokens;
+  }
+
+  /** Rows that fit behind what a slot holds: as many as in the fullest of its kv heads. */
+  #roomFor(slot: number): number {
+    return Math.min(...this.lengths(slot).map((held, kvHead) => this.#roomOf(slot, kvHead) - held));
   }
 
   /** Frees the blocks behind so many tokens of each kv head. */

@@ -23,8 +23,11 @@ export interface SlotTableOptions<Blocks, Name extends string> {
 
 interface Slot<Blocks> {
   readonly blocks: Blocks;
-  /** Tokens of each kv head. */
+  /** Tokens of each kv head, without the rows that were counted since somebody asked. */
   lengths: readonly number[];
+  newRows: number;
+  /** Rows that certainly fit: as many as the store said, less those that came. */
+  room: number;
 }
 
 /**
@@ -55,7 +58,7 @@ export class SlotTable<Blocks, Name extends string> {
       Object.fromEntries(tables.map((name) => [name, own(table())])) as Record<Name, BlockTable>,
       own(zeroTable(device, ['slot', 'kvHead'], [slots, kvHeads])),
     ]);
-    this.#emptySlot = () => ({ blocks: empty(width), lengths: Array.from({ length: kvHeads }, () => 0) });
+    this.#emptySlot = () => ({ blocks: empty(width), lengths: Array.from({ length: kvHeads }, () => 0), newRows: 0, room: 0 });
   }
 
   get slots(): number {
@@ -75,7 +78,12 @@ export class SlotTable<Blocks, Name extends string> {
    * @throws InvalidValueError when there is no such slot
    */
   lengths(slot: number): readonly number[] {
-    return this.#slot(slot).lengths;
+    const found = this.#slot(slot);
+    if (found.newRows > 0) {
+      found.lengths = found.lengths.map((count) => count + found.newRows);
+      found.newRows = 0;
+    }
+    return found.lengths;
   }
 
   /** @throws DeviceError, DisposedError unless work of the store can be enqueued there */
@@ -113,15 +121,26 @@ export class SlotTable<Blocks, Name extends string> {
 
   /** Counts a step's rows on the host; an operation counts them on the device. */
   advance(batch: RowBatch): void {
-    for (const entry of entriesOf('advance', batch)) {
-      const slot = this.#slot(entry.slot);
-      slot.lengths = slot.lengths.map((count) => count + entry.rows);
+    // A loop that makes nothing: every layer comes here with every sequence of a step.
+    for (const { slot, rows } of entriesOf('advance', batch)) {
+      const counted = this.#slot(slot);
+      counted.newRows += rows;
+      counted.room -= rows;
     }
   }
 
   /** Says on the host what a slot holds now; an operation says it on the device. */
   count(slot: number, lengths: readonly number[]): void {
-    this.#slot(slot).lengths = [...lengths];
+    Object.assign(this.#slot(slot), { lengths: [...lengths], newRows: 0, room: 0 });
+  }
+
+  /** Has the slot known to have room for so many rows, until what it holds changes otherwise than by rows that come. */
+  keepRoom(slot: number, rows: number): void {
+    this.#slot(slot).room = rows;
+  }
+
+  hasRoom(slot: number, rows: number): boolean {
+    return rows <= this.#slot(slot).room;
   }
 
   /** Says on the host and on the device what a slot holds now. */
