@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-import { createDevice } from '@kv/sparse-core';
+import { CapabilityError, createDevice } from '@kv/sparse-core';
 import { generateTokens, Model } from '@kv/model';
 import type { GeneratedId } from '@kv/model';
 import { openPolicy } from '@kv/policies';
@@ -42,3 +42,9 @@ it.each(['hbw-1/4', 'int4', 'skeleton', 'offload-1/4'])(
     opened[Symbol.dispose]();
   },
 );
+
+it.each(['hbw-1/4', 'int4', 'skeleton', 'hierasparse-v1'])('prompts of the policy %s cannot be kept', async (name) => {
+  const opened = await openPolicy(name, model, cache);
+  expect(() => createEngine(model, { policy: opened.policy, ...cache, keptPrompts: 1 })).toThrow(CapabilityError);
+  opened[Symbol.dispose]();
+});

@@ -1,5 +1,5 @@
 export { createEngine } from './engine/engine.js';
-export type { Engine } from './engine/engine.js';
+export type { Engine, EngineStats } from './engine/engine.js';
 export type { EngineOptions, EngineRequestOptions } from './engine/engine-options.js';
 export type { AnswerStep, Batch, PromptPart } from './scheduler/batch.js';
 export type { RequestSize, RequestState, ScheduledRequest } from './scheduler/request.js';

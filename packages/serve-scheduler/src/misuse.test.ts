@@ -33,6 +33,11 @@ const functions: readonly MisusedFunction[] = [
     call: ({ request }: { request: exported.ScheduledRequest }) => scheduler.end(request),
   },
   {
+    name: 'Scheduler.preempt',
+    args: () => ({ request: scheduler.submit(aSize) }),
+    call: ({ request }: { request: exported.ScheduledRequest }) => scheduler.preempt(request),
+  },
+  {
     name: 'readTrace',
     args: () => ({ text: '{"timestamp":0,"input_length":1,"output_length":1}' }),
     call: ({ text }: { text: string }) => exported.readTrace(text),

@@ -7,6 +7,7 @@ export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon
 export { blockEntry, type BlockKind, blockNumber, isDense, mostBlocks, noBlock } from './block-entry.js';
 export { answersApart } from './contracts/answers-apart.js';
 export { Capability } from './contracts/capability.js';
+export { type KvResidency, kvResidency } from './contracts/kv-residency.js';
 export { endsUndense, expectPolicy, expectSelector } from './contracts/kv-policy.js';
 export { checkedCall, entriesOf } from './contracts/row-batch.js';
 export { openFile, readBytes } from './files/open-file.js';

@@ -14,7 +14,7 @@ import {
   type Stream,
   transferBlocks,
 } from '@kv/sparse-core';
-import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectThat, listOf } from '@kv/sparse-core/native';
+import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectThat, type KvResidency, kvResidency, listOf } from '@kv/sparse-core/native';
 import { blockMetadata } from '../operations/block-metadata.js';
 import { blockScores } from '../operations/block-scores.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
@@ -64,6 +64,17 @@ export class HierarchicalLayerStore implements KvStore {
     this.#budgets = new Int32Array(parts.sizes.capacity.slots).fill(parts.sizes.budgetBlocks);
   }
 
+  /** Has `answersApart` and `kvResidency`. */
+  capability(name: string): object | undefined {
+    return name === kvResidency.name ? this.#residency : name === answersApart.name ? this : undefined;
+  }
+
+  get #residency(): KvResidency {
+    const { budgetBlocks, sinkBlocks, recentBlocks } = this.#parts.sizes;
+    const [budgetTokens, sinkTokens, localWindow] = [budgetBlocks, sinkBlocks, recentBlocks - 1].map((blocks) => blocks * blockTokens) as [number, number, number];
+    return { blockTokens, deviceBlocks: this.#parts.device.cached, budgetTokens, sinkTokens, localWindow };
+  }
+
   /** @throws OutOfMemoryError also when the cache has not all blocks that a step's answers read; nothing is changed then */
   prepare(stream: Stream, batch: RowBatch): void {
     const entries = entriesOf('prepare', batch);
@@ -83,11 +94,6 @@ export class HierarchicalLayerStore implements KvStore {
     appendKv(stream, { keys, values, blocks, slots: batch.slots, queryStart: batch.queryStart });
     this.#newest = call;
     for (const { slot, rows } of batch.entries) if (rows > 1) this.#current.delete(slot);
-  }
-
-  /** Has `answersApart`. */
-  capability(name: string): object | undefined {
-    return name === answersApart.name ? this : undefined;
   }
 
   advance(batch: RowBatch): void {

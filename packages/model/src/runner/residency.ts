@@ -1,5 +1,5 @@
 import { CapabilityError } from '@kv/sparse-core';
-import type { KvDemand, KvStore, Stream } from '@kv/sparse-core';
+import type { KvDemand, KvPolicy, KvStore, Stream } from '@kv/sparse-core';
 
 import type { LayerRunner } from './layer-runner.js';
 import type { Sequence } from './sequence.js';
@@ -51,4 +51,11 @@ export function demandOf(layers: readonly LayerRunner[], slot: number): KvDemand
     hits: sum('hits'),
     misses: sum('misses'),
   };
+}
+
+/** What selects of a prompt, keeps a state of it, or holds it otherwise when it has ended. */
+export function uncuttablePart({ select, prefill }: KvPolicy, layers: readonly LayerRunner[]): string | undefined {
+  if (select !== undefined) return select.name;
+  if (prefill.open !== undefined) return prefill.name;
+  return layers.find(({ store }) => store.copy === undefined || store.finishPrefill !== undefined)?.store.name;
 }

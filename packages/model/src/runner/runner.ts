@@ -1,10 +1,4 @@
-import {
-  DisposedError,
-  embedding,
-  InvalidValueError,
-  kvPolicy,
-  ropeDescription,
-} from '@kv/sparse-core';
+import { DisposedError, embedding, InvalidValueError, kvPolicy, ropeDescription } from '@kv/sparse-core';
 import type {
   FloatDType,
   KvBytes,
@@ -13,7 +7,7 @@ import type {
   KvSelector,
   Stream,
 } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectPolicy, expectSelector, listOf, madeTogether } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectPolicy, expectSelector, type KvResidency, kvResidency, listOf, madeTogether } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
 import { BatchRuns } from './batch-runs.js';
@@ -27,7 +21,7 @@ import { leave } from './batch-entry.js';
 import { ModelBatch } from './model-batch.js';
 import type { BatchEntry } from './batch-entry.js';
 import { OpenSequences } from './open-sequences.js';
-import { demandOf, evictLayers, limitLayers } from './residency.js';
+import { demandOf, evictLayers, limitLayers, uncuttablePart } from './residency.js';
 import { expectModel } from './runner-model.js';
 import type { RunnerModel } from './runner-model.js';
 import { expectActivations, expectRope } from './runner-options.js';
@@ -147,6 +141,20 @@ export class Runner implements Disposable {
   /** Bytes that the cache took when the runner was made, in use or not. */
   get kvReserved(): KvBytes {
     return sumOfBytes(this.#layers.map(({ store }) => store.reserved()));
+  }
+
+  /** How its store holds blocks in two memories; undefined for one that does not. */
+  get residency(): KvResidency | undefined {
+    const [first] = this.#layers;
+    return first && kvResidency.of(first.store);
+  }
+
+  /**
+   * The name of what makes of a prompt, when it ends, something else than its tokens were read as: a fork of its beginning is no
+   * beginning of another prompt then, or cannot be made. Undefined where every beginning is one.
+   */
+  get uncuttable(): string | undefined {
+    return uncuttablePart(this.policy, this.#layers);
   }
 
   /** Bytes that one sequence holds, blocks that others share too. */

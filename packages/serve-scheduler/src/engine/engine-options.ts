@@ -1,23 +1,39 @@
 import { CapabilityError, InvalidValueError, sample } from '@kv/sparse-core';
 import type { KvSelector, SampleSettings, Stream } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectSelector, expectSignal, listOf } from '@kv/sparse-core/native';
-import type { Runner, RunnerOptions } from '@kv/model';
+import { expectBoolean, expectIndices, expectObject, expectSelector, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
+import { Runner } from '@kv/model';
+import type { RunnerModel, RunnerOptions } from '@kv/model';
 
 import { Scheduler } from '../scheduler/scheduler.js';
+import type { SchedulerOptions } from '../scheduler/scheduler-options.js';
 
 export interface EngineOptions extends RunnerOptions {
   /** Requests under way at a time. Default 8. */
   readonly sequences?: number | undefined;
   /**
-   * Reads prompts layer by layer, all of their tokens at once, instead of in chunks of tokens. Wants `maxBatchRows` to be at
-   * least `contextTokens`. Default: false.
+   * Reads prompts layer by layer, all of their tokens, instead of some tokens in all layers: a store of two memories has one layer
+   * of them on the device. Default: false.
    */
   readonly layerSegments?: boolean | undefined;
   /**
    * Tokens × layers of prompts in a step: fewer let answers go on faster while prompts are read. Default: `maxBatchRows` in all
-   * layers; in layer segments what 512 tokens take in all layers, or the longest prompt in one.
+   * layers; in layer segments what 512 tokens take in all layers. At least `maxBatchRows` in one layer, or in all.
    */
   readonly maxInjectTokens?: number | undefined;
+  /**
+   * Tokens of an answer that host memory is promised for when its request begins, where the policy's store holds blocks in two
+   * memories. Fewer than answers turn out to have let more requests in; when memory runs out, the least computed one is read
+   * again later, and gives the same tokens. Default: all.
+   */
+  readonly reservedAnswerTokens?: number | undefined;
+  /**
+   * Prompts that stay in memory when their requests have ended, the least recently used ones leave: a request that begins with
+   * the same tokens begins behind them. They are beside `sequences`: a policy that was opened for a number of sequences is
+   * opened for both together. Default: 0.
+   */
+  readonly keptPrompts?: number | undefined;
+  /** Tokens of all of these together, beside `cacheTokens`. Default: `keptPrompts × contextTokens`. */
+  readonly keptTokens?: number | undefined;
 }
 
 export interface EngineRequestOptions {
@@ -29,11 +45,17 @@ export interface EngineRequestOptions {
   readonly endIds?: readonly number[] | undefined;
   /** What the cache keeps of the prompt. Default: as the policy says. */
   readonly select?: KvSelector | undefined;
+  /**
+   * Tokens of each kv head that a step of the answer reads, of a store that reads some of those it holds. At most the store's own
+   * budget, which is the default.
+   */
+  readonly budgetTokens?: number | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 
-export const defaultSequences = 8;
 const defaultChunk = 512;
+/** A block of most stores has as many tokens, or twice that. */
+const blockGrid = 32;
 const mostEndIds = 65_536;
 
 /** A request's options with their defaults, checked. */
@@ -42,48 +64,119 @@ export interface EngineRequest {
   readonly sampling: SampleSettings;
   readonly endIds: readonly number[];
   readonly select: KvSelector | undefined;
+  readonly budgetTokens: number | undefined;
   readonly signal: AbortSignal | undefined;
 }
 
-/**
- * The scheduler of a runner whose cache is all on the device.
- * @throws InvalidValueError; CapabilityError for layer segments of prompts that are longer than a batch
- */
-export function schedulerOf(
-  { model, maxBatchRows, contextTokens }: Runner,
-  { sequences = defaultSequences, cacheTokens = sequences * contextTokens, layerSegments = false, maxInjectTokens }: EngineOptions,
-): Scheduler {
+/** The options with defaults, where others follow from them. */
+export interface EngineSettings extends EngineOptions {
+  readonly sequences: number;
+  readonly contextTokens: number;
+  readonly cacheTokens: number;
+  readonly layerSegments: boolean;
+  readonly keptPrompts: number;
+  readonly keptTokens: number;
+}
+
+/** @throws InvalidValueError; CapabilityError for a policy whose prompts cannot be kept */
+export function readOptions(model: RunnerModel, given: EngineOptions): EngineSettings {
+  expectObject('createEngine', 'options', given);
+  expectObject('createEngine', 'model', model);
+  expectObject('createEngine', 'model.config', model.config);
+  const { layerSegments = false, sequences = 8, contextTokens = Math.min(model.config.maxPositions, 16_384), keptPrompts = 0 } = given;
+  const { cacheTokens = sequences * contextTokens, keptTokens = keptPrompts * contextTokens } = given;
   expectBoolean('createEngine', 'layerSegments', layerSegments);
-  const { layers, kvHeads } = model.config;
-  if (layerSegments && maxBatchRows < contextTokens) {
-    throw new CapabilityError(
-      `Layer segments read a prompt as one batch: maxBatchRows is ${maxBatchRows}, and prompts may have ${contextTokens} tokens. ` +
-        'Give a larger maxBatchRows, or fewer contextTokens.',
-      { subject: 'layerSegments', given: maxBatchRows, wanted: contextTokens },
-    );
+  for (const [name, count] of Object.entries({ keptPrompts, keptTokens })) {
+    expectThat('createEngine', name, count, Number.isSafeInteger(count) && count >= 0, 'a whole number from 0 on');
   }
-  // A layer is not cut between two batches of one sequence.
-  const chunkTokens = layerSegments ? contextTokens : Math.min(defaultChunk, maxBatchRows);
-  const inject = maxInjectTokens ?? (layerSegments ? Math.max(contextTokens, defaultChunk * layers) : maxBatchRows * layers);
-  return new Scheduler({
+  return { ...given, layerSegments, sequences, contextTokens, cacheTokens, keptPrompts, keptTokens };
+}
+
+/** A runner with room for the prompts that are kept. @throws what `Runner` throws */
+export function createRunner(model: RunnerModel, settings: EngineSettings): Runner {
+  const { sequences, cacheTokens, keptPrompts, keptTokens } = settings;
+  const runner = new Runner(model, { ...settings, sequences: sequences + keptPrompts, cacheTokens: cacheTokens + keptTokens });
+  try {
+    expectSchedulable(runner, settings);
+    return runner;
+  } catch (error) {
+    runner.dispose();
+    throw error;
+  }
+}
+
+/** @throws CapabilityError that names the part of the policy that does not fit */
+function expectSchedulable({ policy, residency, uncuttable }: Runner, { keptPrompts }: EngineSettings): void {
+  if (residency) expectNoSelection(policy.store.name, policy.select);
+  if (keptPrompts === 0 || uncuttable === undefined) return;
+  throw new CapabilityError(
+    `createEngine: keptPrompts is ${keptPrompts}, and '${uncuttable}' of the policy makes of a prompt what no other prompt can begin ` +
+      'with. Leave out keptPrompts, or that part of the policy.',
+    { subject: 'keptPrompts', given: uncuttable },
+  );
+}
+
+/** @throws CapabilityError where all tokens of a prompt have to stay, since each step chooses among them */
+function expectNoSelection(store: string, select: KvSelector | undefined): void {
+  if (select === undefined) return;
+  throw new CapabilityError(
+    `'${select.name}' keeps some tokens of a prompt, and with '${store}' each step of an answer chooses among all of them. ` +
+      'Leave out the selection, or give budgetTokens.',
+    { subject: 'select', given: select.name },
+  );
+}
+
+/**
+ * The scheduler of a runner. Where its store holds blocks in two memories, answers are admitted by what they read of the device's
+ * part; of other stores what is counted are tokens of the cache.
+ * @param reuse as of the scheduler
+ * @throws InvalidValueError, OutOfMemoryError
+ */
+export function schedulerOf(runner: Runner, settings: EngineSettings, reuse: SchedulerOptions['reuse']): Scheduler {
+  const { model, maxBatchRows, contextTokens, residency, deterministic } = runner;
+  const { sequences, cacheTokens, layerSegments, maxInjectTokens, reservedAnswerTokens } = settings;
+  const { layers, kvHeads } = model.config;
+  // Where the runner cuts a long batch: always in layer segments, and wherever bits may not depend on how many chunks a part has.
+  const chunkTokens = Math.min(maxBatchRows, layerSegments || deterministic ? contextTokens : defaultChunk);
+  const inject = maxInjectTokens ?? (layerSegments ? Math.max(chunkTokens, defaultChunk * layers) : maxBatchRows * layers);
+  const limits = {
     model: model.config,
-    // Counted in tokens: whatever a policy's blocks are, its cache has room for so many.
-    blockTokens: 1,
-    deviceBlocks: cacheTokens * kvHeads,
     maxRequests: sequences,
-    maxBatchTokens: sequences + Math.max(maxBatchRows, chunkTokens),
+    maxBatchTokens: sequences + Math.max(maxBatchRows, chunkTokens, Math.ceil(inject / layers)),
     maxInjectTokens: inject,
     chunkTokens,
-    features: { sparse: false, layerSegments },
-  });
+    reuse,
+  };
+  if (residency) {
+    const { blockTokens } = residency;
+    // Each sequence may leave a block of each kv head partly filled.
+    const hostBlocks = (Math.ceil(cacheTokens / blockTokens) + sequences) * kvHeads;
+    return new Scheduler({ ...limits, ...residency, hostBlocks, promptsApart: true, reservedAnswerTokens, features: { layerSegments } });
+  }
+  // Counted in tokens: whatever a policy's blocks are, its cache has room for so many.
+  return new Scheduler({ ...limits, blockTokens: 1, deviceBlocks: cacheTokens * kvHeads, features: { sparse: false, layerSegments } });
+}
+
+/** A prompt begins behind a kept one at a multiple of so many tokens: where its bits may not depend on that, where a chunk ends. */
+export function keptGrid({ deterministic, maxBatchRows }: Runner): number {
+  return deterministic ? maxBatchRows : blockGrid;
 }
 
 /** @throws InvalidValueError, CapabilityError */
 export function readRequest(runner: Runner, promptTokens: number, given: EngineRequestOptions): EngineRequest {
   expectObject('generateTokens', 'options', given);
-  const { maxTokens = runner.contextTokens, sampling = { temperature: 0 }, endIds = runner.model.config.eosIds, select, signal } = given;
+  const { maxTokens = runner.contextTokens, sampling = { temperature: 0 }, endIds = runner.model.config.eosIds } = given;
+  const { select, budgetTokens, signal } = given;
   expectSignal('generateTokens', signal);
   expectSelector('generateTokens', select, runner.policy.prefill);
+  if (runner.residency) expectNoSelection(runner.policy.store.name, select);
+  else if (budgetTokens !== undefined) {
+    throw new CapabilityError(
+      `generateTokens: budgetTokens is ${String(budgetTokens)}, and answers read all that the store '${runner.policy.store.name}' holds. ` +
+        'Make the engine with a policy whose store reads some of it, or leave it out.',
+      { subject: 'budgetTokens', given: budgetTokens },
+    );
+  }
   if (!Number.isInteger(maxTokens) || maxTokens < 1) {
     throw new InvalidValueError('generateTokens: maxTokens must be a whole number from 1 on.', { subject: 'maxTokens', given: maxTokens });
   }
@@ -93,7 +186,8 @@ export function readRequest(runner: Runner, promptTokens: number, given: EngineR
   // The last token is not fed.
   const room = runner.contextTokens - promptTokens + 1;
   const ends = listOf('generateTokens', 'endIds', endIds, mostEndIds);
-  return { maxTokens: Math.min(maxTokens, room), sampling: settings, endIds: ends, select, signal };
+  expectIndices('generateTokens', 'endIds', ends, 2 ** 31);
+  return { maxTokens: Math.min(maxTokens, room), sampling: settings, endIds: ends, select, budgetTokens, signal };
 }
 
 /** Choosing from a vocabulary of one shows bad settings now. */

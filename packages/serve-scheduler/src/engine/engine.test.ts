@@ -1,20 +1,15 @@
-import { readFileSync } from 'node:fs';
-import { fileURLToPath } from 'node:url';
-
-import { CapabilityError, densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
+import { densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
 import type { Device, KvStore, KvStoreFactory, PrefillAttention } from '@kv/sparse-core';
 import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
 import { generateTokens, Model } from '@kv/model';
 import type { GeneratedId } from '@kv/model';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 
+import { collect, needleModel, nextTurn, optionsOf, promptOf, text } from '../testing/engine-requests.js';
 import { createEngine } from './engine.js';
 import type { Engine } from './engine.js';
 import type { EngineOptions, EngineRequestOptions } from './engine-options.js';
 
-const needleModel = fileURLToPath(new URL('../../../../models/needle-8m', import.meta.url));
-const golden = JSON.parse(readFileSync(`${needleModel}/golden.json`, 'utf8')) as { prompts: { ids: number[] }[] };
-const text = golden.prompts.flatMap(({ ids }) => ids).slice(0, 4000);
 const mostAborts = Number(process.env.KV_ENGINE_ABORTS ?? 40);
 
 /** In layer 2 a prompt of 33 tokens fails its stream, and one of 34 becomes NaN. */
@@ -59,21 +54,6 @@ function smallStore(mostAnswers: number): KvStoreFactory & { readonly refused: (
         return new Proxy(store, { get: (_, name) => (name === 'prepare' ? prepare : bound(name)) });
       }),
   };
-}
-
-/** The prompt of a request: a piece of a text, as long as no failing one. */
-const promptOf = (index: number): number[] => text.slice(50 * index, 50 * index + 40 + ((index * 37) % 150));
-const optionsOf = (index: number): EngineRequestOptions => ({
-  maxTokens: 12 + (index % 9),
-  sampling: index % 3 === 0 ? { temperature: 0.8, seed: index, repetitionPenalty: 1.1 } : { temperature: 0 },
-});
-
-const nextTurn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
-
-async function collect(answer: AsyncIterable<GeneratedId>): Promise<number[]> {
-  const ids: number[] = [];
-  for await (const { id } of answer) ids.push(id);
-  return ids;
 }
 
 describeOnDeviceKinds('the engine', ({ open }) => {
@@ -253,9 +233,4 @@ describeOnDeviceKinds('the engine', ({ open }) => {
       expect(() => engine.generateTokens([1], { signal: AbortSignal.abort(reason) })).toThrow(reason);
       await idle(engine);
     }));
-
-  it('refuses layer segments of prompts that are longer than a batch', () => {
-    expect(() => createEngine(model, { ...settings, maxBatchRows: 64, layerSegments: true })).toThrow(CapabilityError);
-    expect(device.memory().live).toBe(live);
-  });
 });

@@ -1,15 +1,19 @@
 import { DisposedError } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
-import { type GeneratedId, Runner, type RunnerModel } from '@kv/model';
+import { expectThat } from '@kv/sparse-core/native';
+import type { GeneratedId, Runner, RunnerModel } from '@kv/model';
 
+import type { Batch } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
 import type { Scheduler } from '../scheduler/scheduler.js';
 import { Answer } from './answer.js';
 import { asError } from './as-error.js';
-import { defaultSequences, readRequest, schedulerOf } from './engine-options.js';
-import type { EngineOptions, EngineRequest, EngineRequestOptions } from './engine-options.js';
+import { createRunner, keptGrid, readOptions, readRequest, schedulerOf } from './engine-options.js';
+import type { EngineOptions, EngineRequest, EngineRequestOptions, EngineSettings } from './engine-options.js';
 import type { Outcome, Step } from './executor.js';
 import { RunnerExecutor } from './runner-executor.js';
+
+/** Every so many steps. */
+const stepsObserved = 8;
 
 interface Served extends EngineRequest {
   readonly prompt: Int32Array;
@@ -18,13 +22,23 @@ interface Served extends EngineRequest {
   readonly unlisten: () => void;
 }
 
+export interface EngineStats {
+  readonly steps: number;
+  /** Steps whose answers were computed in several, since the cache had no room for what all of them read. */
+  readonly split: number;
+  /** How often requests lost their memory, and were read again. */
+  readonly restarts: number;
+  /** Tokens of prompts that were not read, because kept ones began with the same. */
+  readonly reusedTokens: number;
+}
+
 /**
  * Serves many requests at once: each step gives every answer a token and reads some more of the prompts that wait. A step is
  * enqueued before the tokens of the one before are known, so that the device never waits for this thread.
  */
 export class Engine {
   readonly #model: RunnerModel;
-  readonly #options: EngineOptions;
+  readonly #settings: EngineSettings;
   readonly #scheduler: Scheduler;
   readonly #served = new Map<ScheduledRequest, Served>();
   /** Requests that nobody wants any more, until the step that is being enqueued is. */
@@ -33,18 +47,22 @@ export class Engine {
   #runner: Runner;
   #executor: RunnerExecutor;
   #wake: (() => void) | undefined;
+  #steps = 0;
+  #restarts = 0;
+  /** Of executors that are no more. */
+  #split = 0;
+  #reusedTokens = 0;
   /** Why it takes no requests. */
   #closed: Error | undefined;
 
   /** @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError, CapabilityError */
   constructor(model: RunnerModel, options: EngineOptions = {}) {
-    expectObject('createEngine', 'options', options);
     this.#model = model;
-    this.#options = { ...options, sequences: options.sequences ?? defaultSequences };
-    this.#runner = new Runner(model, this.#options);
+    this.#settings = readOptions(model, options);
+    this.#runner = createRunner(model, this.#settings);
     try {
-      this.#scheduler = schedulerOf(this.#runner, this.#options);
-      this.#executor = new RunnerExecutor(this.#runner, this.#scheduler.settings.maxRequests);
+      this.#scheduler = schedulerOf(this.#runner, this.#settings, (request) => this.#reuse(request));
+      this.#executor = this.#createExecutor();
     } catch (error) {
       this.#runner.dispose();
       throw error;
@@ -62,6 +80,11 @@ export class Engine {
     return { underWay: this.#scheduler.underWay, waiting: this.#scheduler.waiting };
   }
 
+  /** What it has done so far. */
+  get stats(): EngineStats {
+    return { steps: this.#steps, split: this.#split + this.#executor.split, restarts: this.#restarts, reusedTokens: this.#reusedTokens };
+  }
+
   /**
    * Puts a request at the end of the queue.
    * @returns its tokens as they are chosen. To leave the loop, or to abort, gives back its memory within a step
@@ -72,9 +95,9 @@ export class Engine {
     this.#expectOpen();
     const ids = this.#runner.checkTokens('new', prompt);
     const settings = readRequest(this.#runner, ids.length, options);
-    const { signal, maxTokens } = settings;
+    const { signal, maxTokens, budgetTokens } = settings;
     signal?.throwIfAborted();
-    const request = this.#scheduler.submit({ promptTokens: ids.length, maxTokens });
+    const request = this.#scheduler.submit({ promptTokens: ids.length, maxTokens, budgetTokens });
     const answer = new Answer(() => {
       this.#leave(request);
     });
@@ -88,6 +111,24 @@ export class Engine {
     this.#executor.add(request, { ...settings, prompt: ids });
     this.#wake?.();
     return answer;
+  }
+
+  /**
+   * Takes memory from a request that is under way, for others. It goes on, with the same tokens, when there is room again.
+   * @param answer what `generateTokens` gave
+   * @param memory 'device': what host memory holds too, which comes back when it is read; 'all': the prompt is read again and
+   *   the answer fed again, when it is its turn
+   * @throws CapabilityError for 'device' with a store that holds nothing in host memory; InvalidValueError
+   */
+  preempt(answer: AsyncIterableIterator<GeneratedId>, memory: 'device' | 'all'): void {
+    this.#expectOpen();
+    expectThat('preempt', 'answer', answer, answer instanceof Answer, 'of generateTokens()');
+    expectThat('preempt', 'memory', memory, ['device', 'all'].includes(memory), "'device' or 'all'");
+    for (const [request, served] of this.#served) {
+      if (served.answer !== answer) continue;
+      if (memory === 'device') this.#executor.evict(request);
+      else this.#scheduler.preempt(request);
+    }
   }
 
   /** Ends all requests with a DisposedError and gives back all memory. */
@@ -108,6 +149,7 @@ export class Engine {
         continue;
       }
       try {
+        if (batch) this.#observe(batch);
         step = batch && (await this.#executor.compute(batch));
         if (choosing) this.#deliver(await choosing);
         choosing = step?.choose();
@@ -129,6 +171,27 @@ export class Engine {
       this.#wake = resolve;
     });
     this.#wake = undefined;
+  }
+
+  /** Counts a step. Working sets change slowly, and asking for them costs as much as a step. */
+  #observe({ answers, restarted }: Batch): void {
+    this.#steps += 1;
+    this.#restarts += restarted.length;
+    if (this.#runner.residency === undefined || this.#steps % stepsObserved > 0) return;
+    for (const { request } of answers) {
+      const workingSet = this.#executor.workingSet(request);
+      if (workingSet !== undefined) this.#scheduler.observe(request, workingSet);
+    }
+  }
+
+  #reuse(request: ScheduledRequest): number {
+    const tokens = this.#executor.findPrefix(request);
+    this.#reusedTokens += tokens;
+    return tokens;
+  }
+
+  #createExecutor(): RunnerExecutor {
+    return new RunnerExecutor(this.#runner, { ...this.#settings, grid: keptGrid(this.#runner) });
   }
 
   #deliver(outcomes: readonly Outcome[]): void {
@@ -156,11 +219,12 @@ export class Engine {
       answer.fail(failure);
       this.#finish(request);
     }
+    this.#split += this.#executor.split;
     this.#executor[Symbol.dispose]();
     this.#runner.dispose();
     try {
-      this.#runner = new Runner(this.#model, this.#options);
-      this.#executor = new RunnerExecutor(this.#runner, this.#scheduler.settings.maxRequests);
+      this.#runner = createRunner(this.#model, this.#settings);
+      this.#executor = this.#createExecutor();
       for (const [request, served] of this.#served) this.#executor.add(request, served);
     } catch (error) {
       const cause = asError(error);

@@ -3,9 +3,12 @@ import { OutOfMemoryError } from '@kv/sparse-core';
 import type { KvSelector, SampleSettings } from '@kv/sparse-core';
 
 import type { AnswerStep, Batch, PromptPart } from '../scheduler/batch.js';
+import { tokenLayers } from '../scheduler/next-part.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
 import { asError } from './as-error.js';
 import type { Executor, Outcome, Step } from './executor.js';
+import { KeptPrompts } from './kept-prompts.js';
+import type { KeptPrefix } from './kept-prompts.js';
 import { TokenChoice } from './token-choice.js';
 
 /** What a request is computed from. */
@@ -16,10 +19,23 @@ export interface RequestWork {
   readonly select?: KvSelector | undefined;
 }
 
+export interface ExecutorOptions {
+  readonly sequences: number;
+  /** Whether a prompt passes layer by layer, not some of its tokens all layers. */
+  readonly layerSegments: boolean;
+  /** Prompts that stay in memory, and the tokens of all of them. */
+  readonly keptPrompts: number;
+  readonly keptTokens: number;
+  /** A prompt begins behind a kept one at a multiple of so many tokens. */
+  readonly grid: number;
+}
+
 interface Running extends RequestWork {
   /** The prompt, and the tokens of the answer that are known. */
   readonly tokens: number[];
   sequence?: Sequence | undefined;
+  /** What it begins with. */
+  prefix?: KeptPrefix | undefined;
   /** A prompt between its layers. */
   segment?: ModelBatch | undefined;
   /** The row of the newest choice that holds a token nobody knows yet. */
@@ -38,14 +54,22 @@ interface ScoredRows {
 export class RunnerExecutor implements Executor, Disposable {
   readonly #runner: Runner;
   readonly #running = new Map<ScheduledRequest, Running>();
+  readonly #layerSegments: boolean;
+  readonly #kept: KeptPrompts;
+  readonly #keepsAny: boolean;
+  /** How often the answers of a step were computed in several. */
+  split = 0;
   /** What the newest step chose; the next one is computed from it before it is read. */
   #newest: TokenChoice;
   #other: TokenChoice;
 
-  constructor(runner: Runner, mostRequests: number) {
+  constructor(runner: Runner, { sequences, layerSegments, keptPrompts, keptTokens, grid }: ExecutorOptions) {
     this.#runner = runner;
-    this.#newest = new TokenChoice(runner.stream, mostRequests);
-    this.#other = new TokenChoice(runner.stream, mostRequests);
+    this.#layerSegments = layerSegments;
+    this.#newest = new TokenChoice(runner.stream, sequences);
+    this.#other = new TokenChoice(runner.stream, sequences);
+    this.#kept = new KeptPrompts(keptPrompts, keptTokens, grid);
+    this.#keepsAny = keptPrompts > 0;
   }
 
   /** Says what a request is computed from, before a batch names it. */
@@ -53,7 +77,27 @@ export class RunnerExecutor implements Executor, Disposable {
     this.#running.set(request, { ...work, tokens: Array.from(work.prompt), row: 0, failed: false });
   }
 
-  async compute({ answers, prompts }: Batch): Promise<Step> {
+  /** How many first tokens of a prompt that begins in the next batch a kept one holds. */
+  findPrefix(request: ScheduledRequest): number {
+    const running = this.#of(request);
+    running.prefix = this.#keeps(running) ? this.#kept.find(running.prompt) : undefined;
+    return running.prefix?.tokens ?? 0;
+  }
+
+  /** What the newest steps of a request read of a layer's cache, as far as that is known. */
+  workingSet(request: ScheduledRequest): number | undefined {
+    const { sequence } = this.#of(request);
+    return sequence && !sequence.disposed ? this.#runner.demand(sequence)?.workingSet : undefined;
+  }
+
+  /** Drops what the device holds of a request beside host memory. @throws CapabilityError where that is nothing */
+  evict(request: ScheduledRequest): void {
+    const { sequence } = this.#of(request);
+    if (sequence && !sequence.disposed) this.#runner.evict(sequence);
+  }
+
+  async compute({ answers, prompts, restarted }: Batch): Promise<Step> {
+    for (const request of restarted) this.#drop(this.#of(request));
     const scored: ScoredRows[] = [];
     const failed: Outcome[] = [];
     const dispose = (): void => {
@@ -80,15 +124,25 @@ export class RunnerExecutor implements Executor, Disposable {
     return { choose: async () => [...failed, ...(await this.#choose(scored))], [Symbol.dispose]: dispose };
   }
 
+  /** A prompt of which a token is known stays, if there is room for it. */
   release(request: ScheduledRequest): void {
     const running = this.#running.get(request);
+    if (running === undefined) return;
     this.#running.delete(request);
-    running?.segment?.dispose();
-    running?.sequence?.dispose();
+    const { sequence, prompt, tokens, segment } = running;
+    const isWhole = segment === undefined && tokens.length > prompt.length && (sequence?.length ?? 0) >= prompt.length;
+    if (sequence === undefined || sequence.disposed || !isWhole || !this.#keeps(running)) {
+      this.#drop(running);
+      return;
+    }
+    this.#runner.truncate(sequence, prompt.length);
+    this.#kept.keep(prompt, sequence);
   }
 
   [Symbol.dispose](): void {
-    for (const request of this.#running.keys()) this.release(request);
+    this.#kept[Symbol.dispose]();
+    for (const running of this.#running.values()) this.#drop(running);
+    this.#running.clear();
     this.#newest[Symbol.dispose]();
     this.#other[Symbol.dispose]();
   }
@@ -99,7 +153,9 @@ export class RunnerExecutor implements Executor, Disposable {
     const entries = rows.map(({ running }, index): BatchEntry => {
       const known = running.tokens[running.prompt.length + (answers[index]?.fed ?? 0)];
       const ids = known === undefined ? this.#newest.idsOf(running.row) : [known];
-      return { sequence: this.#sequence(running), ids, phase: 'decode' };
+      const sequence = sequenceOf(running);
+      if (this.#runner.residency) this.#runner.setBudget(sequence, answers[index]?.budgetTokens);
+      return { sequence, ids, phase: 'decode' };
     });
     try {
       scored.push({ logits: await this.#runner.step(entries), rows });
@@ -112,6 +168,7 @@ export class RunnerExecutor implements Executor, Disposable {
         failed.push({ request: only.request, failure: error });
         return;
       }
+      this.split += 1;
       const middle = answers.length >> 1;
       await this.#answer(answers.slice(0, middle), scored, failed);
       await this.#answer(answers.slice(middle), scored, failed);
@@ -119,11 +176,13 @@ export class RunnerExecutor implements Executor, Disposable {
   }
 
   /** The logits of its last token, where the part is the prompt's last. */
-  async #read({ request, firstToken, endToken, firstLayer, endLayer, isLast, isReplay }: PromptPart): Promise<ScoredRows | undefined> {
+  async #read(part: PromptPart): Promise<ScoredRows | undefined> {
+    const { request, firstToken, endToken, isLast, isReplay } = part;
     const running = this.#of(request);
-    const batch = (running.segment ??= this.#begin(running, firstToken, endToken));
-    await this.#runner.runLayers(batch, firstLayer, endLayer);
-    if (endLayer < this.#runner.model.config.layers) return undefined;
+    running.sequence ??= this.#open(running);
+    const batch = (running.segment ??= this.#begin(running, firstToken, this.#layerSegments ? running.prompt.length : endToken));
+    await this.#runner.runSegment(batch, tokenLayers(part));
+    if (batch.nextLayer < this.#runner.model.config.layers) return undefined;
     running.segment = undefined;
     try {
       return isLast ? { logits: this.#runner.head(batch), rows: [{ request, running, isReplay }] } : undefined;
@@ -135,7 +194,7 @@ export class RunnerExecutor implements Executor, Disposable {
   #begin(running: Running, firstToken: number, endToken: number): ModelBatch {
     const phase = endToken === running.prompt.length ? 'prefill-end' : 'prefill';
     const ids = running.prompt.subarray(firstToken, endToken);
-    const batch = this.#runner.createBatch([{ sequence: this.#sequence(running), ids, phase }]);
+    const batch = this.#runner.createBatch([{ sequence: sequenceOf(running), ids, phase }]);
     this.#runner.embed(batch);
     return batch;
   }
@@ -161,9 +220,21 @@ export class RunnerExecutor implements Executor, Disposable {
     return outcomes;
   }
 
-  #sequence(running: Running): Sequence {
-    running.sequence ??= this.#runner.openSequence({ select: running.select ?? this.#runner.policy.select });
-    return running.sequence;
+  /** One that holds all of its prompt and no selection of it. */
+  #keeps({ select }: RequestWork): boolean {
+    return this.#keepsAny && select === undefined;
+  }
+
+  #drop(running: Running): void {
+    running.segment?.dispose();
+    running.sequence?.dispose();
+    running.segment = undefined;
+    running.sequence = undefined;
+  }
+
+  #open({ prefix, select }: Running): Sequence {
+    if (prefix === undefined) return this.#runner.openSequence({ select });
+    return this.#runner.fork(prefix.sequence, { tokens: prefix.tokens });
   }
 
   #of(request: ScheduledRequest): Running {
@@ -171,4 +242,9 @@ export class RunnerExecutor implements Executor, Disposable {
     if (running === undefined) throw new Error(`request ${request.arrival} was not added`);
     return running;
   }
+}
+
+function sequenceOf({ sequence }: Running): Sequence {
+  if (sequence === undefined) throw new Error('a prompt comes before its answer');
+  return sequence;
 }

@@ -27,7 +27,8 @@ export class BlockCounts {
 
   /** What a request holds on the device between its steps, when it is to have `tokens` in all. */
   held(tokens: number, promptTokens: number, isReading: boolean): number {
-    const { features } = this.#settings;
+    const { features, promptsApart } = this.#settings;
+    if (promptsApart) return 0;
     const all = this.ofTokens(tokens);
     const metadata = features.sparse ? this.#metadata(all) : 0;
     if (!features.offload) return all + metadata;

@@ -10,11 +10,14 @@ import type { Settings } from './scheduler-options.js';
  */
 export function nextPart(request: Request, { model, features, chunkTokens }: Settings, most: number): PromptPart | undefined {
   const { layers } = model;
-  const { promptTokens, nextToken: firstToken, nextLayer: firstLayer } = request;
-  const isWhole = features.layerSegments && firstToken === 0 && most >= promptTokens;
-  const height = !features.layerSegments ? layers : isWhole ? Math.min(layers - firstLayer, Math.floor(most / promptTokens)) : 1;
+  const { promptTokens, reusedTokens, nextToken: firstToken, nextLayer: firstLayer } = request;
+  const newTokens = promptTokens - reusedTokens;
+  const isWhole = features.layerSegments && firstToken === reusedTokens && most >= newTokens;
+  const height = !features.layerSegments ? layers : isWhole ? Math.min(layers - firstLayer, Math.floor(most / newTokens)) : 1;
   const room = firstToken + Math.floor(most / height);
-  const endToken = promptTokens <= room ? promptTokens : Math.floor(room / chunkTokens) * chunkTokens;
+  // What another request read of a layer is not read in a part of this one: its parts are counted from there.
+  const origin = features.layerSegments ? reusedTokens : 0;
+  const endToken = promptTokens <= room ? promptTokens : origin + Math.floor((room - origin) / chunkTokens) * chunkTokens;
   if (endToken <= firstToken) return undefined;
   const endLayer = firstLayer + height;
   const isLast = endLayer === layers && endToken === promptTokens;

@@ -25,6 +25,7 @@ const schedulers = fc
     sinkTokens: small(0, 8),
     localWindow: small(0, 8),
     reservedAnswerTokens: small(0, 30),
+    apart: flag,
     features: fc.tuple(small(0, 3), flag).map(([level, layerSegments]) => ({
       sparse: level > 0,
       offload: level > 1,
@@ -32,18 +33,19 @@ const schedulers = fc
       layerSegments,
     })),
   })
-  .map(({ extraTokens, inject, extraBudget, ...rest }) => {
+  .map(({ extraTokens, inject, extraBudget, apart, ...rest }) => {
     const { sinkTokens, localWindow, blockTokens, maxRequests, chunkTokens, model } = rest;
     const least = (Math.ceil(sinkTokens / blockTokens) + Math.ceil(localWindow / blockTokens) + 2) * blockTokens;
     return {
       ...rest,
+      promptsApart: apart && rest.features.offload,
       budgetTokens: least + extraBudget,
       maxBatchTokens: maxRequests + chunkTokens + extraTokens,
       maxInjectTokens: chunkTokens * model.layers + inject,
     };
   });
 
-const totals = { operations: 0, steps: 0, restarts: 0, lowered: 0, refused: 0, served: 0 };
+const totals = { operations: 0, steps: 0, preempted: 0, restarts: 0, reused: 0, lowered: 0, refused: 0, served: 0 };
 
 /** What is typed is an answer too. */
 function attempt<Result>(work: () => Result): Result | undefined {
@@ -58,9 +60,15 @@ function attempt<Result>(work: () => Result): Result | undefined {
 
 it('keeps its limits, serves everyone and gives all memory back, whatever comes', () => {
   const property = fc.property(schedulers, fc.integer(), (options, seed) => {
-    const scheduler = attempt(() => new Scheduler(options));
-    if (scheduler === undefined) return;
     const random = new Random(seed);
+    // Others have begun with the same tokens, or not.
+    const reuse = ({ promptTokens }: ScheduledRequest): number => {
+      const tokens = random.next() < 0.3 ? random.integer(0, promptTokens - 1) : 0;
+      totals.reused += tokens;
+      return tokens;
+    };
+    const scheduler = attempt(() => new Scheduler({ ...options, reuse }));
+    if (scheduler === undefined) return;
     const checker = new BatchChecker(scheduler);
     const requests: ScheduledRequest[] = [];
     for (let operation = 0; operation < 400; operation++) {
@@ -68,11 +76,15 @@ it('keeps its limits, serves everyone and gives all memory back, whatever comes'
       const choice = random.next();
       const open = requests.filter(({ state }) => state !== 'ended');
       if (choice < 0.15 && open.length < 20) {
-        const size = { promptTokens: random.integer(1, 60), maxTokens: random.integer(1, 30) };
+        const budgetTokens = random.next() < 0.3 ? random.integer(1, options.budgetTokens) : undefined;
+        const size = { promptTokens: random.integer(1, 60), maxTokens: random.integer(1, 30), budgetTokens };
         const request = attempt(() => scheduler.submit(size));
         if (request) requests.push(request);
       } else if (choice < 0.18 && open.length > 0) {
         scheduler.end(random.pick(open));
+      } else if (choice < 0.2 && open.length > 0) {
+        scheduler.preempt(random.pick(open));
+        totals.preempted += 1;
       } else {
         const batch = scheduler.next();
         if (batch) checker.check(batch);
@@ -88,5 +100,5 @@ it('keeps its limits, serves everyone and gives all memory back, whatever comes'
   });
   fc.assert(property, { numRuns: Number(process.env.KV_SCHEDULER_RUNS ?? 500), seed: 14 });
   console.log(`random requests: ${JSON.stringify(totals)}`);
-  for (const name of ['restarts', 'lowered', 'refused', 'served'] as const) expect(totals[name]).toBeGreaterThan(50);
+  for (const name of ['preempted', 'restarts', 'reused', 'lowered', 'refused', 'served'] as const) expect(totals[name]).toBeGreaterThan(50);
 });

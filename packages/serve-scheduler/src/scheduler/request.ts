@@ -4,6 +4,8 @@ export interface RequestSize {
   readonly promptTokens: number;
   /** Tokens of its longest answer. */
   readonly maxTokens: number;
+  /** Tokens that a kv head reads in a step of it, sinks and window included. Default, and at most: those of the scheduler. */
+  readonly budgetTokens?: number | undefined;
 }
 
 /**
@@ -12,8 +14,11 @@ export interface RequestSize {
  */
 export type RequestState = 'waiting' | 'reading' | 'answering' | 'answered' | 'ended';
 
+/** A size with its defaults. */
+type WholeSize = { readonly [Name in keyof RequestSize]-?: number };
+
 /** A request as the scheduler sees it. */
-export interface ScheduledRequest extends RequestSize {
+export interface ScheduledRequest extends WholeSize {
   /** Requests are served in this order. */
   readonly arrival: number;
   readonly state: RequestState;
@@ -21,6 +26,8 @@ export interface ScheduledRequest extends RequestSize {
   readonly length: number;
   /** Tokens of the answer that steps have been scheduled for. */
   readonly answered: number;
+  /** First tokens of its prompt that were in memory when it began last, from another request. */
+  readonly reusedTokens: number;
   /** How often it was left out of a step because device memory was short. */
   readonly resets: number;
   /** How often its host memory was taken. */
@@ -32,10 +39,12 @@ export class Request implements ScheduledRequest, Reader {
   readonly arrival: number;
   readonly promptTokens: number;
   readonly maxTokens: number;
+  readonly budgetTokens: number;
   state: RequestState = 'waiting';
   /** Tokens of the prompt that passed `nextLayer` layers; those before `nextToken` passed one more. */
   nextLayer = 0;
   nextToken = 0;
+  reusedTokens = 0;
   /** Tokens of the answer that are in the cache. */
   fed = 0;
   answered = 0;
@@ -45,10 +54,11 @@ export class Request implements ScheduledRequest, Reader {
   promoted = false;
   workingSet: number | undefined;
 
-  constructor(arrival: number, { promptTokens, maxTokens }: RequestSize) {
+  constructor(arrival: number, { promptTokens, maxTokens, budgetTokens }: WholeSize) {
     this.arrival = arrival;
     this.promptTokens = promptTokens;
     this.maxTokens = maxTokens;
+    this.budgetTokens = budgetTokens;
   }
 
   get isUnderWay(): boolean {
@@ -62,6 +72,13 @@ export class Request implements ScheduledRequest, Reader {
   /** Tokens × layers that are computed, for requests of a model of so many layers. */
   computed(layers: number): number {
     return this.length > 0 ? this.length * layers : this.nextLayer * this.promptTokens + this.nextToken;
+  }
+
+  /** Its prompt is read from here on. */
+  begin(reusedTokens: number): void {
+    this.state = 'reading';
+    this.reusedTokens = reusedTokens;
+    this.nextToken = reusedTokens;
   }
 
   /** The step that gives it one token more. */
@@ -83,6 +100,7 @@ export class Request implements ScheduledRequest, Reader {
     this.state = 'waiting';
     this.nextLayer = 0;
     this.nextToken = 0;
+    this.reusedTokens = 0;
     this.fed = 0;
     this.workingSet = undefined;
     this.restarts += 1;

@@ -1,5 +1,7 @@
 import { InvalidValueError } from '@kv/sparse-core';
-import { expectBoolean, expectObject, show } from '@kv/sparse-core/native';
+import { expectBoolean, expectCallback, expectObject, expectThat, show } from '@kv/sparse-core/native';
+
+import type { ScheduledRequest } from './request.js';
 
 /** What the scheduler needs to know of a model; a `ModelConfig` is one. */
 export interface ModelShape {
@@ -52,12 +54,27 @@ export interface SchedulerOptions {
    * let more requests in; when memory runs out, the least computed one is read again later. Default: all.
    */
   readonly reservedAnswerTokens?: number | undefined;
+  /**
+   * Whether prompts and metadata have device memory of their own, as in `hierarchicalStore`: the answers have all `deviceBlocks`
+   * then. Wants `offload`. Default: false.
+   */
+  readonly promptsApart?: boolean | undefined;
+  /**
+   * Asked when a request begins, also once more after it lost its memory: how many of its first tokens are in memory already,
+   * because another request began with the same ones. Fewer than its prompt has. Default: none.
+   */
+  readonly reuse?: ((request: ScheduledRequest) => number) | undefined;
   /** Default: all on. */
   readonly features?: Partial<Features> | undefined;
 }
 
-type Counts = Omit<SchedulerOptions, 'model' | 'features'>;
-export type Settings = { readonly [Name in keyof Counts]-?: number } & { readonly model: ModelShape; readonly features: Features };
+type Counts = Omit<SchedulerOptions, 'model' | 'features' | 'promptsApart' | 'reuse'>;
+export type Settings = { readonly [Name in keyof Counts]-?: number } & {
+  readonly model: ModelShape;
+  readonly features: Features;
+  readonly promptsApart: boolean;
+  readonly reuse: (request: ScheduledRequest) => number;
+};
 
 /** Blocks and tokens are numbered in i32. */
 const mostCount = 2 ** 31 - 1;
@@ -94,13 +111,17 @@ export function readSettings(given: SchedulerOptions): Settings {
   expectLeast('maxBatchTokens', maxBatchTokens, maxRequests + chunkTokens, 'a chunk of a prompt beside a token of every request');
   const leastInject = features.layerSegments ? chunkTokens : chunkTokens * model.layers;
   expectLeast('maxInjectTokens', maxInjectTokens, leastInject, 'a chunk of a prompt');
-  const settings = { ...limits, ...positive, ...counts, model, features };
+  const { promptsApart = false, reuse = () => 0 } = given;
+  expectBoolean('Scheduler', 'promptsApart', promptsApart);
+  expectThat('Scheduler', 'promptsApart', promptsApart, !promptsApart || features.offload, 'false without offload');
+  expectCallback('Scheduler', 'reuse', reuse);
+  const settings = { ...limits, ...positive, ...counts, model, features, promptsApart, reuse };
   if (features.sparse) expectLeast('budgetTokens', budgetTokens, leastBudget(settings), 'sinks, window, the newest block and one to choose');
   return settings;
 }
 
 /** Tokens of the smallest budget: all pinned blocks, and one to choose. */
-function leastBudget(settings: Pick<Settings, 'blockTokens' | 'sinkTokens' | 'localWindow'>): number {
+export function leastBudget(settings: Pick<Settings, 'blockTokens' | 'sinkTokens' | 'localWindow'>): number {
   return (pinnedBlocks(settings) + 1) * settings.blockTokens;
 }
 
@@ -143,7 +164,7 @@ export function expectCount(name: string, given: number, least: number): void {
   });
 }
 
-function expectLeast(name: string, given: number, least: number, what: string): void {
+export function expectLeast(name: string, given: number, least: number, what: string): void {
   if (given >= least) return;
   throw new InvalidValueError(`Scheduler: ${name} is ${given}; ${what} takes ${least}. Give more, or make the others smaller.`, {
     subject: name,

@@ -1,5 +1,5 @@
 import { InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
+import { expectObject, expectThat } from '@kv/sparse-core/native';
 
 import type { AnswerStep, Batch, PromptPart } from './batch.js';
 import { BlockCounts } from './block-counts.js';
@@ -8,7 +8,7 @@ import { nextPart, tokenLayers } from './next-part.js';
 import { Request } from './request.js';
 import { RequestQueues } from './request-queues.js';
 import type { RequestSize, ScheduledRequest } from './request.js';
-import { expectCount, readSettings } from './scheduler-options.js';
+import { expectCount, expectLeast, leastBudget, readSettings } from './scheduler-options.js';
 import type { SchedulerOptions, Settings } from './scheduler-options.js';
 import { WorkingSets } from './working-sets.js';
 
@@ -45,10 +45,10 @@ export class Scheduler {
   /** @throws InvalidValueError; OutOfMemoryError when M_avl has no room for the smallest budget */
   constructor(options: SchedulerOptions) {
     this.settings = readSettings(options);
-    const { hostBlocks, model, deviceBlocks, budgetTokens } = this.settings;
+    const { hostBlocks, model, deviceBlocks } = this.settings;
     this.#counts = new BlockCounts(this.settings);
     this.#blocks = new BlockManager(Math.floor(hostBlocks / model.kvHeads));
-    this.#workingSets = new WorkingSets(this.#counts, budgetTokens);
+    this.#workingSets = new WorkingSets(this.#counts);
     if (this.#counts.least > deviceBlocks) throw tooSmall('deviceBlocks', deviceBlocks, this.#counts.least, 'the smallest budget');
   }
 
@@ -78,11 +78,12 @@ export class Scheduler {
    */
   submit(size: RequestSize): ScheduledRequest {
     expectObject('submit', 'size', size);
-    const { promptTokens, maxTokens } = size;
+    const { promptTokens, maxTokens, budgetTokens = this.settings.budgetTokens } = size;
     expectCount('promptTokens', promptTokens, 1);
     expectCount('maxTokens', maxTokens, 1);
+    this.#expectBudget(budgetTokens);
     const { deviceBlocks, hostBlocks, features } = this.settings;
-    const request = new Request(this.#arrivals, { promptTokens, maxTokens });
+    const request = new Request(this.#arrivals, { promptTokens, maxTokens, budgetTokens });
     const all = promptTokens + maxTokens;
     const device = this.#counts.held(all, promptTokens, true) + this.#counts.least;
     if (device > deviceBlocks) throw tooSmall('deviceBlocks', deviceBlocks, device, `a prompt of ${promptTokens} tokens`);
@@ -115,6 +116,15 @@ export class Scheduler {
     const request = this.#expectOwn(given);
     expectCount('workingSet', workingSet, 0);
     if (request.length > 0) this.#workingSets.observe(request, workingSet);
+  }
+
+  /**
+   * Takes all memory from a request that is under way: it waits again, its prompt is read and its answer fed once more. What has
+   * all its tokens, or nothing in memory, stays as it is.
+   */
+  preempt(given: ScheduledRequest): void {
+    const request = this.#expectOwn(given);
+    if (request.state === 'reading' || request.state === 'answering') this.#restart(request);
   }
 
   /** Takes a request out, whatever its state, and gives back its memory. */
@@ -160,7 +170,8 @@ export class Scheduler {
 
   /** Lines 9 to 12 for an answer. Undefined when it does not fit. */
   #answer(request: Request, room: Room, isReading: boolean): AnswerStep | undefined {
-    const { features, budgetTokens } = this.settings;
+    const { features } = this.settings;
+    const { budgetTokens } = request;
     const read = this.#counts.read(request.length + 1, budgetTokens);
     // Without control the cache is everybody's: what does not fit is loaded again.
     const needed = features.workingSetControl ? this.#workingSets.estimate(request) : 0;
@@ -182,17 +193,18 @@ export class Scheduler {
   /** Lines 9 to 12 for a prompt, which holds the same from its first part to its last. Undefined when it does not fit. */
   #prompt(request: Request, room: Room): PromptPart | undefined {
     const { layers } = this.settings.model;
-    const part = nextPart(request, this.settings, Math.min(room.inject, room.tokens * layers));
+    const most = Math.min(room.inject, room.tokens * layers);
     if (request.state === 'waiting') {
-      if (part === undefined) room.begins = false;
+      if (nextPart(request, this.settings, most) === undefined) room.begins = false;
       if (!room.begins || !this.#begin(request, room)) return undefined;
     }
+    const part = nextPart(request, this.settings, most);
     if (part === undefined) return undefined;
     const computed = tokenLayers(part);
     room.inject -= computed;
     room.tokens -= Math.ceil(computed / layers);
     const isRowsEnd = part.endToken === request.promptTokens;
-    request.nextToken = isRowsEnd ? 0 : part.endToken;
+    request.nextToken = isRowsEnd ? request.reusedTokens : part.endToken;
     request.nextLayer = isRowsEnd && !part.isLast ? part.endLayer : part.firstLayer;
     if (part.isLast) {
       request.finishPrompt();
@@ -222,7 +234,7 @@ export class Scheduler {
       return false;
     }
     this.#queues.begin(request);
-    request.state = 'reading';
+    request.begin(this.settings.reuse(request));
     this.#hold(request);
     room.blocks -= held;
     return true;
@@ -269,6 +281,13 @@ export class Scheduler {
     request.restart();
     this.#queues.restart(request);
     this.#restarted.add(request);
+  }
+
+  #expectBudget(budgetTokens: number): void {
+    const { features, budgetTokens: most } = this.settings;
+    expectCount('budgetTokens', budgetTokens, 1);
+    if (features.sparse) expectLeast('budgetTokens', budgetTokens, leastBudget(this.settings), 'sinks, window, the newest block and one to choose');
+    expectThat('submit', 'budgetTokens', budgetTokens, budgetTokens <= most, `at most the scheduler's, ${most}`);
   }
 
   #expectOwn(given: ScheduledRequest): Request {

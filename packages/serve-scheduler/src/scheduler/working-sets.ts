@@ -7,6 +7,8 @@ const share = 0.1;
 export interface Reader {
   /** Tokens in its cache. */
   readonly length: number;
+  /** Tokens that a kv head reads. */
+  readonly budgetTokens: number;
   /** Blocks of one layer that its last steps read beside pinned ones, each counted once. Undefined before its first. */
   workingSet: number | undefined;
 }
@@ -14,13 +16,11 @@ export interface Reader {
 /** Estimates how many blocks of one layer a request's next step finds useful (section 3.3 of the paper). */
 export class WorkingSets {
   readonly #counts: BlockCounts;
-  readonly #budgetTokens: number;
   /** Blocks of a working set to those that one step reads, the mean over requests. */
   #ratio = 1;
 
-  constructor(counts: BlockCounts, budgetTokens: number) {
+  constructor(counts: BlockCounts) {
     this.#counts = counts;
-    this.#budgetTokens = budgetTokens;
   }
 
   observe(reader: Reader, workingSet: number): void {
@@ -36,7 +36,7 @@ export class WorkingSets {
     return Math.min(Math.max(workingSet, read), this.#counts.read(reader.length + 1));
   }
 
-  #read({ length }: Reader): number {
-    return this.#counts.read(length + 1, this.#budgetTokens);
+  #read({ length, budgetTokens }: Reader): number {
+    return this.#counts.read(length + 1, budgetTokens);
   }
 }

@@ -25,7 +25,7 @@ export class BatchChecker {
 
   check(batch: Batch): void {
     const { settings } = this.#scheduler;
-    const { model, maxRequests, maxBatchTokens, maxInjectTokens, deviceBlocks, hostBlocks, budgetTokens } = settings;
+    const { model, maxRequests, maxBatchTokens, maxInjectTokens, deviceBlocks, hostBlocks } = settings;
     this.steps += 1;
     this.restarts += batch.restarted.length;
     for (const request of batch.restarted) this.#progress.delete(request);
@@ -33,7 +33,7 @@ export class BatchChecker {
     for (const { request, firstToken, endToken, firstLayer, endLayer, isLast } of batch.prompts) {
       const { layers } = this.#of(request);
       for (let layer = firstLayer; layer < endLayer; layer++) {
-        expectSame('tokens that passed the layer', layers[layer] ?? 0, firstToken);
+        expectSame('tokens that passed the layer', layers[layer] ?? request.reusedTokens, firstToken);
         if (layer > 0) expectMost('tokens of the layer before', endToken, layers[layer - 1] ?? 0);
         layers[layer] = endToken;
       }
@@ -45,7 +45,8 @@ export class BatchChecker {
       expectSame('a whole prompt', progress.layers.length, model.layers);
       expectSame('fed', fed, progress.fed);
       progress.fed += 1;
-      if (budget < budgetTokens) this.lowered += 1;
+      expectMost('a budget', budget, request.budgetTokens);
+      if (budget < request.budgetTokens) this.lowered += 1;
     }
     const served = new Set([...batch.prompts, ...batch.answers].map(({ request }) => request));
     expectSame('requests that appear once', served.size, batch.prompts.length + batch.answers.length);
@@ -86,8 +87,8 @@ export function serveAll(
 
 /** A working set somewhere between what a step reads and twelve times that. */
 export function observeSome(scheduler: Scheduler, request: ScheduledRequest, random: Random): void {
-  const { model, blockTokens, budgetTokens } = scheduler.settings;
-  const read = Math.min(request.length, budgetTokens) / blockTokens;
+  const { model, blockTokens } = scheduler.settings;
+  const read = Math.min(request.length, request.budgetTokens) / blockTokens;
   scheduler.observe(request, Math.ceil(read * model.kvHeads * (1 + 11 * random.next() ** 3)));
 }
 

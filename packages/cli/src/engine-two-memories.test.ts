@@ -1,0 +1,151 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+import { CapabilityError, createDevice, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
+import type { KvSelector } from '@kv/sparse-core';
+import { liveBytes, Random } from '@kv/sparse-core/testing';
+import { hierarchicalDeviceBytes, hierarchicalStore } from '@kv/hierarchical-kv';
+import { hieraSparsePrefill } from '@kv/hierasparse';
+import { Model } from '@kv/model';
+import type { GeneratedId } from '@kv/model';
+import { createEngine } from '@kv/serve-scheduler';
+import type { EngineOptions, EngineRequestOptions } from '@kv/serve-scheduler';
+import { afterAll, expect, it } from 'vitest';
+
+import { needleModel } from './testing/run-kv.js';
+
+const mostRequests = Number(process.env.KV_ENGINE_PREEMPTED ?? 24);
+const device = createDevice({ threads: 2 });
+const model = await Model.open(needleModel, { device });
+const live = device.memory().live;
+afterAll(() => {
+  model.dispose();
+});
+const golden = JSON.parse(readFileSync(join(needleModel, 'golden.json'), 'utf8')) as { prompts: { ids: number[] }[] };
+const text = golden.prompts.flatMap(({ ids }) => ids);
+const blocks = { budgetTokens: 192, sinkTokens: 32, localWindow: 32, dtype: 'f32' } as const;
+const [sequences, contextTokens] = [6, 512];
+
+/** A policy whose device holds what steps of so many answers read. */
+function policyFor(answers: number, keptPrompts = 0) {
+  const layers = Array.from({ length: model.config.layers }, (_, index) => ({ ...model.config, index }));
+  const slots = sequences + keptPrompts;
+  const capacity = { device, slots, tokensPerSlot: contextTokens, tokens: slots * contextTokens };
+  return kvPolicy({ store: hierarchicalStore({ ...blocks, deviceBytes: hierarchicalDeviceBytes(blocks, layers, capacity, answers) }) });
+}
+
+const settings: EngineOptions = { activations: 'f32', sequences, contextTokens, maxBatchRows: 128 };
+const promptOf = (index: number): number[] => text.slice((60 * index) % 3000, ((60 * index) % 3000) + 200 + ((index * 53) % 200));
+const optionsOf = (index: number): EngineRequestOptions => ({
+  maxTokens: 10 + (index % 8),
+  endIds: [],
+  budgetTokens: index % 3 === 0 ? 160 : undefined,
+  sampling: index % 4 === 0 ? { temperature: 0.8, seed: index } : { temperature: 0 },
+});
+
+/** The answers of all requests; `disturb` is called after each token. */
+async function serve(options: EngineOptions, disturb?: (engine: ReturnType<typeof createEngine>, open: AsyncIterableIterator<GeneratedId>[]) => void) {
+  const engine = createEngine(model, { ...settings, ...options });
+  const open = new Set<AsyncIterableIterator<GeneratedId>>();
+  const answer = async (index: number): Promise<number[]> => {
+    const ids: number[] = [];
+    const tokens = engine.generateTokens(promptOf(index), optionsOf(index));
+    open.add(tokens);
+    for await (const { id } of tokens) {
+      ids.push(id);
+      disturb?.(engine, [...open]);
+    }
+    open.delete(tokens);
+    return ids;
+  };
+  const answers = await Promise.all(Array.from({ length: mostRequests }, (_, index) => answer(index)));
+  const { stats } = engine;
+  await engine.close();
+  expect(await liveBytes(device, live)).toBe(live);
+  return { answers, stats };
+}
+
+const undisturbed = await serve({ policy: policyFor(sequences) });
+
+it('admits answers by what they read, and none is ever refused by the store', async () => {
+  expect(undisturbed.stats).toMatchObject({ split: 0 });
+  // The device has what two answers read.
+  const few = await serve({ policy: policyFor(2) });
+  expect(few.answers).toEqual(undisturbed.answers);
+  expect(few.stats.split).toBe(0);
+  expect(few.stats.steps).toBeGreaterThan(1.2 * undisturbed.stats.steps);
+});
+
+it.each([['device'], ['all']] as const)('requests that lose their memory (%s) give the tokens that they give undisturbed', async (memory) => {
+  const random = new Random(2);
+  let [tokens, preempted] = [0, 0];
+  const { answers } = await serve({ policy: policyFor(3), layerSegments: memory === 'all', maxBatchRows: 512 }, (engine, open) => {
+    tokens += 1;
+    if (tokens % 5 > 0) return;
+    engine.preempt(random.pick(open.slice(0, sequences)), memory);
+    preempted += 1;
+  });
+  console.log(`${answers.filter((ids, index) => ids.join() === undisturbed.answers[index]?.join()).length} of ${mostRequests} the same, ${preempted} times preempted`);
+  expect(preempted).toBeGreaterThan(mostRequests);
+  expect(answers).toEqual(undisturbed.answers);
+});
+
+it('reads the least computed request again when host memory is full, and feeds its answer again', async () => {
+  const { answers, stats } = await serve({ policy: policyFor(sequences), cacheTokens: 1000, reservedAnswerTokens: 0 });
+  expect(answers).toEqual(undisturbed.answers);
+  expect(stats.restarts).toBeGreaterThan(0);
+});
+
+it('keeps prompts in host memory for others that begin with the same tokens', async () => {
+  const { answers, stats } = await serve({ policy: policyFor(3, 2), keptPrompts: 2 });
+  expect(answers).toEqual(undisturbed.answers);
+  const engine = createEngine(model, { ...settings, policy: policyFor(3, 2), keptPrompts: 2 });
+  const ask = async (question: number[]) => {
+    const ids: number[] = [];
+    for await (const { id } of engine.generateTokens([...text.slice(0, 320), ...question], { maxTokens: 8, endIds: [] })) ids.push(id);
+    return ids;
+  };
+  const first = await ask([1, 2, 3]);
+  await ask([4, 5]);
+  expect(await ask([1, 2, 3])).toEqual(first);
+  expect(engine.stats.reusedTokens).toBe(640);
+  expect(stats.reusedTokens).toBe(0);
+  await engine.close();
+});
+
+it('refuses what cannot be served, by name, before anything is made', () => {
+  const policy = policyFor(1);
+  const select: KvSelector = { name: 'the last ones', observationWindow: 0, select: () => Promise.reject(new Error('never asked')) };
+  expect(() => createEngine(model, { ...settings, policy: kvPolicy({ ...policy, select }) })).toThrow(/'the last ones' keeps some tokens/);
+  const tight = kvPolicy({ store: hierarchicalStore({ ...blocks, deviceBytes: 10_000 }) });
+  expect(() => createEngine(model, { ...settings, policy: tight })).toThrow(OutOfMemoryError);
+  expect(device.memory().live).toBe(live);
+});
+
+it('refuses requests that could never be served, and goes on', async () => {
+  const engine = createEngine(model, { ...settings, policy: policyFor(1), cacheTokens: 300 });
+  const wrong: [new (message: string) => Error, readonly number[], EngineRequestOptions][] = [
+    [InvalidValueError, [1], { budgetTokens: 95 }],
+    [InvalidValueError, [1], { budgetTokens: 193 }],
+    [InvalidValueError, [1], { budgetTokens: NaN }],
+    [CapabilityError, [1], { select: { name: 'any', observationWindow: 0, select: () => Promise.reject(new Error('never asked')) } }],
+    // 16 blocks of a head, and six that sequences may leave partly filled.
+    [OutOfMemoryError, text.slice(0, 500), { maxTokens: 13 }],
+  ];
+  for (const [kind, prompt, options] of wrong) expect(() => engine.generateTokens(prompt, options), JSON.stringify(options)).toThrow(kind);
+  expect(engine.load).toEqual({ underWay: 0, waiting: 0 });
+  const dense = createEngine(model, settings);
+  expect(() => dense.generateTokens([1], { budgetTokens: 160 })).toThrow(CapabilityError);
+  await Promise.all([engine.close(), dense.close()]);
+});
+
+it('ends requests of a policy whose prompts the store cannot hold, by name', async () => {
+  const engine = createEngine(model, { ...settings, policy: kvPolicy({ ...policyFor(2), prefill: hieraSparsePrefill() }) });
+  for (const index of [1, 2]) {
+    const answer = engine.generateTokens(promptOf(index), optionsOf(index));
+    await expect(answer.next()).rejects.toThrow(/needs the capability 'hierasparse: .*which 'hierarchical 192' lacks/);
+  }
+  expect(engine.load).toEqual({ underWay: 0, waiting: 0 });
+  await engine.close();
+  expect(await liveBytes(device, live)).toBe(live);
+});
