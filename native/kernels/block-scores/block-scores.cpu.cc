@@ -3,15 +3,30 @@
 #include "runtime/workers.h"
 #include "shared/attention/attention-rows.cpu.h"
 #include "shared/cpu/simd.cpu.h"
+#include "shared/cpu/transpose.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
 namespace {
 
 constexpr int kTaskBlocks = 64;  // of one kv head of one batch entry
-constexpr int kRound = kScoreChunk * kScoreLanes;
 
-// The query of one head, expanded. `to` is padded with zeros to whole rounds.
+// Of a worker, in f32. Products are padded with zeros to whole chunks.
+struct Scratch {
+  int64_t padded;
+  float* queries;   // [row, product]: the query heads of a kv head, expanded
+  float* products;  // [product, lane]: the metadata of kLanes blocks
+
+  Scratch(const BlockScoresArguments& a, int64_t group, Workers& workers, int worker)
+      : padded(divide_up(a.products(), kScoreChunk) * kScoreChunk) {
+    const size_t bytes = static_cast<size_t>((group + kLanes) * padded) * sizeof(float);
+    queries = static_cast<float*>(workers.scratch(worker, bytes));
+    products = queries + group * padded;
+    if (padded != a.products()) std::memset(queries, 0, bytes);
+  }
+};
+
+// The query of one head, expanded.
 template <class T>
 void expand_query(const BlockScoresArguments& a, int64_t token, int64_t head, float* to) {
   const T* query = static_cast<const T*>(a.query) + token * a.query_token_stride + head * a.query_head_stride;
@@ -22,27 +37,39 @@ void expand_query(const BlockScoresArguments& a, int64_t token, int64_t head, fl
   }
 }
 
-float bound(const float* query, const float* metadata, int64_t padded) {
-  float lanes[kScoreLanes] = {};
-  float products[kRound];
-  for (int64_t first = 0; first < padded; first += kRound) {
-    for (int i = 0; i < kRound; ++i) products[i] = query[first + i] * metadata[first + i];
-    for (int i = 0; i < kScoreChunk; ++i) {
-      for (int lane = 0; lane < kScoreLanes; ++lane) lanes[lane] += products[lane * kScoreChunk + i];
-    }
+// Puts the metadata of up to kLanes blocks side by side. Lanes of others have that of the first one.
+template <class T>
+void load_blocks(const BlockScoresArguments& a, const int32_t* table, int32_t count, float* to) {
+  const T* blocks[kLanes];
+  for (int32_t lane = 0; lane < kLanes; ++lane) {
+    blocks[lane] = static_cast<const T*>(a.metadata) + int64_t{table[lane < count ? lane : 0]} * a.products();
+  }
+  int32_t first = 0;
+  for (; first + kLanes <= a.products(); first += kLanes) {
+    Vec rows[kLanes];
+#pragma GCC unroll 16
+    for (int lane = 0; lane < kLanes; ++lane) rows[lane] = load(blocks[lane] + first);
+    transpose(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) store(to + (first + i) * kLanes, rows[i]);
+  }
+  for (; first < a.products(); ++first) {
+    for (int lane = 0; lane < kLanes; ++lane) to[first * kLanes + lane] = to_float(blocks[lane][first]);
+  }
+}
+
+// Bounds of a query with kLanes blocks.
+Vec bounds(const float* query, const float* products, int64_t padded) {
+  Vec lanes[kScoreLanes] = {};
+  for (int64_t chunk = 0; chunk * kScoreChunk < padded; ++chunk) {
+    Vec sum = lanes[chunk % kScoreLanes];
+    for (int64_t i = chunk * kScoreChunk; i < (chunk + 1) * kScoreChunk; ++i) sum += query[i] * load(products + i * kLanes);
+    lanes[chunk % kScoreLanes] = sum;
   }
   for (int distance = kScoreLanes / 2; distance > 0; distance /= 2) {
     for (int lane = 0; lane < distance; ++lane) lanes[lane] += lanes[lane + distance];
   }
   return lanes[0];
-}
-
-template <class T>
-void load_metadata(const BlockScoresArguments& a, int32_t number, float* to) {
-  const T* from = static_cast<const T*>(a.metadata) + int64_t{number} * a.products();
-  int32_t i = 0;
-  for (; i + kLanes <= a.products(); i += kLanes) store(to + i, load(from + i));
-  for (; i < a.products(); ++i) to[i] = to_float(from[i]);
 }
 
 void score_task(const BlockScoresArguments& a, int entry, int head, int task, Workers& workers, int worker) {
@@ -53,24 +80,19 @@ void score_task(const BlockScoresArguments& a, int entry, int head, int task, Wo
   const int32_t end = first + kTaskBlocks < blocks ? first + kTaskBlocks : blocks;
   if (first >= end) return;
   const int64_t group = a.query_heads / a.kv_heads;
-  const int64_t padded = divide_up(a.products(), kRound) * kRound;
-  const size_t bytes = static_cast<size_t>((group + 1) * padded) * sizeof(float);
-  auto* queries = static_cast<float*>(workers.scratch(worker, bytes));
-  std::memset(queries, 0, bytes);
-  float* metadata = queries + group * padded;
+  const Scratch scratch(a, group, workers, worker);
   for (int64_t token = a.query_start[entry]; token < a.query_start[entry + 1]; ++token) {
     with_float_type(a.query_dtype, [&](auto element) {
-      for (int64_t row = 0; row < group; ++row) expand_query<decltype(element)>(a, token, head * group + row, queries + row * padded);
+      for (int64_t row = 0; row < group; ++row) expand_query<decltype(element)>(a, token, head * group + row, scratch.queries + row * scratch.padded);
     });
     float* scores = a.scores + token * a.score_token_stride + head * a.score_head_stride;
-    for (int32_t block = first; block < end; ++block) {
-      with_float_type(a.cache_dtype, [&](auto element) { load_metadata<decltype(element)>(a, table[block], metadata); });
-      float best = -__builtin_inff();
-      for (int64_t row = 0; row < group; ++row) {
-        const float score = bound(queries + row * padded, metadata, padded);
-        best = score > best ? score : best;
-      }
-      scores[block] = best + 0.0f;
+    for (int32_t block = first; block < end; block += kLanes) {
+      const int32_t count = end - block < kLanes ? end - block : kLanes;
+      with_float_type(a.cache_dtype, [&](auto element) { load_blocks<decltype(element)>(a, table + block, count, scratch.products); });
+      Vec best = splat(-__builtin_inff());
+      for (int64_t row = 0; row < group; ++row) best = maximum(best, bounds(scratch.queries + row * scratch.padded, scratch.products, scratch.padded));
+      best += splat(0.0f);
+      for (int32_t lane = 0; lane < count; ++lane) scores[block + lane] = best[lane];
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include "shared/attention/attention-rows.cpu.h"
 #include "shared/attention/prefill/key-tile.cpu.h"
+#include "shared/cpu/transpose.cpu.h"
 #include "shared/scores/small-scores.h"
 
 namespace kv {
@@ -81,28 +82,6 @@ struct Scratch {
     totals = maxima + rows * kLanes;
   }
 };
-
-// Transposes rows and lanes.
-template <int half = kLanes / 2>
-inline void transpose(Vec (&rows)[kLanes]) {
-  if constexpr (half > 0) {
-    VecInt low = {};
-    VecInt high = {};
-    for (int lane = 0; lane < kLanes; ++lane) {
-      low[lane] = (lane & half) != 0 ? kLanes + lane - half : lane;
-      high[lane] = (lane & half) != 0 ? kLanes + lane : lane + half;
-    }
-#pragma GCC unroll 16
-    for (int row = 0; row < kLanes; ++row) {
-      if ((row & half) != 0) continue;
-      const Vec upper = rows[row];
-      const Vec lower = rows[row + half];
-      rows[row] = permute(upper, lower, low);
-      rows[row + half] = permute(upper, lower, high);
-    }
-    transpose<half / 2>(rows);
-  }
-}
 
 // Converts up to kPanelKeys keys to f32, [dim, key]. Keys from `count` on are zeros.
 template <class T>

@@ -23,12 +23,13 @@ Status validate_capacity(const PagedBatch& b, int32_t entry, int32_t head, int64
 // Checks the table of one kv head of batch entry `entry`, for the keys first .. end - 1.
 Status validate_head(const PagedBatch& b, int32_t entry, int32_t head, int64_t first, int64_t end) {
   const Status status = validate_capacity(b, entry, head, end);
-  if (!status.ok()) return status;
+  if (!status.ok() || first >= end) return status;
   const int64_t cache_head = int64_t{b.slots[entry]} * b.kv_heads + head;
-  for (int64_t key = first; key < end; key += b.block_tokens - key % b.block_tokens) {
-    const int32_t block = b.block_table[cache_head * b.table_width + key / b.block_tokens];
-    if (block < 0 || block >= b.block_count) {
-      return invalid(place_of(b, entry, head) + " has block " + text(block) + " for key " + text(key) +
+  const int32_t* table = b.block_table + cache_head * b.table_width;
+  for (int64_t i = first / b.block_tokens; i * b.block_tokens < end; ++i) {
+    if (table[i] < 0 || table[i] >= b.block_count) {
+      const int64_t key = i * b.block_tokens < first ? first : i * b.block_tokens;
+      return invalid(place_of(b, entry, head) + " has block " + text(table[i]) + " for key " + text(key) +
                      ", but blocks are 0 to " + text(b.block_count - 1) + ": give the slot a block first");
     }
   }
