@@ -76,21 +76,23 @@ uint32_t age_key(const PlanBlocksArguments& a, int32_t place) {
   return static_cast<uint32_t>(a.used_at[place]);
 }
 
-// The places of `wanted` misses, in ascending order.
-void find_victims(const PlanBlocksArguments& a, int32_t wanted, int32_t* victims) {
-  uint32_t order = 0;  // the largest key that leaves
-  for (int bit = 31; bit >= 0; --bit) {
-    const uint32_t tried = order | ((uint32_t{1} << bit) - 1);
-    int32_t count = 0;
-    for (int32_t place = 0; place < a.cached; ++place) count += age_key(a, place) <= tried ? 1 : 0;
-    if (count < wanted) order |= uint32_t{1} << bit;
-  }
+// The places of `wanted` misses, in ascending order. `ages` has room for all places.
+void find_victims(const PlanBlocksArguments& a, int32_t wanted, uint32_t* ages, int32_t* victims) {
+  for (int32_t place = 0; place < a.cached; ++place) ages[place] = age_key(a, place);
+  uint32_t order = 0;  // the largest age that leaves, found digit by digit
   int32_t below = 0;
-  for (int32_t place = 0; place < a.cached; ++place) below += age_key(a, place) < order ? 1 : 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    int32_t bins[256] = {};
+    for (int32_t place = 0; place < a.cached; ++place) {
+      if (shift == 24 || (ages[place] ^ order) >> (shift + 8) == 0) ++bins[ages[place] >> shift & 255];
+    }
+    uint32_t bin = 0;
+    while (below + bins[bin] < wanted) below += bins[bin++];
+    order |= bin << shift;
+  }
   int32_t equal = wanted - below, found = 0;
   for (int32_t place = 0; place < a.cached; ++place) {
-    const uint32_t key = age_key(a, place);
-    if (key < order || (key == order && equal-- > 0)) victims[found++] = place;
+    if (ages[place] < order || (ages[place] == order && equal-- > 0)) victims[found++] = place;
   }
 }
 
@@ -119,7 +121,7 @@ void plan_blocks(const PlanBlocksArguments& a, Workers& workers) {
     }
   });
   int32_t* places = a.loads + a.most_loads;
-  if (loads > 0) find_victims(a, loads, places);
+  if (loads > 0) find_victims(a, loads, static_cast<uint32_t*>(workers.shared_scratch(static_cast<size_t>(a.cached) * sizeof(uint32_t))), places);
   for (int32_t i = 0; i < loads; ++i) {
     const int32_t place = places[i];
     const int32_t former = a.holds[place];
