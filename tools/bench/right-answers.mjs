@@ -22,6 +22,9 @@ const codes = {
   ...{ 'hcattn-1/4': {}, 'hcattn-1/8': {}, 'hcattn-rescored-1/8': {}, 'hcattn-rescored-1/16': {} },
 };
 
+/** Caches over two memories: where the blocks are changes no answer. */
+const blocks = ['offload-1/4', 'sparse-2048'];
+
 /** The text of the file; `files` are those of docs/benchmarks. */
 export function rightAnswers(files) {
   const resultOf = (name, measure) => {
@@ -52,6 +55,10 @@ export function rightAnswers(files) {
     });
   const ofPrompts = ofPolicies(prompts, 'skeleton-quality', 'right answers, prompts ');
   const ofCodes = ofPolicies(codes, 'hcattn-quality', 'right answers, ');
-  const shares = [...ofStores, ...ofSelections, ...ofPrompts, ...ofCodes];
+  const ofBlocks = blocks.map((policy) => {
+    const { median, samples } = resultOf('serving-quality', 'right answers, 2048 tokens of each kv head by cuboidMean');
+    return { policy, right: median, examples: samples };
+  });
+  const shares = [...ofStores, ...ofSelections, ...ofPrompts, ...ofCodes, ...ofBlocks];
   return `${JSON.stringify({ tokens: Object.values(lengths), shares }, null, 2)}\n`;
 }

@@ -30,7 +30,7 @@ describe('readHeldOut', () => {
       best.set(method, best.get(method) ?? right);
       expect({ name, right: right <= (best.get(method) ?? 0) }).toEqual({ name, right: true });
     }
-    expect([...best.keys()]).toEqual(['dense', 'hbw', 'halo', 'hierasparse', 'int', 'halo+int', 'hcattn', 'skeleton', 'clustered']);
+    expect([...best.keys()]).toEqual(['dense', 'hbw', 'halo', 'hierasparse', 'int', 'halo+int', 'hcattn', 'skeleton', 'clustered', 'offload']);
   });
 
   it('knows nothing of a model that was not measured', async () => {
