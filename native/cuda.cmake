@@ -33,21 +33,23 @@ if(KV_FAST_COMPILE)
   # alone.
   set(optimisation -Ofc=max --compress-mode=none)
   # Code for Ampere and for Hopper differs in native/ptx and shared/block-scores alone, as tools/check-headers.mjs sees
-  # to. Hopper's own kernels use what differs in native/ptx, except for two headers. So folders that use those two, or
-  # shared/block-scores, are compiled for both; all others only for Ampere.
+  # to. Hopper's own kernels use what differs in native/ptx, except for two headers. So sources that use those two, or
+  # shared/block-scores, and those beside a header that does, are compiled for both; all others only for Ampere.
   file(GLOB common_files kernels/*/*.h kernels/*/*.cu shared/*/*.h shared/*/*.cu)
-  set(folders_of_both "")
+  set(places_of_both "")
   foreach(file IN LISTS common_files)
     file(STRINGS ${file} differs REGEX "^#include \"(shared/block-scores/.*\\.cuda|ptx/(cluster|mma-f64)\\.cuda)\\.h\"")
-    if(differs)
+    if(differs AND file MATCHES "\\.h$")
       get_filename_component(folder ${file} DIRECTORY)
-      list(APPEND folders_of_both ${folder})
+      list(APPEND places_of_both ${folder})
+    elseif(differs)
+      list(APPEND places_of_both ${file})
     endif()
   endforeach()
   set(cuda_on_both "")
   foreach(source IN LISTS cuda_every)
     get_filename_component(folder ${source} DIRECTORY)
-    if(folder IN_LIST folders_of_both)
+    if(source IN_LIST places_of_both OR folder IN_LIST places_of_both)
       list(APPEND cuda_on_both ${source})
     endif()
   endforeach()
