@@ -17,6 +17,10 @@ class PlainRange : public HostRange {
 
 }  // namespace
 
+void* ExecutionContext::workspace(size_t bytes) const { return queue->workspace(bytes); }
+
+void* ExecutionContext::zeroed_workspace(size_t bytes) const { return queue->zeroed_workspace(bytes); }
+
 Device::Device(int threads, Isa isa, size_t memory_limit) : workers_(threads), isa_(isa), limit_(memory_limit) {}
 
 void* Device::allocate(size_t bytes) {

@@ -1,6 +1,7 @@
 // What an operation is given when it is launched.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "runtime/isa.h"
@@ -36,6 +37,9 @@ struct ExecutionContext {
   const char* operation = nullptr;  // name of the operation that is being launched
 
   FaultSink faults(FaultText text) const { return {fault, operation, text}; }
+  // The queue's. They are here so that kernels need not include all that a device is.
+  void* workspace(size_t bytes) const;
+  void* zeroed_workspace(size_t bytes) const;
 };
 
 }  // namespace kv

@@ -4,7 +4,6 @@
 
 #include "kernels/append-kv/append-kv-tables.cuda.h"
 #include "kernels/rope/rope-pair.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {

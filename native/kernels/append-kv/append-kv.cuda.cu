@@ -1,6 +1,5 @@
 #include "kernels/append-kv/append-kv-rope.cuda.h"
 #include "kernels/append-kv/append-kv-tables.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
@@ -85,7 +84,7 @@ Status append_kv_cuda(const AppendKvArguments& a, ExecutionContext& context) {
   const Status turned = a.turns ? turn_rows(a, context) : Status::success();
   if (!turned.ok()) return turned;
   const size_t entries = static_cast<size_t>(a.batch) * static_cast<size_t>(a.kv_heads);
-  auto* arrivals = static_cast<unsigned*>(context.queue->zeroed_workspace(entries * sizeof(unsigned)));
+  auto* arrivals = static_cast<unsigned*>(context.zeroed_workspace(entries * sizeof(unsigned)));
   if (arrivals == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for its counters");
   // Only the device knows how many rows each entry has, so every entry gets as many thread blocks as all rows need.
   // With no more rows than entries, entries of many rows are rare, and one thread block appends all of them.

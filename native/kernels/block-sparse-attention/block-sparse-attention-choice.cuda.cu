@@ -1,6 +1,5 @@
 // Which kernel a CUDA device computes block-sparse attention with.
 #include "kernels/block-sparse-attention/block-sparse-attention.cuda.h"
-#include "runtime/device.h"
 #include "shared/attention/any-shape/attention.cuda.h"
 #include "shared/attention/key-block-lists.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
@@ -18,7 +17,7 @@ Status block_sparse_attention_cuda(const BlockSparseAttentionArguments& given, E
   const size_t lists_bytes = checked_lists_bytes(given, given.lists);
   const size_t plan_bytes = listed_plan_bytes(given);
   auto* memory = static_cast<char*>(
-      context.queue->workspace(tables_bytes + lists_bytes + plan_bytes + kBlockSparseAttentionWorkspaceBytes));
+      context.workspace(tables_bytes + lists_bytes + plan_bytes + kBlockSparseAttentionWorkspaceBytes));
   if (memory == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for block-sparse attention's workspace");
   }

@@ -5,7 +5,6 @@
 
 #include "kernels/compress-24/compress-24-group.cuda.h"
 #include "kernels/compress-24/compress-24.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
@@ -171,8 +170,8 @@ Status compress_24_cuda(const Compress24Arguments& arguments, ExecutionContext& 
                                                        " blocks were given; CUDA takes " + std::to_string(kMostBlocks) +
                                                        " blocks at once: share the prunings among several calls");
   }
-  void* counters = context.queue->zeroed_workspace(pruning_counter_bytes(arguments));
-  void* workspace = context.queue->workspace(pruning_plan_bytes(arguments));
+  void* counters = context.zeroed_workspace(pruning_counter_bytes(arguments));
+  void* workspace = context.workspace(pruning_plan_bytes(arguments));
   if (counters == nullptr || workspace == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for a plan of the prunings");
   }

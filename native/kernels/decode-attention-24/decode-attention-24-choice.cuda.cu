@@ -1,7 +1,6 @@
 // Which kernel a CUDA device computes decode attention over 2:4 blocks with.
 #include "kernels/decode-attention-24/decode-attention-24.cuda.h"
 #include "kernels/decode-attention/decode-attention.cuda.h"
-#include "runtime/device.h"
 #include "shared/blocks-24/blocks-24.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/paged/paged-faults.h"
@@ -15,8 +14,8 @@ struct Memory {
 };
 
 Status take_memory(ExecutionContext& context, size_t counter_bytes, size_t workspace_bytes, Memory* memory) {
-  memory->counters = context.queue->zeroed_workspace(counter_bytes);
-  memory->workspace = static_cast<char*>(context.queue->workspace(workspace_bytes));
+  memory->counters = context.zeroed_workspace(counter_bytes);
+  memory->workspace = static_cast<char*>(context.workspace(workspace_bytes));
   if (memory->counters != nullptr && memory->workspace != nullptr) return Status::success();
   return Status::failure(StatusCode::out_of_memory, "no room for decode attention over 2:4 blocks's workspace");
 }

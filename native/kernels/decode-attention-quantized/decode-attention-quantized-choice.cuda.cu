@@ -1,6 +1,5 @@
 // Which kernel a CUDA device computes decode attention over quantized blocks with.
 #include "kernels/decode-attention-quantized/decode-attention-quantized.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
 #include "shared/paged/paged-faults.h"
@@ -13,7 +12,7 @@ Status no_room() {
 }
 
 Status decode_any(const QuantizedAttentionArguments& given, ExecutionContext& context) {
-  void* workspace = context.queue->workspace(checked_tables_bytes(given));
+  void* workspace = context.workspace(checked_tables_bytes(given));
   if (workspace == nullptr) return no_room();
   const CheckedTables tables(given, workspace);
   const Status status = check_tables_cuda(given, tables, context, false, true);
@@ -28,8 +27,8 @@ Status decode_attention_quantized_cuda(const QuantizedAttentionArguments& given,
   DecodeAttentionMemory memory{};
   const Status status = cuda::decode_attention_quantized_memory(given, &memory);
   if (!status.ok()) return status;
-  void* counters = context.queue->zeroed_workspace(memory.counter_bytes);
-  void* workspace = context.queue->workspace(memory.workspace_bytes);
+  void* counters = context.zeroed_workspace(memory.counter_bytes);
+  void* workspace = context.workspace(memory.workspace_bytes);
   if (counters == nullptr || workspace == nullptr) return no_room();
   return cuda::decode_attention_quantized(given, counters, workspace, context.faults(describe_paged_fault),
                                           stream_of(context));

@@ -1,6 +1,5 @@
 // Which kernel a CUDA device computes decode attention with.
 #include "kernels/decode-attention/decode-attention.cuda.h"
-#include "runtime/device.h"
 #include "shared/attention/any-shape/attention.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
 #include "shared/cuda/elements.cuda.h"
@@ -15,7 +14,7 @@ Status no_room() {
 }
 
 Status decode_attention_any(const PagedAttentionArguments& given, ExecutionContext& context) {
-  void* workspace = context.queue->workspace(checked_tables_bytes(given));
+  void* workspace = context.workspace(checked_tables_bytes(given));
   if (workspace == nullptr) return no_room();
   const CheckedTables tables(given, workspace);
   const Status status = check_tables_cuda(given, tables, context);
@@ -30,8 +29,8 @@ Status decode_attention_cuda(const PagedAttentionArguments& given, ExecutionCont
   DecodeAttentionMemory memory{};
   const Status status = cuda::decode_attention_memory(given, &memory);
   if (!status.ok()) return status;
-  void* counters = context.queue->zeroed_workspace(memory.counter_bytes);
-  void* workspace = context.queue->workspace(memory.workspace_bytes);
+  void* counters = context.zeroed_workspace(memory.counter_bytes);
+  void* workspace = context.workspace(memory.workspace_bytes);
   if (counters == nullptr || workspace == nullptr) return no_room();
   return cuda::decode_attention(given, given.block_table, counters, workspace, context.faults(describe_paged_fault),
                                 stream_of(context));

@@ -140,7 +140,7 @@ Status decompose_attention_cuda(const DecomposeAttentionArguments& given, Execut
   Carver counting;
   carve(counting, launch);
   const size_t tables_bytes = checked_tables_bytes(given);
-  auto* memory = static_cast<char*>(context.queue->workspace(tables_bytes + counting.bytes()));
+  auto* memory = static_cast<char*>(context.workspace(tables_bytes + counting.bytes()));
   if (memory == nullptr) return Status::failure(StatusCode::out_of_memory, "no room to decompose attention in");
   const CheckedTables tables(given, memory);
   Status status = check_tables_cuda(given, tables, context);

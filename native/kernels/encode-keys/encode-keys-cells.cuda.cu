@@ -10,7 +10,6 @@
 #include <algorithm>
 
 #include "kernels/encode-keys/encode-keys-list.cuda.h"
-#include "runtime/device.h"
 
 namespace kv::cuda {
 namespace cells {
@@ -268,7 +267,7 @@ Status encode_piece(Cells s, ExecutionContext& context) {
   const auto sub_vectors = static_cast<size_t>(a.copies) * kCodedBlockTokens * static_cast<size_t>(a.groups());
   const size_t cleared = leaves * (1 + 2 * kDims) + 1;
   const size_t words = cleared + leaves + 2 * sub_vectors;
-  s.bounds = static_cast<uint32_t*>(context.queue->workspace(words * sizeof(uint32_t) + sub_vectors * sizeof(uint16_t)));
+  s.bounds = static_cast<uint32_t*>(context.workspace(words * sizeof(uint32_t) + sub_vectors * sizeof(uint16_t)));
   if (s.bounds == nullptr) return Status::failure(StatusCode::out_of_memory, "no room to sort keys in");
   s.counts = s.bounds + leaves * 2 * kDims;
   s.ended = s.counts + leaves;

@@ -1,7 +1,6 @@
 // A thread block moves the same slice of bytes of every kept key or value of a head. Many thread blocks can thus
 // share a head, and none depends on the order of another. Tokens move to the front in place, tile by tile.
 #include "kernels/gather-kv/gather-kv.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 
 namespace kv {
@@ -106,7 +105,7 @@ bool has_units_of(const GatherKvArguments& a, size_t unit) {
 Status gather_kv_cuda(const GatherKvArguments& a, ExecutionContext& context) {
   if (a.kv_heads == 0) return Status::success();
   const cudaStream_t stream = stream_of(context);
-  auto* moves = static_cast<int32_t*>(context.queue->workspace(static_cast<size_t>(a.kv_heads) * sizeof(int32_t)));
+  auto* moves = static_cast<int32_t*>(context.workspace(static_cast<size_t>(a.kv_heads) * sizeof(int32_t)));
   if (moves == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the counts of what moves");
   check_selection<<<static_cast<unsigned>(a.kv_heads), kThreads, 0, stream>>>(a, moves,
                                                                              context.faults(describe_gather_kv_fault));

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "runtime/cublas-lt.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 
 namespace kv {
@@ -60,7 +59,7 @@ class Plan {
 
   Status run(CublasLtHandle handle, const LinearArguments& a, ExecutionContext& context) {
     if (!status_.ok()) return status_;
-    void* workspace = context.queue->workspace(kWorkspaceBytes);
+    void* workspace = context.workspace(kWorkspaceBytes);
     if (workspace == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for cuBLASLt's workspace");
     if (a.bias != nullptr) set(kMatmulBias, a.bias);
     const float alpha = 1;

@@ -2,7 +2,6 @@
 #include "kernels/linear/linear-few-rows.cuda.h"
 #include "kernels/linear/linear-output.cuda.h"
 #include "kernels/linear/linear-skinny.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 
 namespace kv {
@@ -83,7 +82,7 @@ Status linear_of_any(const LinearArguments& a, ExecutionContext& context) {
 
 Status linear_skinny(const LinearLayers& layers, ExecutionContext& context) {
   const size_t bytes = sm90a::linear_skinny_workspace(layers);
-  void* workspace = bytes == 0 ? nullptr : context.queue->workspace(bytes);
+  void* workspace = bytes == 0 ? nullptr : context.workspace(bytes);
   if (bytes > 0 && workspace == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for the parts of a linear layer's rows");
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/observation-scores/observation-scores-head.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/paged/paged-attention.cuda.h"
 
@@ -53,7 +52,7 @@ Status observation_scores_cuda(const ObservationScoresArguments& given, Executio
   const size_t tables_bytes = checked_tables_bytes(given);
   const size_t statistics_bytes = rounded_up(static_cast<size_t>(parts) * rows * sizeof(RowStatistics));
   auto* memory =
-      static_cast<char*>(context.queue->workspace(tables_bytes + statistics_bytes + rows * sizeof(float)));
+      static_cast<char*>(context.workspace(tables_bytes + statistics_bytes + rows * sizeof(float)));
   if (memory == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the softmax's statistics");
   const CheckedTables tables(given, memory);
   // The keys of an entry without rows get scores too: zeros.

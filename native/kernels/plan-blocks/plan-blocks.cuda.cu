@@ -3,7 +3,6 @@
 #include <cub/block/block_scan.cuh>
 
 #include "kernels/plan-blocks/plan-blocks.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/paged/entry-blocks.cuda.h"
 
@@ -256,8 +255,8 @@ Status plan_blocks_cuda(const PlanBlocksArguments& a, ExecutionContext& context)
   const size_t held_bytes = a.cached <= kHeld ? static_cast<size_t>(a.cached) * sizeof(uint32_t) : 0;
   const size_t age_bytes = held_bytes == 0 ? static_cast<size_t>(a.cached) * sizeof(uint32_t) : 0;
   const size_t mark_bytes = (static_cast<size_t>(a.table_width) / 32 + 1) * sizeof(uint32_t);
-  auto* memory = static_cast<char*>(context.queue->workspace(entries * sizeof(int32_t) + age_bytes + 1));
-  auto* totals = static_cast<Totals*>(context.queue->zeroed_workspace(sizeof(Totals)));
+  auto* memory = static_cast<char*>(context.workspace(entries * sizeof(int32_t) + age_bytes + 1));
+  auto* totals = static_cast<Totals*>(context.zeroed_workspace(sizeof(Totals)));
   if (memory == nullptr || totals == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for what a plan works in");
   Launch launch;
   launch.a = a;

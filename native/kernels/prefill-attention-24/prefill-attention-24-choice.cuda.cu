@@ -1,7 +1,6 @@
 // Which kernel a CUDA device computes prefill attention over 2:4 blocks with.
 #include "kernels/prefill-attention-24/prefill-attention-24.cuda.h"
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
-#include "runtime/device.h"
 #include "shared/attention/tensor-core-shapes.h"
 #include "shared/blocks-24/blocks-24.cuda.h"
 #include "shared/cuda/elements.cuda.h"
@@ -43,7 +42,7 @@ Status prefill_attention_24_cuda(const Attention24Arguments& given, ExecutionCon
   }
   static_assert(kPrefill24WorkspaceBytes == kPrefillAttentionWorkspaceBytes);
   const size_t tables_bytes = checked_tables_bytes(given);
-  auto* memory = static_cast<char*>(context.queue->workspace(tables_bytes + kPrefill24WorkspaceBytes));
+  auto* memory = static_cast<char*>(context.workspace(tables_bytes + kPrefill24WorkspaceBytes));
   if (memory == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for prefill attention over 2:4 blocks's workspace");
   }

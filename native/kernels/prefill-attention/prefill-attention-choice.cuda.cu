@@ -1,6 +1,5 @@
 // Which kernel a CUDA device computes prefill attention with.
 #include "kernels/prefill-attention/prefill-attention.cuda.h"
-#include "runtime/device.h"
 #include "shared/attention/any-shape/attention.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
 #include "shared/cuda/elements.cuda.h"
@@ -14,7 +13,7 @@ Status prefill_attention_cuda(const PagedAttentionArguments& given, ExecutionCon
   const Status found = find_compute_capability(major);
   if (!found.ok()) return found;
   const size_t tables_bytes = checked_tables_bytes(given);
-  auto* memory = static_cast<char*>(context.queue->workspace(tables_bytes + kPrefillAttentionWorkspaceBytes));
+  auto* memory = static_cast<char*>(context.workspace(tables_bytes + kPrefillAttentionWorkspaceBytes));
   if (memory == nullptr) {
     return Status::failure(StatusCode::out_of_memory, "no room for prefill attention's workspace");
   }

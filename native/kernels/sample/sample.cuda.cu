@@ -5,7 +5,6 @@
 #include <cub/block/block_scan.cuh>
 
 #include "kernels/sample/sample.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 
 #define KV_ISA cuda
@@ -300,7 +299,7 @@ Status sample_cuda(const SampleArguments& a, ExecutionContext& context) {
     launch.scores = nullptr;
     if (penalises) {
       const size_t bytes = static_cast<size_t>(rows * a.vocabulary) * sizeof(float);
-      launch.scores = static_cast<float*>(context.queue->workspace(bytes));
+      launch.scores = static_cast<float*>(context.workspace(bytes));
       if (launch.scores == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for penalised scores");
     }
     sample_rows<<<static_cast<unsigned>(rows), kThreads, 0, stream_of(context)>>>(launch);

@@ -4,7 +4,6 @@
 #define KV_ISA cuda
 #include "kernels/select-by-mass/select-by-mass-chunks.cuda.h"
 #include "kernels/select-by-mass/select-by-mass-team.cuda.h"
-#include "runtime/device.h"
 #include "shared/cuda/arrivals.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 #include "shared/paged/block-entry.h"
@@ -567,7 +566,7 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
                           given.score_tokens > given.most_tokens() ? chunks * kChunk * sizeof(uint32_t) : 0};
   size_t all = 0;
   for (const size_t size : sizes) all += rounded_up(size);
-  auto* bytes = static_cast<char*>(context.queue->workspace(all));
+  auto* bytes = static_cast<char*>(context.workspace(all));
   if (bytes == nullptr) return Status::failure(StatusCode::out_of_memory, "no room to choose tokens in");
   size_t next = 0;
   auto take = [&, at = bytes]() mutable {

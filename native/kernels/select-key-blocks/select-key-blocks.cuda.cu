@@ -3,7 +3,6 @@
 
 #define KV_ISA cuda
 #include "kernels/select-key-blocks/select-key-blocks-score.h"
-#include "runtime/device.h"
 #include "shared/cuda/arrivals.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
@@ -396,7 +395,7 @@ Status select_key_blocks_cuda(const SelectKeyBlocksArguments& a, ExecutionContex
   const size_t maxima_bytes = rounded_up(static_cast<size_t>(a.query_heads * tiles.maxima()) * sizeof(float));
   const size_t bins_bytes = kOrderBins * sizeof(uint32_t);
   const size_t ties_bytes = static_cast<size_t>(a.lists()) * sizeof(int32_t);
-  auto* bytes = static_cast<char*>(context.queue->workspace(maxima_bytes + bins_bytes + sizeof(Found) + ties_bytes));
+  auto* bytes = static_cast<char*>(context.workspace(maxima_bytes + bins_bytes + sizeof(Found) + ties_bytes));
   if (bytes == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the maxima of blocks");
   memory.maxima = reinterpret_cast<float*>(bytes);
   memory.bins = reinterpret_cast<uint32_t*>(bytes + maxima_bytes);

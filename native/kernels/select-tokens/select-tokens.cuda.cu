@@ -7,7 +7,6 @@
 
 #include "kernels/select-tokens/select-tokens-list.cuda.h"
 #include "kernels/select-tokens/select-tokens.h"
-#include "runtime/device.h"
 #include "shared/cuda/elements.cuda.h"
 #include "shared/scores/small-scores.h"
 
@@ -543,7 +542,7 @@ Status select_tokens_cuda(const SelectTokensArguments& a, ExecutionContext& cont
   const size_t bits_bytes = rounded_up(rows * static_cast<size_t>(memory.words) * sizeof(uint32_t));
   const size_t groups = rows * static_cast<size_t>(memory.groups);
   const size_t best_bytes = groups * (sizeof(uint64_t) + 2 * sizeof(uint32_t));
-  auto* bytes = static_cast<char*>(context.queue->workspace(orders_bytes + 4 * bits_bytes + best_bytes));
+  auto* bytes = static_cast<char*>(context.workspace(orders_bytes + 4 * bits_bytes + best_bytes));
   if (bytes == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for the scores of blocks");
   memory.orders = reinterpret_cast<uint32_t*>(bytes);
   memory.kept_blocks = reinterpret_cast<uint32_t*>(bytes + orders_bytes);

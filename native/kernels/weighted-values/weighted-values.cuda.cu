@@ -137,7 +137,7 @@ Status sum_on(cudaStream_t stream, const Launch& launch) {
 Status weighted_values_cuda(const SharedValuesArguments& given, ExecutionContext& context) {
   Launch launch{given.a, device_pieces(given.a.capacity), nullptr, context.faults(describe_weighted_values_fault)};
   const int64_t floats = given.a.lists() * launch.most_pieces * given.a.group * given.a.head_dim;
-  launch.sums = static_cast<float*>(context.queue->workspace(static_cast<size_t>(floats) * sizeof(float)));
+  launch.sums = static_cast<float*>(context.workspace(static_cast<size_t>(floats) * sizeof(float)));
   if (launch.sums == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for sums of values");
   const cudaStream_t stream = stream_of(context);
   auto* const side = static_cast<cudaStream_t>(context.queue->side_stream());

@@ -1,6 +1,5 @@
 #include "shared/block-scores/block-scores.cuda.h"
 
-#include "runtime/device.h"
 #include "shared/paged/paged-attention.cuda.h"
 
 namespace kv {
@@ -30,7 +29,7 @@ __global__ void check_counts(const __grid_constant__ PrefillBlockScoresArguments
 Status prepare_block_scores_cuda(PrefillBlockScoresArguments& a, size_t bytes, ExecutionContext& context,
                                  BlockScoresMemory& memory) {
   const size_t tables_bytes = checked_tables_bytes(a);
-  auto* all = static_cast<char*>(context.queue->workspace(tables_bytes + kFitsBytes + bytes));
+  auto* all = static_cast<char*>(context.workspace(tables_bytes + kFitsBytes + bytes));
   if (all == nullptr) return Status::failure(StatusCode::out_of_memory, "no room to estimate block scores in");
   const CheckedTables tables(a, all);
   const Status status = check_tables_cuda(a, tables, context);
