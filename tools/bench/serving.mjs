@@ -1,34 +1,40 @@
 // Rows of docs/benchmarks/serving-simulated.json: what `kv simulate` says of all of SparseServe beside `base`.
 //
-//   node tools/bench/serving.mjs [--seeds 3]
+//   node tools/bench/serving.mjs [--gpu h200] [--model lwm-7b] [--seeds 1]
 //
 // Needs built packages. Nothing is measured here: the same seeds give the same rows on any machine.
 import { parseArgs } from 'node:util';
-import { Costs, simulatedModels, simulateFigures } from '@kv/serve-scheduler';
+import { Costs, paperCosts, simulatedModels, simulateFigures } from '@kv/serve-scheduler';
 import { keepRows, summarise } from './results.mjs';
 
-const { values } = parseArgs({ options: { seeds: { type: 'string', default: '3' } } });
+const { values } = parseArgs({
+  options: { gpu: { type: 'string', default: 'h200' }, model: { type: 'string', default: 'lwm-7b' }, seeds: { type: 'string', default: '1' } },
+});
+const { gpu, model } = values;
 const seeds = Array.from({ length: Number(values.seeds) }, (_, index) => index + 1);
-const rates = { 'lwm-7b': [1, 2], 'llama3-8b': [2, 4] };
-const requests = 60;
+const machines = {
+  h200: { name: 'H200', costs: new Costs(), rates: { 'lwm-7b': [0.5, 0.7, 1.4], 'llama3-8b': [1.2, 2] } },
+  a100: { name: "the paper's machine", costs: paperCosts(), rates: { 'lwm-7b': [0.125, 0.3], 'llama3-8b': [0.35, 0.6] } },
+};
+const { name: machine, costs, rates } = machines[gpu];
+const requests = 100;
 
 /** What of each figure becomes rows: the columns of ours and of the reference. */
 const plans = [
   { figure: '10', what: 'mean time to the first token', unit: 'ms', better: 'lower', ours: 4, reference: 1, name: 'no feature' },
   { figure: '11', what: 'tokens', unit: 'tokens/s', better: 'higher', ours: 4, reference: 1, name: 'no feature' },
   { figure: '12', what: 'mean time between tokens', unit: 'ms', better: 'lower', ours: 4, reference: 1, name: 'no feature' },
-  { figure: '15', what: 'blocks loaded in a step, prompts in chunks', unit: 'blocks', better: 'lower', ours: 4, reference: 3, name: 'no working-set control' },
+  { figure: '15', what: 'blocks loaded in a step', unit: 'blocks', better: 'lower', ours: 4, reference: 3, name: 'no working-set control' },
   { figure: '16a', what: 'mean time to the first token, prompts in layer segments', unit: 'ms', better: 'lower', ours: 2, reference: 1, name: 'prompts in chunks' },
 ];
 
-const { gpu } = new Costs();
 const date = new Date().toISOString().slice(0, 10);
 
-function row(measure, model, { unit, better, name }, ours, reference) {
+function row(measure, { unit, better, name }, ours, reference) {
   const { layers, kvHeads, headDim, hiddenSize, deviceBytes } = simulatedModels[model];
   return {
     measure,
-    shapes: { layers, kvHeads, headDim, hiddenSize, deviceBytes, requests },
+    shapes: { layers, kvHeads, headDim, hiddenSize, deviceBytes, requests, answerTokens: 512 },
     device: 'cuda',
     kind: 'simulated',
     unit,
@@ -36,26 +42,27 @@ function row(measure, model, { unit, better, name }, ours, reference) {
     result: summarise(ours),
     reference: { name, ...summarise(reference) },
     date,
-    machine: `simulated, by times of ${gpu}`,
+    machine: `simulated, by times of ${costs.gpu}`,
   };
 }
 
-const rows = [];
-for (const model of Object.keys(rates)) {
-  const bySeed = [];
-  for (const seed of seeds) {
-    const tables = await simulateFigures(['10', '11', '12', '13', '15', '16a'], { model, requests, seed, rates: rates[model] });
-    bySeed.push(Object.fromEntries(tables.map(({ figure, rows }) => [figure, rows])));
-    console.log(`${model}, seed ${seed}: done`);
-  }
-  const column = (figure, line, index) => bySeed.map((tables) => tables[figure][line][index]);
-  for (const plan of plans) {
-    rates[model].forEach((rate, line) => {
-      const measure = `${model}, ${rate} requests/s: ${plan.what}`;
-      rows.push(row(measure, model, plan, column(plan.figure, line, plan.ours), column(plan.figure, line, plan.reference)));
-    });
-  }
-  const goodput = { unit: 'requests/s', better: 'higher', name: 'no feature' };
-  rows.push(row(`${model}: requests within the service level`, model, goodput, column('13', 5, 1), column('13', 0, 1)));
+const bySeed = [];
+for (const seed of seeds) {
+  const tables = await simulateFigures(['10', '11', '12', '13', '15', '16a'], { model, requests, seed, costs, rates: rates[model] });
+  bySeed.push(Object.fromEntries(tables.map(({ figure, rows }) => [figure, rows])));
+  console.log(`${machine}, ${model}, seed ${seed}: ${JSON.stringify(bySeed.at(-1))}`);
 }
+const column = (figure, line, index) => bySeed.map((tables) => tables[figure][line][index]);
+const rows = plans.flatMap((plan) =>
+  rates[model].map((rate, line) => {
+    const measure = `${machine}, ${model}, ${rate} requests/s: ${plan.what}`;
+    return row(measure, plan, column(plan.figure, line, plan.ours), column(plan.figure, line, plan.reference));
+  }),
+);
+const served = { unit: 'requests/s', better: 'higher' };
+rows.push(row(`${machine}, ${model}: requests within the service level`, { ...served, name: 'no feature' }, column('13', 5, 1), column('13', 0, 1)));
+bySeed[0]['13'].slice(1).forEach(([system], before) => {
+  const measure = `${machine}, ${model}: requests within the service level, ${system}`;
+  rows.push(row(measure, { ...served, name: 'one feature less' }, column('13', before + 1, 1), column('13', before, 1)));
+});
 keepRows('serving-simulated', 'Serving with all of SparseServe, simulated', rows);

@@ -9,7 +9,7 @@ import { doctor } from './commands/doctor.js';
 import { generateText } from './commands/generate.js';
 import type { GenerateTextOptions } from './commands/generate.js';
 import { inspect } from './commands/inspect.js';
-import { simulateServing } from './commands/simulate.js';
+import { simulatedGpus, simulateServing } from './commands/simulate.js';
 import type { SimulateOptions } from './commands/simulate.js';
 import { deviceOptions, finiteNumber, wholeNumber } from './options.js';
 import { policies } from '@kv/policies';
@@ -103,8 +103,10 @@ function addSimulate(program: Command, context: CommandContext): void {
     .addOption(new Option('--model <name>', 'whose shape it is').choices(Object.keys(simulatedModels)).default('lwm-7b'))
     .addOption(new Option('--figure <names...>', 'figures of the paper (default: all)').choices(figureNames).conflicts('trace'))
     .option('--trace <file>', 'serve the requests of a trace as Mooncake publishes them, under every system')
-    .option('--costs <file>', 'cost tables of a GPU, as JSON (default: those of one H200)')
-    .option('--requests <count>', 'requests of each run', wholeNumber(1), 60)
+    .addOption(new Option('--gpu <name>', 'whose times they are: h200 as measured, or a100 as the paper has it').choices(Object.keys(simulatedGpus)))
+    .option('--costs <file>', 'cost tables as JSON (default: those of one H200)')
+    .option('--requests <count>', 'requests of each run', wholeNumber(1), 100)
+    .option('--answers <tokens>', 'tokens of each answer, or longbench for the limits of its tasks', '512')
     .option('--rates <count...>', 'requests a second (default: some below and above what the system without features serves)')
     .option('--seed <number>', 'the same seed gives the same numbers', wholeNumber(0), 1)
     .option('--json', 'tables as one JSON value', false);

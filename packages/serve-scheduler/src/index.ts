@@ -8,9 +8,10 @@ export type { Features, ModelShape, SchedulerOptions } from './scheduler/schedul
 export { Costs } from './simulator/costs.js';
 export { figureNames, simulateFigures } from './simulator/figures.js';
 export type { FigureName, FigureOptions, FigureTable } from './simulator/figures.js';
+export { paperCosts } from './simulator/paper-costs.js';
 export { simulate } from './simulator/simulate.js';
 export type { SimulationOptions, SimulationResult } from './simulator/simulate.js';
 export { simulatedModels, systems } from './simulator/systems.js';
 export type { SimulatedModel, SimulatedModelName, SystemFeatures, SystemName } from './simulator/systems.js';
 export { readTrace } from './simulator/trace.js';
-export type { TracedRequest } from './simulator/trace.js';
+export type { AnswerTokens, TracedRequest } from './simulator/trace.js';

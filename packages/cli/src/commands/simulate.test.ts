@@ -1,7 +1,10 @@
+import { fileURLToPath } from 'node:url';
+
 import { describe, expect, it } from 'vitest';
 
 import { runKv, temporaryFile } from '../testing/run-kv.js';
 
+const h200 = fileURLToPath(new URL('../../../serve-scheduler/src/simulator/h200-costs.json', import.meta.url));
 const few = ['--requests', '4', '--rates', '0.5', '2'];
 
 describe('kv simulate', () => {
@@ -23,6 +26,14 @@ describe('kv simulate', () => {
     expect((await run('2')).stdout).not.toBe(stdout);
   });
 
+  it('simulates the machine of the paper, and says so', async () => {
+    const { stdout } = await runKv('simulate', '--gpu', 'a100', '--figure', '14b', '--json');
+    const [table] = JSON.parse(stdout) as [{ gpu: string; rows: [tokens: number, copies: number, flash: number][] }];
+    expect(table.gpu).toBe('NVIDIA A100 40 GB, computed');
+    // What a prompt's computing hides, saving does not add.
+    for (const [, copies, flash] of table.rows) expect([copies >= 1, Math.abs(flash - 1) < 1e-9]).toEqual([true, true]);
+  });
+
   it('serves a trace under every system', async () => {
     const line = (timestamp: number) => JSON.stringify({ timestamp, input_length: 3000, output_length: 5, hash_ids: [1] });
     const trace = await temporaryFile('trace.jsonl', `${line(0)}\n${line(10)}\n`);
@@ -36,6 +47,8 @@ describe('kv simulate', () => {
     ['a malformed trace', async () => ['--trace', await temporaryFile('trace.jsonl', '{"timestamp":0}')], /Line 1 of the trace/],
     ['tables that are none', async () => ['--costs', await temporaryFile('costs.json', '[]')], /cost tables are malformed/],
     ['a text in place of tables', async () => ['--costs', await temporaryFile('costs.json', 'gpu: H200')], /costs\.json is no JSON; wanted cost tables/],
+    ['tables of another GPU', () => ['--gpu', 'a100', '--costs', h200], /are of 'NVIDIA H200', and those of 'NVIDIA A100 40 GB, computed' are wanted/],
+    ['answers that are none', () => ['--answers', '1.5'], /--answers: given '1.5'/],
     ['a rate that is none', () => ['--rates', '0'], /--rates: given '0'/],
     ['a model that there is not', () => ['--model', 'gpt-2'], /Allowed choices/],
     ['a figure that there is not', () => ['--figure', '14'], /Allowed choices/],

@@ -1,6 +1,6 @@
 import { InvalidValueError } from '@kv/sparse-core';
-import { Costs, figureNames, readTrace, simulate, simulatedModels, simulateFigures, systems } from '@kv/serve-scheduler';
-import type { FigureName, FigureTable, SimulatedModelName } from '@kv/serve-scheduler';
+import { Costs, figureNames, paperCosts, readTrace, simulate, simulatedModels, simulateFigures, systems } from '@kv/serve-scheduler';
+import type { AnswerTokens, FigureName, FigureTable, SimulatedModelName } from '@kv/serve-scheduler';
 import Table from 'cli-table3';
 
 import type { CommandContext } from '../command-context.js';
@@ -12,34 +12,51 @@ export interface SimulateOptions {
   readonly model: SimulatedModelName;
   readonly figure?: readonly FigureName[] | undefined;
   readonly trace?: string | undefined;
+  readonly gpu?: keyof typeof simulatedGpus | undefined;
   readonly costs?: string | undefined;
+  readonly answers: string;
   readonly requests: number;
   readonly rates?: readonly string[] | undefined;
   readonly seed: number;
   readonly json: boolean;
 }
 
+/** The cost tables that are there without a file. */
+export const simulatedGpus = { h200: () => new Costs(), a100: paperCosts };
+
+const mostAnswerTokens = 16_384;
+
 type SimulatedTable = Omit<FigureTable, 'figure'> & { readonly figure?: FigureName | undefined };
 
 /**
  * `kv simulate`: how systems with more and more of SparseServe serve the same requests.
- * @throws InvalidValueError for a malformed trace, whose line it names, or malformed cost tables; the signal's reason
+ * @throws InvalidValueError for a malformed trace, whose line it names, malformed cost tables, or those of another GPU; the signal's reason
  */
 export async function simulateServing(options: SimulateOptions, { stdout, signal }: CommandContext): Promise<void> {
   const { model, figure = figureNames, requests, seed, json } = options;
-  const costs = options.costs === undefined ? new Costs() : await readCosts(options.costs, signal);
+  const costs = await costsOf(options, signal);
   const tables: readonly SimulatedTable[] =
     options.trace === undefined
-      ? await simulateFigures(figure, { model, requests, seed, rates: ratesOf(options.rates), costs, signal })
+      ? await simulateFigures(figure, { model, requests, answerTokens: answersOf(options.answers), seed, rates: ratesOf(options.rates), costs, signal })
       : [await serveTrace(await readTextFile('trace', options.trace, signal), model, costs, { seed, signal })];
   if (json) stdout.write(`${JSON.stringify(tables, null, 2)}\n`);
   else for (const table of tables) stdout.write(`${format(table, model)}\n`);
 }
 
-async function readCosts(file: string, signal: AbortSignal): Promise<Costs> {
-  const given = parseJson(await readTextFile('cost table', file, signal));
-  if (given !== undefined) return new Costs(given);
-  throw new InvalidValueError(`${file} is no JSON; wanted cost tables of a GPU as JSON.`, { subject: 'costs', given: file });
+async function costsOf({ gpu, costs }: SimulateOptions, signal: AbortSignal): Promise<Costs> {
+  const named = gpu && simulatedGpus[gpu]();
+  if (costs === undefined) return named ?? new Costs();
+  const given = parseJson(await readTextFile('cost table', costs, signal));
+  if (given !== undefined) return new Costs(given, named?.gpu);
+  throw new InvalidValueError(`${costs} is no JSON; wanted cost tables of a GPU as JSON.`, { subject: 'costs', given: costs });
+}
+
+function answersOf(text: string): AnswerTokens {
+  const tokens = Number(text);
+  if (text === 'longbench') return text;
+  if (Number.isInteger(tokens) && tokens > 1 && tokens <= mostAnswerTokens) return tokens;
+  const wanted = `2 to ${mostAnswerTokens} tokens, or longbench`;
+  throw new InvalidValueError(`--answers: given '${text}', wanted ${wanted}.`, { subject: 'answers', given: text, wanted });
 }
 
 function ratesOf(given: readonly string[] | undefined): number[] | undefined {

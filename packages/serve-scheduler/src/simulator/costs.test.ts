@@ -4,7 +4,9 @@ import { InvalidValueError } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { Costs } from './costs.js';
+import type { RateName } from './costs.js';
 import h200 from './h200-costs.json' with { type: 'json' };
+import { paperCosts } from './paper-costs.js';
 
 const benchmarks = new URL('../../../../docs/benchmarks/', import.meta.url);
 
@@ -14,6 +16,24 @@ function measured(file: string, measure: string): number {
   return rows.find((row) => row.measure === measure)?.result.median ?? NaN;
 }
 
+/** Measured rows that no point of the tables was made of. */
+function heldOut(costs: Costs): { name: string; predicted: number; median: number }[] {
+  const step = (rows: number, tokens: number) => costs.milliseconds('rows', rows) + 32 * costs.milliseconds('decodeAttention', 8 * tokens);
+  const prompt = (tokens: number) =>
+    (tokens / 8192) * costs.milliseconds('rows', 8192) + 32 * costs.milliseconds('prefillAttention', (32 * tokens ** 2) / 2 ** 21);
+  const row = (file: string, measure: string, predicted: number) => ({ name: measure, predicted, median: measured(file, measure) });
+  return [
+    row('attention-h200.json', 'decode 1x131072', costs.milliseconds('decodeAttention', 8 * 131_072)),
+    row('attention-h200.json', 'decode 8x4096', costs.milliseconds('decodeAttention', 8 * 8 * 4096)),
+    row('attention-h200.json', 'prefill 8x32768', costs.milliseconds('prefillAttention', 131_072)),
+    row('batched-steps-h200.json', 'decode step of 16 sequences of 4096 tokens', step(16, 16 * 4096)),
+    row('batched-steps-h200.json', 'decode step of 64 sequences of 4096 tokens', step(64, 64 * 4096)),
+    row('batched-steps-h200.json', 'decode step of 63 sequences of 1024 and 1 sequence of 131072 tokens', step(64, 63 * 1024 + 131_072)),
+    row('skeleton-model-h200.json', 'each later token, 131072 tokens of prompt, f16', step(1, 131_072)),
+    row('skeleton-model-h200.json', 'first token, 131072 tokens of prompt, f16', prompt(131_072)),
+  ];
+}
+
 describe('the tables of one H200', () => {
   it('have the numbers of the measured rows that they name', () => {
     const points = Object.values(h200.tables).flatMap((table) => table.points);
@@ -21,35 +41,26 @@ describe('the tables of one H200', () => {
       const [, file, measure] = /^(\S+\.json): ([^;]+)$/.exec(from) ?? [];
       return file && measure ? [{ milliseconds, from, median: measured(file, measure) }] : [];
     });
-    expect(direct.length).toBeGreaterThan(5);
+    expect(direct.length).toBeGreaterThan(4);
     for (const { milliseconds, from, median } of direct) expect({ from, milliseconds }).toEqual({ from, milliseconds: median });
   });
 
   it('predict what they were not made of within 5 %', () => {
-    const costs = new Costs();
-    const step = (rows: number, tokens: number) => costs.milliseconds('rows', rows) + 32 * costs.milliseconds('decodeAttention', 8 * tokens);
-    const prompt = (tokens: number) =>
-      (tokens / 8192) * costs.milliseconds('rows', 8192) + 32 * costs.milliseconds('prefillAttention', (32 * tokens ** 2) / 2 ** 21);
-    const batched = 'decode step of 63 sequences of 1024 and 1 sequence of 131072 tokens';
-    const held: [string, number, number][] = [
-      [batched, step(64, 63 * 1024 + 131_072), measured('batched-steps-h200.json', batched)],
-      ['a token behind 32K', step(1, 32_768), measured('model-h200.json', 'each later token, 32768 tokens of prompt, f16')],
-      ['a token behind 128K', step(1, 131_072), measured('skeleton-model-h200.json', 'each later token, 131072 tokens of prompt, f16')],
-      ['a prompt of 128K', prompt(131_072), measured('skeleton-model-h200.json', 'first token, 131072 tokens of prompt, f16')],
-    ];
-    for (const [name, predicted, median] of held) {
-      console.log(`${name}: ${predicted.toFixed(2)} ms predicted, ${median.toFixed(2)} ms measured`);
+    const held = heldOut(new Costs());
+    for (const { name, predicted, median } of held) {
+      console.log(`${name}: ${predicted.toPrecision(4)} ms predicted, ${median} ms measured (${(100 * (predicted / median - 1)).toFixed(1)} %)`);
       expect(Math.abs(predicted / median - 1), name).toBeLessThan(0.05);
     }
+    expect(held.length).toBeGreaterThan(7);
   });
 
   it('are linear between points, and go on behind the last', () => {
     const costs = new Costs();
-    expect(costs.milliseconds('rows', 1)).toBe(4.116);
-    expect(costs.milliseconds('rows', 0.5)).toBe(4.116);
-    expect(costs.milliseconds('rows', 12)).toBeCloseTo((4.445 + 4.63) / 2, 12);
+    expect(costs.milliseconds('rows', 1)).toBe(3.859);
+    expect(costs.milliseconds('rows', 0.5)).toBe(3.859);
+    expect(costs.milliseconds('rows', 20)).toBeCloseTo((4.072 + 4.753) / 2, 12);
     expect(costs.milliseconds('rows', 8192 + 7168)).toBeCloseTo(211.2 + (211.2 - 25.7), 12);
-    expect(costs.transfer('gather', 51.2e9)).toBeCloseTo(1000, 9);
+    expect(costs.transfer('gather', 44e9)).toBeCloseTo(1000, 9);
   });
 });
 
@@ -63,4 +74,18 @@ it.each([
 ])('refuses tables with %s', (_name, given, said) => {
   expect(() => new Costs(given)).toThrow(InvalidValueError);
   expect(() => new Costs(given)).toThrow(said);
+});
+
+it('refuses tables of another GPU, and takes those of the one that is wanted', () => {
+  expect(() => new Costs(h200, 'NVIDIA A100')).toThrow(InvalidValueError);
+  expect(() => new Costs(h200, 'NVIDIA A100')).toThrow("are of 'NVIDIA H200'");
+  expect(new Costs(h200, 'NVIDIA H200').gpu).toBe('NVIDIA H200');
+});
+
+it('has the machine of the paper three times as slow as an H200, with its link as published', () => {
+  const [ours, paper] = [new Costs(), paperCosts()];
+  expect(paper.milliseconds('decodeAttention', 1e6)).toBeCloseTo(3 * ours.milliseconds('decodeAttention', 1e6), 9);
+  expect(paper.milliseconds('rows', 8192) / ours.milliseconds('rows', 8192)).toBeCloseTo(989 / 312, 9);
+  const published: [RateName, number][] = [['gather', 20], ['copies', 4], ['save', 23], ['saveCopies', 6]];
+  for (const [name, rate] of published) expect(1000 / paper.transfer(name, 1e9), name).toBeCloseTo(rate, 9);
 });

@@ -30,9 +30,10 @@ export class Costs {
 
   /**
    * @param given as `h200-costs.json`; each point says from which measured row it is, or how it was computed
-   * @throws InvalidValueError for what is no such table, or one that falls somewhere
+   * @param gpu the GPU that the tables have to be of
+   * @throws InvalidValueError for what is no such table, one that falls somewhere, or tables of another GPU
    */
-  constructor(given: unknown = h200) {
+  constructor(given: unknown = h200, gpu?: string) {
     const { data, error } = schema.safeParse(given);
     if (error) {
       const [issue] = error.issues;
@@ -40,6 +41,13 @@ export class Costs {
       throw new InvalidValueError(`The cost tables are malformed at '${where}': ${issue?.message ?? ''}.`, { subject: where });
     }
     for (const [name, { points }] of Object.entries(data.tables)) expectMonotone(name, points);
+    if (gpu !== undefined && data.gpu !== gpu) {
+      throw new InvalidValueError(`The cost tables are of '${data.gpu}', and those of '${gpu}' are wanted. Measure that one, or ask for the other.`, {
+        subject: 'gpu',
+        given: data.gpu,
+        wanted: gpu,
+      });
+    }
     this.#parsed = data;
     this.gpu = data.gpu;
     this.measured = data.model;

@@ -1,23 +1,28 @@
 import { InvalidValueError } from '@kv/sparse-core';
 
+import { loadingByBatch, savingByPrompt, throughputByBatch } from './batch-figures.js';
+import type { BatchOptions } from './batch-figures.js';
 import { Costs } from './costs.js';
 import { goodput } from './goodput.js';
 import { simulate } from './simulate.js';
 import type { SimulationResult } from './simulate.js';
 import { simulatedModels, systems } from './systems.js';
-import type { SimulatedModelName, SystemName } from './systems.js';
+import type { SimulatedModelName } from './systems.js';
 import { poissonTrace } from './trace.js';
+import type { AnswerTokens } from './trace.js';
 
-/** The paper's figures that a scheduler alone decides, as it numbers them. */
-export const figureNames = ['10', '11', '12', '13', '15', '16a'] as const;
+/** The paper's figures that can be simulated, as it numbers them. */
+export const figureNames = ['1', '10', '11', '12', '13', '14a', '14b', '15', '16a'] as const;
 export type FigureName = (typeof figureNames)[number];
 
 export interface FigureOptions {
   readonly model: SimulatedModelName;
-  /** Of each trace. Default 60. */
+  /** Of each trace. Default 100. */
   readonly requests?: number | undefined;
+  /** Default 512: the paper does not say, and of its rates only this length makes sense (docs/methods/serve-scheduler.md). */
+  readonly answerTokens?: AnswerTokens | undefined;
   readonly seed?: number | undefined;
-  /** Requests a second. Default: some below and above what `base` serves. */
+  /** Requests a second. Default: some below and above what `base` serves on an H200. */
   readonly rates?: readonly number[] | undefined;
   /** Default: those of one H200. */
   readonly costs?: Costs | undefined;
@@ -35,58 +40,81 @@ export interface FigureTable {
   readonly rows: readonly (readonly (string | number)[])[];
 }
 
-const rates = { 'lwm-7b': [0.5, 1, 1.5, 2, 2.5], 'llama3-8b': [1, 2, 3, 4, 5] };
+type Table = Pick<FigureTable, 'title' | 'columns' | 'rows'>;
+
+interface Settings extends BatchOptions {
+  readonly requests: number;
+  readonly answerTokens: AnswerTokens;
+  readonly rates: readonly number[];
+}
+
+const rates = { 'lwm-7b': [0.3, 0.5, 0.7, 1, 1.4], 'llama3-8b': [0.8, 1.2, 1.6, 2, 2.5] };
 const queueing = 2000;
 /** The P99 between tokens is so many decoding iterations: of 8 answers over 10,000 tokens each, without any feature. */
 const iterations = 25;
 const iteration = { answers: 8, tokens: 10_000 };
 
-type Runs = (rate: number, system: SystemName) => Promise<SimulationResult>;
+const compared = { ...systems, 'all but WC': { ...systems['+LP'], workingSetControl: false } };
+type ComparedName = keyof typeof compared;
+type Runs = (rate: number, system: ComparedName) => Promise<SimulationResult>;
 type Value = (result: SimulationResult) => number;
 
 /**
- * Figures 10 to 13, 15 and 16a of the paper, simulated. Runs that figures share are made once.
+ * Figures 1, 10 to 13, 14a to 16a of the paper, simulated. Runs that figures share are made once.
  * @throws InvalidValueError for a figure or a model that there is not
  */
 export async function simulateFigures(names: readonly FigureName[], options: FigureOptions): Promise<FigureTable[]> {
-  const { model: modelName, requests = 60, seed = 1, costs = new Costs(), signal } = options;
+  const { model: modelName, requests = 100, answerTokens = 512, seed = 1, costs = new Costs(), signal } = options;
   expectOneOf('model', modelName, Object.keys(simulatedModels));
   for (const name of names) expectOneOf('figure', name, figureNames);
   const model = simulatedModels[modelName];
-  const given = options.rates ?? rates[modelName];
+  const settings: Settings = { model, requests, answerTokens, seed, rates: options.rates ?? rates[modelName], costs, signal };
   const done = new Map<string, Promise<SimulationResult>>();
   const run: Runs = (rate, system) => {
     const key = `${rate} ${system}`;
-    const trace = (): ReturnType<typeof poissonTrace> => poissonTrace(requests, rate, model.contextTokens, seed);
-    const result = done.get(key) ?? simulate({ model, features: systems[system], trace: trace(), costs, seed, signal });
+    const trace = (): ReturnType<typeof poissonTrace> => poissonTrace(requests, rate, model.contextTokens, seed, answerTokens);
+    const result = done.get(key) ?? simulate({ model, features: compared[system], trace: trace(), costs, seed, signal });
     done.set(key, result);
     return result;
   };
-  const table = async (name: FigureName): Promise<Omit<FigureTable, 'figure' | 'kind' | 'gpu'>> => {
-    if (name !== '13') return await byRate(name, given, run);
-    const { layers, kvHeads, parameters } = model;
-    const rows = (costs.milliseconds('rows', iteration.answers) * parameters) / costs.measured.parameters;
-    const attention = costs.milliseconds('decodeAttention', iteration.answers * iteration.tokens * kvHeads);
-    const level = { betweenTokens99: iterations * (rows + layers * attention), queueing };
-    const found: (readonly (string | number)[])[] = [];
-    let before = NaN;
-    for (const [system, features] of Object.entries(systems)) {
-      const rate = await goodput({ model, features, costs, seed, requests, level, signal });
-      found.push([system, rate, rate / before]);
-      before = rate;
-    }
-    return { title: 'requests/s within the service level', columns: ['system', 'requests/s', 'times the one before'], rows: found };
-  };
   const tables: FigureTable[] = [];
-  for (const figure of names) tables.push({ figure, kind: 'simulated', gpu: costs.gpu, ...(await table(figure)) });
+  for (const figure of names) tables.push({ figure, kind: 'simulated', gpu: costs.gpu, ...(await tableOf(figure, settings, run)) });
   return tables;
 }
 
-async function byRate(
-  name: Exclude<FigureName, '13'>,
-  given: readonly number[],
-  run: Runs,
-): Promise<Omit<FigureTable, 'figure' | 'kind' | 'gpu'>> {
+async function tableOf(name: FigureName, settings: Settings, run: Runs): Promise<Table> {
+  switch (name) {
+    case '1':
+      return await throughputByBatch(settings);
+    case '13':
+      return await withinLevel(settings);
+    case '14a':
+      return await loadingByBatch(settings);
+    case '14b':
+      return await savingByPrompt(settings);
+    default:
+      return await byRate(name, settings.rates, run);
+  }
+}
+
+async function withinLevel({ model, costs, ...rest }: Settings): Promise<Table> {
+  const { layers, kvHeads, parameters } = model;
+  const rows = (costs.milliseconds('rows', iteration.answers) * parameters) / costs.measured.parameters;
+  const attention = costs.milliseconds('decodeAttention', iteration.answers * iteration.tokens * kvHeads);
+  const level = { betweenTokens99: iterations * (rows + layers * attention), queueing };
+  const found: (readonly (string | number)[])[] = [];
+  let before = NaN;
+  for (const [system, features] of Object.entries(systems)) {
+    const rate = await goodput({ ...rest, model, features, costs, level });
+    found.push([system, rate, rate / before]);
+    before = rate;
+  }
+  return { title: 'requests/s within the service level', columns: ['system', 'requests/s', 'times the one before'], rows: found };
+}
+
+type RateFigure = Exclude<FigureName, '1' | '13' | '14a' | '14b'>;
+
+async function byRate(name: RateFigure, given: readonly number[], run: Runs): Promise<Table> {
   const [title, columns] = plans[name];
   const rows: number[][] = [];
   for (const rate of given) {
@@ -99,27 +127,27 @@ async function byRate(
 
 interface Column {
   readonly header: string;
-  readonly system: SystemName;
+  readonly system: ComparedName;
   readonly value: Value;
 }
 
-const compared: readonly SystemName[] = ['base', '+SA', '+Offload', '+LP'];
-const each = (value: Value): Column[] => compared.map((system) => ({ header: system, system, value }));
+const ofPaper = ['base', '+SA', '+Offload', '+LP'] as const;
+const each = (value: Value): Column[] => ofPaper.map((system) => ({ header: system, system, value }));
 const firstToken: Value = (result) => result.firstToken;
 const perSecond: Value = (result) => result.tokensPerSecond;
 const loads: Value = (result) => result.loadsPerStep;
 
-const plans: Record<Exclude<FigureName, '13'>, readonly [title: string, columns: readonly Column[]]> = {
+const plans: Record<RateFigure, readonly [title: string, columns: readonly Column[]]> = {
   10: ['mean time to the first token, ms', each(firstToken)],
   11: ['tokens/s', each(perSecond)],
   12: ['mean time between tokens, ms', each((result) => result.betweenTokens)],
   15: [
     'working-set control: tokens/s, and blocks loaded in a step',
     [
-      { header: 'tokens/s without', system: '+FT', value: perSecond },
-      { header: 'with', system: '+WC', value: perSecond },
-      { header: 'loads without', system: '+FT', value: loads },
-      { header: 'with ', system: '+WC', value: loads },
+      { header: 'tokens/s without', system: 'all but WC', value: perSecond },
+      { header: 'with', system: '+LP', value: perSecond },
+      { header: 'loads without', system: 'all but WC', value: loads },
+      { header: 'with ', system: '+LP', value: loads },
     ],
   ],
   '16a': [

@@ -1,6 +1,7 @@
 import { simulate } from './simulate.js';
 import type { SimulationOptions, SimulationResult } from './simulate.js';
 import { poissonTrace } from './trace.js';
+import type { AnswerTokens } from './trace.js';
 
 /** What must hold of a load that is served well (section 4.2 of the paper). */
 export interface ServiceLevel {
@@ -12,19 +13,20 @@ export interface ServiceLevel {
 
 export interface GoodputOptions extends Omit<SimulationOptions, 'trace'> {
   readonly requests: number;
+  readonly answerTokens?: AnswerTokens | undefined;
   readonly level: ServiceLevel;
 }
 
 /** The search ends when what is known to be too much is so much more than what is known to be served. */
 const precision = 1.025;
-const firstRate = 0.25;
+const firstRate = 1 / 16;
 const mostRate = 1024;
 
 /** Requests a second, the largest rate at which the level holds: the same requests, at other times. */
-export async function goodput({ requests, level, ...options }: GoodputOptions): Promise<number> {
+export async function goodput({ requests, answerTokens, level, ...options }: GoodputOptions): Promise<number> {
   const { model, seed = 1 } = options;
   const isServed = async (rate: number): Promise<boolean> =>
-    holds(await simulate({ ...options, trace: poissonTrace(requests, rate, model.contextTokens, seed) }), level);
+    holds(await simulate({ ...options, trace: poissonTrace(requests, rate, model.contextTokens, seed, answerTokens) }), level);
   let most = firstRate;
   while (most < mostRate && (await isServed(most))) most *= 2;
   let least = most === firstRate ? 0 : most / 2;

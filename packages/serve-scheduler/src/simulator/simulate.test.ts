@@ -7,7 +7,7 @@ import { goodput } from './goodput.js';
 import { simulate } from './simulate.js';
 import type { SimulationOptions, SimulationResult } from './simulate.js';
 import { simulatedModels, systems } from './systems.js';
-import type { SystemName } from './systems.js';
+import type { SystemFeatures, SystemName } from './systems.js';
 import { poissonTrace } from './trace.js';
 
 const model = simulatedModels['lwm-7b'];
@@ -40,18 +40,27 @@ describe('simulate', () => {
     const names = ['base', '+SA', '+Offload', '+FT', '+WC', '+LP'] as const;
     const all = async (rate: number) => {
       const results: Partial<Record<SystemName, SimulationResult>> = {};
-      for (const name of names) results[name] = await run(name, at(rate));
+      for (const name of names) results[name] = await run(name, poissonTrace(40, rate, model.contextTokens, 1, 512));
       return results as Record<SystemName, SimulationResult>;
     };
     const low = await all(0.1);
     for (const name of names) expect(low[name].tokensPerSecond / low.base.tokensPerSecond).toBeGreaterThan(0.97);
-    const high = await all(2.5);
+    const high = await all(1.4);
     expect(high['+SA'].firstToken).toBeLessThan(high.base.firstToken);
     expect(high['+Offload'].tokensPerSecond).toBeLessThan(high['+SA'].tokensPerSecond);
     expect(high['+FT'].loadsPerStep).toBeGreaterThan(high['+WC'].loadsPerStep);
     expect(high['+LP'].firstToken).toBeLessThan(high['+WC'].firstToken);
     expect(high['+LP'].tokensPerSecond).toBeGreaterThan(1.2 * high.base.tokensPerSecond);
     for (const name of names) expect(high[name].requests).toBe(40);
+  });
+
+  it('loads a twentieth past the knee with working-set control, and answers no slower than at the knee', async () => {
+    const features = { ...systems['+LP'], workingSetControl: false };
+    const serve = (rate: number, on: SystemFeatures) => simulate({ model, features: on, trace: poissonTrace(60, rate, model.contextTokens, 1, 512) });
+    const [knee, past, without] = [await serve(0.7, systems['+LP']), await serve(1.4, systems['+LP']), await serve(1.4, features)];
+    expect(without.loadsPerStep).toBeGreaterThan(20 * past.loadsPerStep);
+    expect(past.tokensPerSecond).toBeGreaterThanOrEqual(knee.tokensPerSecond);
+    expect(without.tokensPerSecond).toBeLessThan(knee.tokensPerSecond);
   });
 
   it('refuses what it cannot simulate', async () => {
@@ -101,6 +110,19 @@ describe('simulateFigures', () => {
     }
     // Two figures of one run.
     expect(tables[0]?.rows.map((row) => row[4])).toEqual(tables[2]?.rows.map((row) => row[2]));
+  });
+
+  it('has a knee by the number of answers, and shows what steps and prompts wait for', async () => {
+    const [byBatch, loading, saving] = await simulateFigures(['1', '14a', '14b'], { model: 'lwm-7b' });
+    const perSecond = byBatch?.rows.map((row) => Number(row[1])) ?? [];
+    const best = perSecond.indexOf(Math.max(...perSecond));
+    expect([best > 0, best < perSecond.length - 1]).toEqual([true, true]);
+    for (const row of loading?.rows ?? []) {
+      const [, step = NaN, copying = NaN, fastStep = NaN, gathering = NaN] = row.map(Number);
+      expect(copying / gathering).toBeCloseTo(44 / 5.25, 6);
+      expect(step).toBeGreaterThan(fastStep);
+    }
+    for (const row of saving?.rows ?? []) expect(Number(row[1])).toBeGreaterThan(Number(row[2]));
   });
 
   it('refuses figures and models that there are not', async () => {

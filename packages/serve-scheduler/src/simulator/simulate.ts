@@ -32,8 +32,9 @@ export interface SimulationResult {
   readonly firstToken: number;
   /** From the arrival to the first part of the prompt that is computed, the mean. */
   readonly queueing: number;
-  /** Between two tokens of an answer: the mean, and what 99 of 100 stay below. */
+  /** Between two tokens of an answer: the mean, the median, and what 99 of 100 stay below. */
   readonly betweenTokens: number;
+  readonly betweenTokens50: number;
   readonly betweenTokens99: number;
   readonly tokensPerSecond: number;
   /** Blocks that a step loads, of all heads and layers, the mean. */
@@ -154,6 +155,7 @@ function summarise(served: readonly (readonly [ScheduledRequest, Times])[], { no
     firstToken: mean(all.map((each) => (each.tokens[0] ?? NaN) - each.arrival)),
     queueing: mean(all.map(({ begun = NaN, arrival }) => begun - arrival)),
     betweenTokens: mean(gaps),
+    betweenTokens50: gaps[Math.floor(0.5 * (gaps.length - 1))] ?? 0,
     betweenTokens99: gaps[Math.floor(0.99 * (gaps.length - 1))] ?? 0,
     tokensPerSecond: (1000 * tokens) / (now - start),
     loadsPerStep: loads / Math.max(1, steps),

@@ -1,0 +1,58 @@
+import type { Costs } from './costs.js';
+import { closedLoop } from './closed-loop.js';
+import type { ClosedLoopResult } from './closed-loop.js';
+import { simulate } from './simulate.js';
+import { systems } from './systems.js';
+import type { SimulatedModel, SystemFeatures } from './systems.js';
+
+export interface BatchOptions {
+  readonly model: SimulatedModel;
+  readonly costs: Costs;
+  readonly seed: number;
+  readonly signal?: AbortSignal | undefined;
+}
+
+interface BatchTable {
+  readonly title: string;
+  readonly columns: readonly string[];
+  readonly rows: readonly (readonly number[])[];
+}
+
+const withoutControl: SystemFeatures = { ...systems['+LP'], workingSetControl: false };
+
+/** Fig. 1: more and more answers in a step, until their blocks no longer fit. */
+export async function throughputByBatch(options: BatchOptions): Promise<BatchTable> {
+  const rows: number[][] = [];
+  for (const answers of [2, 4, 6, 8, 10, 12, 16, 24]) {
+    const { tokensPerSecond, loadsPerStep } = await closedLoop({ ...options, features: withoutControl, answers });
+    rows.push([answers, tokensPerSecond, loadsPerStep]);
+  }
+  return { title: 'answers in a step, without working-set control', columns: ['answers', 'tokens/s', 'blocks loaded a step'], rows };
+}
+
+/** Fig. 14a: what a step waits for its blocks. */
+export async function loadingByBatch(options: BatchOptions): Promise<BatchTable> {
+  const rows: number[][] = [];
+  for (const answers of [2, 4, 6, 8, 10]) {
+    const [copies, gather] = await Promise.all(
+      [false, true].map((fastTransfer): Promise<ClosedLoopResult> => {
+        return closedLoop({ ...options, features: { ...withoutControl, fastTransfer }, answers });
+      }),
+    );
+    if (copies && gather) rows.push([answers, copies.milliseconds, copies.loading, gather.milliseconds, gather.loading]);
+  }
+  const columns = ['answers', 'a copy a block: step, ms', 'of it loading, ms', 'FlashH2D: step, ms', 'of it loading'];
+  return { title: 'time of a step, and what of it loads blocks', columns, rows };
+}
+
+/** Fig. 14b: what saving all layers of a prompt adds to reading it. */
+export async function savingByPrompt({ model, costs, seed, signal }: BatchOptions): Promise<BatchTable> {
+  const rows: number[][] = [];
+  for (const promptTokens of [4096, 8192, 16_384, 32_000]) {
+    const trace = [{ milliseconds: 0, promptTokens, maxTokens: 2 }];
+    const read = async (features: SystemFeatures): Promise<number> => (await simulate({ model, features, trace, costs, seed, signal })).firstToken;
+    const computing = await read(systems['+SA']);
+    rows.push([promptTokens, (await read(systems['+Offload'])) / computing, (await read(systems['+FT'])) / computing]);
+  }
+  return { title: 'time of a prompt that is saved, in that of one that is not', columns: ['tokens', 'a copy a block', 'FlashD2H'], rows };
+}
