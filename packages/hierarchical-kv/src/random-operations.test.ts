@@ -6,7 +6,7 @@ import { hierarchicalDeviceBytes, hierarchicalHostBytes, hierarchicalStore } fro
 const layer: KvLayer = { index: 0, queryHeads: 4, kvHeads: 2, headDim: 64 };
 const [slots, group, tokensPerSlot] = [4, 2, 480];
 const budgets = [128, 160, 192, 256, undefined];
-/** A million take an hour and a half. */
+/** Thirty thousand take a minute. */
 const operations = Number(process.env.KV_STORE_OPERATIONS ?? 300);
 
 describeOnDeviceKinds('random operations on hierarchicalStore', ({ open }: TestDevice) => {

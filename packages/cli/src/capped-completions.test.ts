@@ -1,0 +1,64 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+import { hierarchicalDeviceBytes, hierarchicalStore } from '@kv/hierarchical-kv';
+import { Model, prefill } from '@kv/model';
+import type { Runner } from '@kv/model';
+import { createDevice, kvPolicy } from '@kv/sparse-core';
+import { Random } from '@kv/sparse-core/testing';
+import { afterAll, expect, it } from 'vitest';
+
+import { needleModel } from './testing/run-kv.js';
+
+/** Ten thousand take an hour. */
+const completions = Number(process.env.KV_COMPLETIONS ?? 8);
+const [contextTokens, maxTokens] = [448, 24];
+const blocks = { budgetTokens: 160, sinkTokens: 32, localWindow: 32 };
+
+const model = await Model.open(needleModel, { device: createDevice({ threads: 2 }) });
+afterAll(() => {
+  model.dispose();
+});
+const golden = JSON.parse(readFileSync(join(needleModel, 'golden.json'), 'utf8')) as { prompts: { ids: number[] }[] };
+const text = golden.prompts.flatMap(({ ids }) => ids);
+
+/** The likeliest tokens behind prompts that are answered together. */
+async function complete(runner: Runner, prompts: readonly number[][]): Promise<number[][]> {
+  const answers: number[][] = prompts.map(() => []);
+  const choose = async (logits: Awaited<ReturnType<Runner['step']>>, first: number) => {
+    const scores = await logits.read(runner.stream);
+    const [rows, width] = logits.shape;
+    logits.dispose();
+    for (let row = 0; row < rows; row++) {
+      const own = scores.subarray(row * width, (row + 1) * width);
+      answers[first + row]?.push(own.indexOf(own.reduce((most, score) => Math.max(most, score))));
+    }
+  };
+  const sequences = prompts.map(() => runner.openSequence());
+  for (const [index, sequence] of sequences.entries()) await choose(await prefill(runner, sequence, prompts[index] ?? []), index);
+  for (let token = 1; token < maxTokens; token++) {
+    const entries = sequences.map((sequence, index) => ({ sequence, ids: answers[index]?.slice(-1) ?? [], phase: 'decode' as const }));
+    await choose(await runner.step(entries), 0);
+  }
+  for (const sequence of sequences) sequence.dispose();
+  return answers;
+}
+
+it.each([1, 4])('greedy completions of %i at once are the same with all blocks on the device, and with as few as a step reads', async (sequences) => {
+  const random = new Random(14);
+  const layers = Array.from({ length: model.config.layers }, (_, index) => ({ ...model.config, index }));
+  const capacity = { device: model.device, slots: sequences, tokensPerSlot: contextTokens, tokens: sequences * contextTokens };
+  const [all, few] = [Number.MAX_SAFE_INTEGER, hierarchicalDeviceBytes(blocks, layers, capacity, sequences)].map((deviceBytes) => {
+    const policy = kvPolicy({ store: hierarchicalStore({ ...blocks, deviceBytes }) });
+    return model.createRunner({ policy, contextTokens, sequences });
+  }) as [Runner, Runner];
+  for (let done = 0; done < completions / 2; done += sequences) {
+    const prompts = Array.from({ length: sequences }, () => {
+      const [start, tokens] = [random.integer(0, text.length - contextTokens), random.integer(200, contextTokens - maxTokens)];
+      return text.slice(start, start + tokens);
+    });
+    expect(await complete(few, prompts)).toEqual(await complete(all, prompts));
+  }
+  few.dispose();
+  all.dispose();
+}, 7_200_000);
