@@ -73,6 +73,13 @@ KV_OPERATIONS(DECLARE)
 
 namespace {
 
+// amx(): 'absent', 'refused' or 'ready'
+Napi::Value amx_report(const Napi::CallbackInfo& info) {
+  const AmxState state = amx_state();
+  const char* name = state == AmxState::ready ? "ready" : state == AmxState::refused ? "refused" : "absent";
+  return Napi::String::New(info.Env(), name);
+}
+
 Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   std::shared_ptr<Environment> environment = Environment::create(env);
   environment->tensor_constructor = Napi::Persistent(TensorObject::define(env));
@@ -82,6 +89,7 @@ Napi::Object initialise(Napi::Env env, Napi::Object exports) {
   environment->host_pool_constructor = Napi::Persistent(HostPoolObject::define(env));
   exports.Set("NativeDevice", environment->device_constructor.Value());
   exports.Set("instructionSet", isa_name(best_isa()));
+  exports.Set("amx", Napi::Function::New(env, amx_report, "amx"));
   exports.Set("version", KV_VERSION);
 #define EXPORT(name, function) exports.Set(#name, Napi::Function::New(env, function, #name));
   KV_OPERATIONS(EXPORT)

@@ -19,11 +19,14 @@ Isa isa_argument(const Napi::Value& value) {
   const Isa best = best_isa();
   if (!value.IsString()) return best;
   const std::string name = value.As<Napi::String>();
-  for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
-    if (name == isa_name(isa) && isa <= best) return isa;
+  for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::amx}) {
+    if (name == isa_name(isa) && runs(isa)) return isa;
   }
+  const bool refused = name == isa_name(Isa::amx) && amx_state() == AmxState::refused;
   throw make_error(value.Env(), "KV_CAPABILITY",
-                   "instruction set '" + name + "' was asked for; this processor runs up to '" + isa_name(best) + "'");
+                   "instruction set '" + name + "' was asked for; " +
+                       (refused ? "the system does not let this process use the processor's tile registers"
+                                : std::string("this processor runs up to '") + isa_name(best) + "'"));
 }
 
 // The arguments of `new NativeDevice`.

@@ -3,6 +3,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(KV_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace kv {
 #if defined(__x86_64__)
@@ -32,8 +36,29 @@ Isa best_isa() {
 #endif
 }
 
+#if defined(KV_AMX)
+static AmxState find_amx() {
+  if (best_isa() < Isa::avx512 || !__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) {
+    return AmxState::absent;
+  }
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? AmxState::ready : AmxState::refused;
+}
+#else
+static AmxState find_amx() { return AmxState::absent; }
+#endif
+
+AmxState amx_state() {
+  static const AmxState found = find_amx();
+  return found;
+}
+
+bool runs(Isa isa) { return isa == Isa::amx ? amx_state() == AmxState::ready : isa <= best_isa(); }
+
 const char* isa_name(Isa isa) {
   switch (isa) {
+    case Isa::amx:
+      return "amx";
     case Isa::avx512:
       return "avx512";
     case Isa::avx2:

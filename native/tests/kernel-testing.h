@@ -59,8 +59,8 @@ T pick_from(std::mt19937& random, std::initializer_list<T> options) {
 // Runs a check on every instruction set that this processor has.
 template <class Check>
 void on_every_isa(Check&& body) {
-  for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512}) {
-    if (isa <= best_isa()) body(isa);
+  for (const Isa isa : {Isa::baseline, Isa::avx2, Isa::avx512, Isa::amx}) {
+    if (runs(isa)) body(isa);
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace kv {
 
-KV_CPU_KERNEL(linear, LinearArguments)
+KV_TILED_CPU_KERNEL(linear, LinearArguments)
 KV_CUDA_KERNEL(linear, std::vector<LinearArguments>)
 
 // The layer of the rows that are wanted, which the host knows.

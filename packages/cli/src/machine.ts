@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises';
 import { promisify } from 'node:util';
 
 /** The processor features that decide which build of the kernels runs. */
-const kernelFeatures = ['avx2', 'fma', 'f16c', 'avx512f', 'avx512bw', 'avx512dq', 'avx512vl'];
+const kernelFeatures = ['avx2', 'fma', 'f16c', 'avx512f', 'avx512bw', 'avx512dq', 'avx512vl', 'amx_tile', 'amx_bf16'];
 
 /** Those features that this processor has; none where the system does not list them. */
 export async function cpuFeatures(): Promise<string[]> {

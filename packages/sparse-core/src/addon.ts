@@ -81,8 +81,8 @@ export interface NativeDevice {
   name(): string;
 }
 
-/** The builds of the CPU kernels, narrowest first. */
-export type InstructionSet = 'baseline' | 'avx2' | 'avx512';
+/** The builds of the CPU kernels, narrowest first. `amx` is avx512 with products on tile registers. */
+export type InstructionSet = 'baseline' | 'avx2' | 'avx512' | 'amx';
 
 /** keys, values, blockTable, keyCounts, slots, queryStart: as `native/bindings/paged-batch.h` reads them. */
 export type NativePagedRows = readonly [
@@ -181,6 +181,7 @@ export interface Addon {
     memoryLimit: number,
   ) => NativeDevice;
   readonly instructionSet: InstructionSet;
+  readonly amx: () => 'absent' | 'refused' | 'ready';
   /** That of the package that it was built for. */
   readonly version: string;
   antidiagonalBlockScores(stream: NativeStream, ...rest: readonly [...NativeBlockScoresArguments, stride: number]): void;

@@ -24,7 +24,10 @@ export interface DeviceOptions {
   readonly index?: number | undefined;
   /** Threads that compute, the stream's own included. Default: one for each available core. */
   readonly threads?: number | undefined;
-  /** Which build of the CPU kernels to use. Default: the widest that the processor runs. */
+  /**
+   * Which build of the CPU kernels to use. Default: the widest that the processor runs, except that 'amx' is used only
+   * where it is asked for.
+   */
   readonly instructionSet?: InstructionSet | undefined;
   /** Bytes of tensors past which allocations are refused. Default: all that the device has. */
   readonly memoryLimit?: number | undefined;

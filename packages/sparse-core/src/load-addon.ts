@@ -68,8 +68,13 @@ export interface NativeBinary {
   readonly version: string;
   /** The file that is loaded. */
   readonly path: string;
-  /** The widest build of the CPU kernels that this processor runs. */
+  /** The build of the CPU kernels that a device uses unless it asks for another: the widest that runs, AMX aside. */
   readonly instructionSet: InstructionSet;
+  /**
+   * Whether a device can ask for 'amx'. 'absent': the processor has no tile registers, the system does not save them, or
+   * the binary's compiler knew none. 'refused': the system does not let this process use them.
+   */
+  readonly amx: 'absent' | 'refused' | 'ready';
 }
 
 /**
@@ -79,5 +84,11 @@ export interface NativeBinary {
 export function nativeBinary(): NativeBinary {
   loaded ??= chooseAddon(require);
   const { addon, packageName } = loaded;
-  return { packageName, version: addon.version, path: require.resolve(packageName), instructionSet: addon.instructionSet };
+  return {
+    packageName,
+    version: addon.version,
+    path: require.resolve(packageName),
+    instructionSet: addon.instructionSet,
+    amx: addon.amx(),
+  };
 }

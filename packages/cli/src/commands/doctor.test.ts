@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs';
 
 import { describe, expect, it } from 'vitest';
 
-import { runtime } from './doctor.js';
+import { describeAmx, runtime } from './doctor.js';
 import { runKv } from '../testing/run-kv.js';
 
 describe('kv doctor', () => {
@@ -22,6 +22,12 @@ describe('kv doctor', () => {
     expect(runtime(process.versions)).toEqual(['Node', process.version]);
     expect(runtime({ ...process.versions, bun: '1.3.0' })).toEqual(['Bun', `1.3.0, as Node ${node}`]);
     expect(runtime({ ...process.versions, deno: '2.5.1' })).toEqual(['Deno', `2.5.1, as Node ${node}`]);
+  });
+
+  it('says why the tile registers of a processor are not used', () => {
+    expect(describeAmx('absent')).toEqual([]);
+    expect(describeAmx('refused')).toEqual([['AMX', expect.stringMatching(/^not used: the system /)]]);
+    expect(describeAmx('ready')).toEqual([['AMX', expect.stringMatching(/^not used: only .*'amx'/)]]);
   });
 
   it('says whether CUDA is used, and why not', async () => {

@@ -1,7 +1,7 @@
 import { arch, availableParallelism, cpus, freemem, platform, totalmem } from 'node:os';
 
 import { createDevice, cudaReport, DeviceError, devices, nativeBinary, rmsNorm } from '@kv/sparse-core';
-import type { CudaReport, DeviceKind } from '@kv/sparse-core';
+import type { CudaReport, DeviceKind, NativeBinary } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { describeDevice } from '../describe-device.js';
@@ -37,6 +37,7 @@ export async function doctor({ stdout }: CommandContext): Promise<void> {
     ]),
   );
   for (const kind of devices()) stdout.write(formatFacts([['device', await tryDevice(kind)]]));
+  stdout.write(formatFacts(describeAmx(binary.amx)));
   stdout.write(formatFacts(await describeCuda(cuda)));
   stdout.write('\nThis installation is usable.\n');
 }
@@ -45,6 +46,19 @@ export async function doctor({ stdout }: CommandContext): Promise<void> {
 export function runtime({ bun, deno, node }: NodeJS.ProcessVersions): readonly [name: string, version: string] {
   if (bun !== undefined) return ['Bun', `${bun}, as Node ${node}`];
   return deno === undefined ? ['Node', `v${node}`] : ['Deno', `${deno}, as Node ${node}`];
+}
+
+/** Why the tile registers of a processor that has them are not used. */
+export function describeAmx(amx: NativeBinary['amx']): [string, string][] {
+  if (amx === 'absent') return [];
+  return [
+    [
+      'AMX',
+      amx === 'refused'
+        ? 'not used: the system does not let this process use tile registers'
+        : "not used: only by a device made with instructionSet 'amx', for its kernels were not timed yet",
+    ],
+  ];
 }
 
 /** Normalises (3, 4), whose root mean square is √12.5, on a device and describes it. */

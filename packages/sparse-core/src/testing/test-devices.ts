@@ -11,10 +11,16 @@ export interface TestDevice {
 
 const sets: readonly InstructionSet[] = ['baseline', 'avx2', 'avx512'];
 
+/** Those that this machine runs, narrowest first. */
+function runningSets(): readonly InstructionSet[] {
+  const { instructionSet, amx } = loadAddon();
+  const unasked = sets.slice(0, sets.indexOf(instructionSet) + 1);
+  return amx() === 'ready' ? [...unasked, 'amx'] : unasked;
+}
+
 /** Every device of this machine, the CPU once for each instruction set it runs, opened on demand. */
 function presentDevices(): TestDevice[] {
-  const widest = sets.indexOf(loadAddon().instructionSet);
-  const cpus = sets.slice(0, widest + 1).map((instructionSet) => ({
+  const cpus = runningSets().map((instructionSet) => ({
     name: `cpu ${instructionSet}`,
     open: (threads = 2) => createDevice({ threads, instructionSet }),
   }));
