@@ -1,20 +1,21 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-import { CapabilityError, createDevice, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
-import type { KvSelector } from '@kv/sparse-core';
-import { liveBytes, Random } from '@kv/sparse-core/testing';
+import { CapabilityError, createDevice, densePrefill, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
+import type { KvSelector, PrefillAttention } from '@kv/sparse-core';
+import { enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
 import { hierarchicalDeviceBytes, hierarchicalStore } from '@kv/hierarchical-kv';
 import { hieraSparsePrefill } from '@kv/hierasparse';
 import { Model } from '@kv/model';
 import type { GeneratedId } from '@kv/model';
+import { openPolicy } from '@kv/policies';
 import { createEngine } from '@kv/serve-scheduler';
-import type { EngineOptions, EngineRequestOptions } from '@kv/serve-scheduler';
+import type { Engine, EngineOptions, EngineRequestOptions } from '@kv/serve-scheduler';
 import { afterAll, expect, it } from 'vitest';
 
 import { needleModel } from './testing/run-kv.js';
 
-const mostRequests = Number(process.env.KV_ENGINE_PREEMPTED ?? 24);
+const mostRequests = Number(process.env.KV_ENGINE_PREEMPTED ?? 14);
 const device = createDevice({ threads: 2 });
 const model = await Model.open(needleModel, { device });
 const live = device.memory().live;
@@ -44,7 +45,7 @@ const optionsOf = (index: number): EngineRequestOptions => ({
 });
 
 /** The answers of all requests; `disturb` is called after each token. */
-async function serve(options: EngineOptions, disturb?: (engine: ReturnType<typeof createEngine>, open: AsyncIterableIterator<GeneratedId>[]) => void) {
+async function serve(options: EngineOptions, disturb?: (engine: Engine, open: AsyncIterableIterator<GeneratedId>[]) => void) {
   const engine = createEngine(model, { ...settings, ...options });
   const open = new Set<AsyncIterableIterator<GeneratedId>>();
   const answer = async (index: number): Promise<number[]> => {
@@ -149,3 +150,29 @@ it('ends requests of a policy whose prompts the store cannot hold, by name', asy
   await engine.close();
   expect(await liveBytes(device, live)).toBe(live);
 });
+
+it('goes on with another runner in the same host memory when a stream failed', async () => {
+  const opened = await openPolicy('offload-1/4', model, { sequences: 2, contextTokens });
+  /** A prompt of 33 tokens fails its stream. */
+  const prefill: PrefillAttention = {
+    name: 'sometimes failing',
+    attend(stream, call) {
+      if (call.batch.rows === 33) enqueueFailure(stream);
+      return densePrefill().attend(stream, call);
+    },
+  };
+  const engine = createEngine(model, { policy: kvPolicy({ ...opened.policy, prefill }), sequences: 2, contextTokens });
+  const first = await firstTokens(engine);
+  for (let failures = 0; failures < 3; failures++) {
+    await expect(engine.generateTokens(text.slice(0, 33), { endIds: [] }).next()).rejects.toThrow(enqueuedFailure);
+    expect(await firstTokens(engine)).toEqual(first);
+  }
+  await engine.close();
+  opened[Symbol.dispose]();
+});
+
+async function firstTokens(engine: Engine): Promise<number[]> {
+  const ids: number[] = [];
+  for await (const { id } of engine.generateTokens(promptOf(3), { maxTokens: 4, endIds: [] })) ids.push(id);
+  return ids;
+}

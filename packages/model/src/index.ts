@@ -1,7 +1,9 @@
 export { readModelConfig } from './config/read-model-config.js';
 export type { ModelConfig, ModelFamily, RopeConfig } from './config/model-config.js';
 export { generate } from './generate/generate.js';
-export type { GeneratedToken, GenerateOptions } from './generate/generate.js';
+export type { GenerateOptions } from './generate/generate.js';
+export type { GeneratedToken } from './generate/with-texts.js';
+export { withTexts } from './generate/with-texts.js';
 export { generateTokens } from './generate/generate-tokens.js';
 export type { FinishReason, GeneratedId, GenerateTokensOptions } from './generate/generate-tokens.js';
 export { prefill } from './generate/prefill.js';

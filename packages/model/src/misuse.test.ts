@@ -140,6 +140,7 @@ const untried = {
   'Sequence.assertWhole': 'takes nothing',
   ...Object.fromEntries(['assertTurn', 'enter', 'leave', 'truncate', 'limit', 'fail'].map((name) => [`Sequence.${name}`, drives])),
   'StopMatcher.end': 'takes nothing',
+  withTexts: 'generate() drives it: generate/generate.test.ts',
   Tokenizer: 'Tokenizer.open() makes it',
   'Tokenizer.is': 'says of anything what it is',
   'Tokenizer.dispose': 'takes nothing',

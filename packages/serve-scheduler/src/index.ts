@@ -1,6 +1,6 @@
 export { createEngine } from './engine/engine.js';
 export type { Engine, EngineStats } from './engine/engine.js';
-export type { EngineOptions, EngineRequestOptions } from './engine/engine-options.js';
+export type { EngineOptions, EngineRequestOptions, EngineTextOptions } from './engine/engine-options.js';
 export type { AnswerStep, Batch, PromptPart } from './scheduler/batch.js';
 export type { RequestSize, RequestState, ScheduledRequest } from './scheduler/request.js';
 export { Scheduler } from './scheduler/scheduler.js';

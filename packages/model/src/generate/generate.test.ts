@@ -11,8 +11,9 @@ import { largestDifference } from '../testing/golden.js';
 import { withRunner } from '../testing/run-model.js';
 import { describeOnDevices } from '../testing/test-devices.js';
 import { generate } from './generate.js';
-import type { GeneratedToken, GenerateOptions } from './generate.js';
+import type { GenerateOptions } from './generate.js';
 import { prefill } from './prefill.js';
+import type { GeneratedToken } from './with-texts.js';
 
 interface Prompt {
   readonly name: string;

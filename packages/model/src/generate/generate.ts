@@ -4,26 +4,14 @@ import { expectRunner } from '../expect-runner.js';
 import type { Runner } from '../runner/runner.js';
 import { Tokenizer } from '../tokenizer/tokenizer.js';
 import { generateTokens } from './generate-tokens.js';
-import type { FinishReason, GenerateTokensOptions } from './generate-tokens.js';
+import type { GenerateTokensOptions } from './generate-tokens.js';
 import { expectPrefillOptions } from './prefill.js';
 import { StopMatcher } from './stop-matcher.js';
+import { type GeneratedToken, withTexts } from './with-texts.js';
 
 export interface GenerateOptions extends GenerateTokensOptions {
   /** Texts that end the answer; they are not part of it. */
   readonly stop?: readonly string[] | undefined;
-}
-
-/** One more token of an answer. */
-export interface GeneratedToken {
-  readonly id: number;
-  /**
-   * The text that the token completes: possibly none, where a character or a stop string is not decided yet.
-   */
-  readonly text: string;
-  /** Since the token before, or for the first one since the call. */
-  readonly milliseconds: number;
-  /** Set on the last token. */
-  readonly finishReason: FinishReason | null;
 }
 
 /**
@@ -45,11 +33,5 @@ export async function* generate(
   // A text that is empty would end every answer at once.
   const matcher = new StopMatcher(stop);
   const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : runner.checkTokens(sequence, prompt);
-  const decoder = tokenizer.stream(ids);
-  for await (const { id, milliseconds, finishReason } of generateTokens(runner, ids, options)) {
-    let text = matcher.push(decoder.push(id));
-    if (finishReason !== null) text += matcher.push(decoder.end()) + matcher.end();
-    yield { id, text, milliseconds, finishReason: matcher.stopped ? 'stop' : finishReason };
-    if (matcher.stopped) return;
-  }
+  yield* withTexts(tokenizer, ids, generateTokens(runner, ids, options), matcher);
 }

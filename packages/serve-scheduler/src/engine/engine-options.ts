@@ -58,6 +58,11 @@ const defaultChunk = 512;
 const blockGrid = 32;
 const mostEndIds = 65_536;
 
+export interface EngineTextOptions extends EngineRequestOptions {
+  /** Texts that end the answer; they are not part of it. */
+  readonly stop?: readonly string[] | undefined;
+}
+
 /** A request's options with their defaults, checked. */
 export interface EngineRequest {
   readonly maxTokens: number;

@@ -133,6 +133,21 @@ describeOnDeviceKinds('the engine', ({ open }) => {
       expect(long).toEqual([null, null, null, null, null, null, 'length']);
     }));
 
+  it('answers with texts, up to a stop string', () =>
+    use({}, async (engine) => {
+      const texts = async (stop: string[]) => {
+        const tokens = [];
+        for await (const token of engine.generate(model.tokenizer, promptOf(2), { maxTokens: 24, endIds: [], stop })) tokens.push(token);
+        return { text: tokens.map(({ text: each }) => each).join(''), reason: tokens.at(-1)?.finishReason };
+      };
+      const whole = await texts([]);
+      expect(whole.reason).toBe('length');
+      const stop = whole.text.slice(4, 7);
+      expect(await texts([stop])).toEqual({ text: whole.text.slice(0, whole.text.indexOf(stop)), reason: 'stop' });
+      await idle(engine);
+      await expect(texts([''])).rejects.toThrow(InvalidValueError);
+    }));
+
   it('gives back the memory of requests that are aborted or left at any stage, and others keep their answers', () =>
     use({ sequences: 6, layerSegments: true, maxInjectTokens: 512 }, async (engine) => {
       const random = new Random(3);

@@ -1,6 +1,9 @@
-import { DisposedError } from '@kv/sparse-core';
-import { expectThat } from '@kv/sparse-core/native';
-import type { GeneratedId, Runner, RunnerModel } from '@kv/model';
+import { setTimeout } from 'node:timers/promises';
+
+import { DisposedError, OutOfMemoryError } from '@kv/sparse-core';
+import { expectObject, expectThat } from '@kv/sparse-core/native';
+import { StopMatcher, Tokenizer, withTexts } from '@kv/model';
+import type { GeneratedId, GeneratedToken, Runner, RunnerModel } from '@kv/model';
 
 import type { Batch } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
@@ -8,7 +11,7 @@ import type { Scheduler } from '../scheduler/scheduler.js';
 import { Answer } from './answer.js';
 import { asError } from './as-error.js';
 import { createRunner, keptGrid, readOptions, readRequest, schedulerOf } from './engine-options.js';
-import type { EngineOptions, EngineRequest, EngineRequestOptions, EngineSettings } from './engine-options.js';
+import type { EngineOptions, EngineRequest, EngineRequestOptions, EngineSettings, EngineTextOptions } from './engine-options.js';
 import type { Outcome, Step } from './executor.js';
 import { RunnerExecutor } from './runner-executor.js';
 
@@ -114,6 +117,22 @@ export class Engine {
   }
 
   /**
+   * Answers a prompt with texts, which taken together are the answer. The request comes to the queue when its first token is
+   * asked for.
+   * @param prompt a text, tokenised with the special tokens that the model wants, or token ids
+   * @throws InvalidValueError for an empty stop string; what `generateTokens` throws
+   */
+  async *generate(tokenizer: Tokenizer, prompt: string | ArrayLike<number>, options: EngineTextOptions = {}): AsyncGenerator<GeneratedToken, void> {
+    expectThat('generate', 'tokenizer', tokenizer, Tokenizer.is(tokenizer), 'the tokenizer of a model');
+    expectObject('generate', 'options', options);
+    const { stop = [], signal } = options;
+    const matcher = new StopMatcher(stop);
+    this.#expectOpen();
+    const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : this.#runner.checkTokens('new', prompt);
+    yield* withTexts(tokenizer, ids, this.generateTokens(ids, options), matcher);
+  }
+
+  /**
    * Takes memory from a request that is under way, for others. It goes on, with the same tokens, when there is room again.
    * @param answer what `generateTokens` gave
    * @param memory 'device': what host memory holds too, which comes back when it is read; 'all': the prompt is read again and
@@ -157,7 +176,7 @@ export class Engine {
       } catch (error) {
         step?.[Symbol.dispose]();
         choosing = undefined;
-        this.#recover(asError(error));
+        await this.#recover(asError(error));
       }
       step = undefined;
     }
@@ -213,7 +232,7 @@ export class Engine {
   }
 
   /** The requests under way have lost what was computed of them. Those that wait have lost nothing. */
-  #recover(failure: Error): void {
+  async #recover(failure: Error): Promise<void> {
     for (const [request, { answer }] of this.#served) {
       if (request.state === 'waiting') continue;
       answer.fail(failure);
@@ -223,13 +242,26 @@ export class Engine {
     this.#executor[Symbol.dispose]();
     this.#runner.dispose();
     try {
-      this.#runner = createRunner(this.#model, this.#settings);
+      this.#runner = await this.#createAnother();
       this.#executor = this.#createExecutor();
       for (const [request, served] of this.#served) this.#executor.add(request, served);
     } catch (error) {
       const cause = asError(error);
       this.#closed = new DisposedError(`The engine was ended by an error (${cause.message}).`, { subject: 'engine', cause });
     }
+  }
+
+  /** Host memory of the runner before goes back when the device is done with it, which may be a moment later. */
+  async #createAnother(): Promise<Runner> {
+    for (const milliseconds of [1, 10, 100, 1000]) {
+      try {
+        return createRunner(this.#model, this.#settings);
+      } catch (error) {
+        if (!(error instanceof OutOfMemoryError)) throw error;
+        await setTimeout(milliseconds);
+      }
+    }
+    return createRunner(this.#model, this.#settings);
   }
 
   /** Nobody wants the request: the step that may be on its way is not cut off. */

@@ -9,7 +9,7 @@ import { createEngine } from './engine.js';
 import type { EngineOptions } from './engine-options.js';
 
 /** Requests of each run. */
-const mostRequests = Number(process.env.KV_ENGINE_PREEMPTED ?? 40);
+const mostRequests = Number(process.env.KV_ENGINE_PREEMPTED ?? 16);
 
 const device = createDevice({ threads: 2 });
 const model = await Model.open(needleModel, { device });
