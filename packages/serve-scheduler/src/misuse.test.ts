@@ -59,7 +59,7 @@ const functions: readonly MisusedFunction[] = [
 const elsewhere = 'simulator/simulate.test.ts, costs.test.ts';
 
 it('covers every export', () => {
-  expectAllTried(exported, functions, { 'Scheduler.next': 'takes nothing', createEngine: 'needs a model: engine/engine.test.ts', simulate: elsewhere, simulateFigures: elsewhere, Costs: elsewhere });
+  expectAllTried(exported, functions, { 'Scheduler.next': 'takes nothing', paperCosts: 'takes nothing', createEngine: 'needs a model: engine/engine.test.ts', simulate: elsewhere, simulateFigures: elsewhere, Costs: elsewhere });
 });
 
 it.each(functions)('misuse of $name ends in a typed error, and changes nothing', async (subject) => {
