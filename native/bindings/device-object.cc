@@ -11,6 +11,7 @@
 #include "bindings/tensor-object.h"
 #include "bindings/typed-array.h"
 #include "runtime/cuda-device.h"
+#include "shared/memory-streams/memory-streams.h"
 
 namespace kv {
 namespace {
@@ -29,13 +30,27 @@ Isa isa_argument(const Napi::Value& value) {
                                 : std::string("this processor runs up to '") + isa_name(best) + "'"));
 }
 
+// A device on the CPU whose threads read as many streams of memory as `streams` says, or as is soon found to be fastest.
+std::shared_ptr<Device> open_cpu_device(int threads, Isa isa, size_t limit, const Napi::Value& streams) {
+  std::shared_ptr<Device> device = create_cpu_device(threads, isa, limit);
+  if (streams.IsNumber()) {
+    device->workers().set_memory_streams(streams.As<Napi::Number>().Int32Value());
+  } else {
+    const std::weak_ptr<Device> opened = device;
+    when_memory_streams_known(isa, [opened](int fastest) {
+      if (const std::shared_ptr<Device> here = opened.lock()) here->workers().set_memory_streams(fastest);
+    });
+  }
+  return device;
+}
+
 // The arguments of `new NativeDevice`.
 std::shared_ptr<Device> open_device(const Napi::CallbackInfo& info) {
   const std::string kind = info[0].As<Napi::String>();
   const int threads = info[2].As<Napi::Number>().Int32Value();
   const auto limit = static_cast<size_t>(info[4].As<Napi::Number>().DoubleValue());
   try {
-    if (kind == "cpu") return create_cpu_device(threads, isa_argument(info[3]), limit);
+    if (kind == "cpu") return open_cpu_device(threads, isa_argument(info[3]), limit, info[5]);
     Status status;
     std::shared_ptr<Device> device =
         create_cuda_device(info[1].As<Napi::Number>().Int32Value(), threads, limit, status);
@@ -56,7 +71,8 @@ Napi::Function DeviceObject::define(Napi::Env env) {
       {InstanceMethod<&DeviceObject::allocate>("allocate"), InstanceMethod<&DeviceObject::wrap>("wrap"),
        InstanceMethod<&DeviceObject::host_pool>("hostPool"),
        InstanceMethod<&DeviceObject::create_stream>("createStream"), InstanceMethod<&DeviceObject::memory>("memory"),
-       InstanceMethod<&DeviceObject::instruction_set>("instructionSet"), InstanceMethod<&DeviceObject::name>("name")});
+       InstanceMethod<&DeviceObject::instruction_set>("instructionSet"),
+       InstanceMethod<&DeviceObject::memory_streams>("memoryStreams"), InstanceMethod<&DeviceObject::name>("name")});
 }
 
 DeviceObject::DeviceObject(const Napi::CallbackInfo& info)
@@ -118,6 +134,20 @@ Napi::Value DeviceObject::memory(const Napi::CallbackInfo& info) {
 
 Napi::Value DeviceObject::instruction_set(const Napi::CallbackInfo& info) {
   return Napi::String::New(info.Env(), isa_name(device_->isa()));
+}
+
+// A promise of the number that the device's threads use once the processor's is known.
+Napi::Value DeviceObject::memory_streams(const Napi::CallbackInfo& info) {
+  std::shared_ptr<Environment> environment = Environment::of(info.Env());
+  const Napi::Promise::Deferred deferred = Napi::Promise::Deferred::New(info.Env());
+  environment->begin_pending(info.Env());
+  when_memory_streams_known(device_->isa(), [environment, deferred, device = device_](int) {
+    environment->post([environment, deferred, device](Napi::Env env) {
+      environment->end_pending(env);
+      deferred.Resolve(Napi::Number::New(env, device->workers().memory_streams()));
+    });
+  });
+  return deferred.Promise();
 }
 
 Napi::Value DeviceObject::name(const Napi::CallbackInfo& info) { return Napi::String::New(info.Env(), device_->name()); }

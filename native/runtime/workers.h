@@ -6,6 +6,9 @@
 
 namespace kv {
 
+// The most rows of memory that a kernel reads at once.
+constexpr int kMostMemoryStreams = 4;
+
 class Workers {
  public:
   using Body = void (*)(void* context, size_t index, int worker);
@@ -17,6 +20,11 @@ class Workers {
   Workers& operator=(const Workers&) = delete;
 
   int count() const { return count_; }
+
+  // How many rows of memory a thread reads at once, where a kernel can read them one by one or together: 1, 2 or 4. It
+  // changes speed, never a result, and may be set at any time. shared/memory-streams finds the fastest number.
+  int memory_streams() const;
+  void set_memory_streams(int streams);
 
   // Calls body(index, worker) once for each index in [0, count). A worker that is free takes the next index. Returns
   // when all calls are done. Only one loop may run at a time, and a body must not start another.

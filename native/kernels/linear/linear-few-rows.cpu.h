@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/linear/linear-rows.cpu.h"
+#include "runtime/workers.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -18,12 +19,15 @@ constexpr int kGroupRows = kLanes == 16 ? 8 : 4;
 constexpr int kChains = 2;
 // So many input rows leave registers for the sums of two weight rows.
 constexpr int kPairedRows = kGroupRows / 2;
-// Weights are asked for this far ahead of their use: further than hardware looks.
-constexpr int64_t kPrefetchAhead = 8 << 10;
+static_assert(kMostMemoryStreams == 4, "dot_rows_together has a case for each number of weight rows");
+// Weights are asked for this far ahead of their use: further than hardware looks, and without a place in the second
+// cache, so that the input keeps its place in the first.
+constexpr int64_t kPrefetchAhead = 7 << 10;
+constexpr int kNoReuse = 0;
 constexpr int64_t kMostChunkOuts = 256;
 
 // dots[row][out] = the scalar product of each of a packed group of input rows with each of `outs` weight
-// rows. Two weight rows at once are two streams of memory, and a core fetches those faster than one.
+// rows. Each weight row is a stream of memory. How many a core should fetch at once depends on the processor.
 template <int rows, int outs, class W>
 void dot_rows(const float* group, const W* weight, int64_t weight_stride, int64_t in_features, float* dots,
               int64_t dots_stride) {
@@ -33,7 +37,7 @@ void dot_rows(const float* group, const W* weight, int64_t weight_stride, int64_
     for (int out = 0; out < outs; ++out) {
       const W* row = weight + out * weight_stride + k;
       for (size_t byte = 0; byte < kChains * kLanes * sizeof(W); byte += 64) {
-        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte + kPrefetchAhead);
+        __builtin_prefetch(reinterpret_cast<const char*>(row) + byte + kPrefetchAhead, 0, kNoReuse);
       }
       for (int chain = 0; chain < kChains; ++chain) {
         const Vec w = load(row + chain * kLanes);
@@ -48,7 +52,7 @@ void dot_rows(const float* group, const W* weight, int64_t weight_stride, int64_
       for (int i = 0; i < rows; ++i) total[out][i][0] += load(group + k * rows + i * kLanes) * w;
     }
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int out = 0; out < outs; ++out) {
 #pragma GCC unroll 8
     for (int i = 0; i < rows; ++i) dots[i * dots_stride + out] = horizontal_sum(total[out][i][0] + total[out][i][1]);
@@ -62,6 +66,17 @@ inline auto dot_rows_of(int64_t count) {
   } else {
     return count == rows ? dot_rows<rows, outs, W> : dot_rows_of<rows - 1, outs, W>(count);
   }
+}
+
+// The most weight rows at once for which dot_rows_together has a case.
+int64_t most_together(int64_t rows) { return rows == 1 ? kMostMemoryStreams : rows <= kPairedRows ? 2 : 1; }
+
+// dot_rows for up to kGroupRows input rows and 1, 2 or 4 weight rows, at most most_together(rows).
+template <class W>
+auto dot_rows_together(int64_t rows, int64_t together) {
+  if (together == 4) return dot_rows<1, 4, W>;
+  if (together == 2) return dot_rows_of<kPairedRows, 2, W>(rows);
+  return dot_rows_of<kGroupRows, 1, W>(rows);
 }
 
 bool are_few_rows(const LinearArguments& a) {
@@ -84,16 +99,13 @@ void multiply_few_rows(const LinearArguments& a, Workers& workers) {
       using W = decltype(element);
       const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
       int64_t out = 0;
-      if (a.tokens <= kPairedRows) {
-        const auto dot = dot_rows_of<kPairedRows, 2, W>(a.tokens);
-        for (; out + 2 <= outs; out += 2) {
-          dot(groups, weight + out * a.weight_stride, a.weight_stride, a.in_features, sums + out, chunk);
-        }
-      }
-      for (; out < outs; ++out) {
-        for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
-          const auto dot = dot_rows_of<kGroupRows, 1, W>(smaller(a.tokens - row, kGroupRows));
-          dot(groups + row * padded, weight + out * a.weight_stride, 0, a.in_features, sums + row * chunk + out, chunk);
+      for (int64_t together = smaller(workers.memory_streams(), most_together(a.tokens)); together > 0; together /= 2) {
+        for (; out + together <= outs; out += together) {
+          for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
+            const auto dot = dot_rows_together<W>(smaller(a.tokens - row, kGroupRows), together);
+            dot(groups + row * padded, weight + out * a.weight_stride, a.weight_stride, a.in_features,
+                sums + row * chunk + out, chunk);
+          }
         }
       }
     });

@@ -1,4 +1,5 @@
 import type { ElementArray } from './dtype.js';
+import type { MemoryStreams } from './memory-streams.js';
 
 /** The native half of a tensor handle. A view does not own its memory. */
 export interface NativeTensor {
@@ -67,17 +68,12 @@ export interface NativeDevice {
     bytes: number,
     contents: ElementArray | undefined,
   ): NativeTensor;
-  wrap(
-    dtype: number,
-    shape: readonly number[],
-    strides: readonly number[],
-    byteOffset: 0,
-    memory: ElementArray,
-  ): NativeTensor;
+  wrap(dtype: number, shape: readonly number[], strides: readonly number[], byteOffset: 0, memory: ElementArray): NativeTensor;
   hostPool(bytes: number): NativeHostPool;
   createStream(): NativeStream;
   memory(): MemoryReport;
   instructionSet(): InstructionSet;
+  memoryStreams(): Promise<MemoryStreams>;
   name(): string;
 }
 
@@ -179,6 +175,7 @@ export interface Addon {
     threads: number,
     instructionSet: InstructionSet | undefined,
     memoryLimit: number,
+    memoryStreams: MemoryStreams | undefined,
   ) => NativeDevice;
   readonly instructionSet: InstructionSet;
   readonly amx: () => 'absent' | 'refused' | 'ready';

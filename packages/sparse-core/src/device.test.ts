@@ -8,6 +8,7 @@ describe('a device', () => {
     index: [-1, 0.5, 2 ** 31, 2 ** 53, '0', null, {}],
     memoryLimit: [-1, 0.5, Infinity, '1', [2 ** 53 - 1, 0], null],
     instructionSet: [5, null, {}, 'sse9', ''],
+    memoryStreams: [0, 3, 8, -1, 1.5, NaN, '2', null, {}],
     kind: ['', 7, null, Symbol('cpu'), { toString: () => 'cpu' }],
   };
   for (const [option, values] of Object.entries(options)) {
@@ -18,6 +19,15 @@ describe('a device', () => {
 
   it('refuses options that are none', () => {
     for (const value of [null, 7, 'cuda']) expect(() => createDevice(value as never)).toThrow(InvalidValueError);
+  });
+
+  it('reads as many streams of memory as it is told, or as is measured', async () => {
+    for (const memoryStreams of [1, 2, 4] as const) {
+      expect(await createDevice({ threads: 1, memoryStreams }).memoryStreams()).toBe(memoryStreams);
+    }
+    const [first, second] = await Promise.all([1, 2].map((threads) => createDevice({ threads }).memoryStreams()));
+    expect([1, 2, 4]).toContain(first);
+    expect(second).toBe(first);
   });
 
   it('has a limit as large as a number', () => {

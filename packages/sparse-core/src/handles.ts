@@ -1,6 +1,7 @@
 import type { DeviceKind, InstructionSet, MemoryReport, NativeDevice, NativeStream, NativeTensor } from './addon.js';
 import type { DType, ElementArray } from './dtype.js';
 import type { Axes, Extents } from './layout.js';
+import type { MemoryStreams } from './memory-streams.js';
 
 // What this package hands out. Each of these knows the others, so they stand in one file, apart from the classes.
 
@@ -11,6 +12,11 @@ export interface Device {
   readonly threads: number;
   readonly native: NativeDevice;
   readonly instructionSet: InstructionSet;
+  /**
+   * How many rows of memory a thread of the CPU reads at once, in linear layers of few rows. It changes speed, never a
+   * result. A process measures in the background what is fastest on its processor, unless `createDevice` was told.
+   */
+  memoryStreams(): Promise<MemoryStreams>;
   /** The stream of work that names none. */
   readonly defaultStream: Stream;
   /** @throws OutOfMemoryError when the device has no room for another, or the process no thread; InvalidValueError */

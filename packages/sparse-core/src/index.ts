@@ -46,6 +46,7 @@ export type { Device, MappedFile, Recording, Stream, StreamOptions, Tensor, Tens
 export { HostPool, hostPool, type HostPoolOptions, type HostPoolProgress } from './host-pool.js';
 export { type Axes, type Extents } from './layout.js';
 export { type NativeBinary, nativeBinary } from './load-addon.js';
+export { type MemoryStreams } from './memory-streams.js';
 export { embedding, type EmbeddingArguments } from './operations/embedding.js';
 export { crossEntropy, type CrossEntropyArguments } from './operations/cross-entropy.js';
 export { copyBlocks, type CopyBlocksArguments } from './operations/copy-blocks.js';

@@ -79,7 +79,8 @@ async function tryDevice(kind: DeviceKind): Promise<string> {
       { subject: kind, given: computed, wanted },
     );
   }
-  return `${describeDevice(device)}: works`;
+  const streams = kind === 'cpu' ? `, memory streams: ${await device.memoryStreams()}` : '';
+  return `${describeDevice(device)}${streams}: works`;
 }
 
 async function describeCuda({ devices, reason }: CudaReport): Promise<[string, string][]> {

@@ -235,6 +235,7 @@ export const harmlessExports: Readonly<Record<string, string>> = {
   ...Object.fromEntries(['HostPool', 'Recording', 'Tensor'].map((name) => [`${name}.is`, askedOfAnything])),
   ...Object.fromEntries(['HostPool', 'MappedFile', 'Recording', 'Stream', 'Tensor'].map((name) => [`${name}.dispose`, nothing])),
   'Device.memory': nothing,
+  'Device.memoryStreams': nothing,
   'MappedFile.assertUnchanged': nothing,
   'Stream.assertUsable': nothing,
   'Stream.progress': nothing,
