@@ -1,4 +1,4 @@
-import type { Reader } from './working-sets.js';
+import type { Reader } from './reader.js';
 
 export interface RequestSize {
   readonly promptTokens: number;

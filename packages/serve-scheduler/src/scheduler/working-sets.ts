@@ -1,17 +1,8 @@
 import type { BlockCounts } from './block-counts.js';
+import type { Reader } from './reader.js';
 
 /** How much of the newest ratio the mean takes over. */
 const share = 0.1;
-
-/** What a request is known to have read. */
-export interface Reader {
-  /** Tokens in its cache. */
-  readonly length: number;
-  /** Tokens that a kv head reads. */
-  readonly budgetTokens: number;
-  /** Blocks of one layer that its last steps read beside pinned ones, each counted once. Undefined before its first. */
-  workingSet: number | undefined;
-}
 
 /** Estimates how many blocks of one layer a request's next step finds useful (section 3.3 of the paper). */
 export class WorkingSets {
