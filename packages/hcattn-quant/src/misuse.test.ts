@@ -292,6 +292,7 @@ const stores = misusedStore(
 const untried = {
   Calibration: 'takes nothing',
   'Calibration.train': 'codebooks/calibration.test.ts',
+  'Calibration.expectTrainable': 'refuses what train refuses: codebooks/calibration.test.ts',
   quantizedBlockBytes: 'arithmetic of numbers',
   codedBlockBytes: 'arithmetic of numbers',
   centroidIndexBytes: 'arithmetic of numbers',
