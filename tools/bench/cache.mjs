@@ -2,7 +2,7 @@
 import { existsSync, mkdirSync, renameSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
-import { makeRandomModel } from '../make-random-model.mjs';
+import { BENCHMARK_SIZES, makeRandomModel } from '../make-random-model.mjs';
 import { exportGguf } from './gguf-export.mjs';
 
 /** A folder of the cache, made when missing. */
@@ -21,11 +21,18 @@ function once(path, make) {
   return path;
 }
 
-/** `{ directory, gguf }` of the 12 × 768 benchmark model (see make-random-model.mjs) in `dtype` f16 or bf16. */
-export function benchmarkModel(dtype) {
-  const folder = cacheFolder('models');
-  const directory = once(join(folder, `llama-12x768-${dtype}`), (path) => makeRandomModel(path, { dtype }));
-  return { directory, gguf: ggufOf(directory, `llama-12x768-${dtype}`) };
+/** The timed models by name: what differs from the sizes of make-random-model.mjs. */
+export const MODELS = {
+  '125M': {},
+  '1.1B': { layers: 16, hidden: 2048, queryHeads: 32, kvHeads: 8, intermediate: 8192 },
+};
+
+/** `{ directory, gguf }` of one of MODELS with weights of `dtype` f16 or bf16. */
+export function benchmarkModel(model, dtype) {
+  const sizes = { ...BENCHMARK_SIZES, ...MODELS[model], dtype };
+  const name = `llama-${sizes.layers}x${sizes.hidden}-${dtype}`;
+  const directory = once(join(cacheFolder('models'), name), (path) => makeRandomModel(path, sizes));
+  return { directory, gguf: ggufOf(directory, name) };
 }
 
 /** The GGUF file of a Hugging Face directory, exported once under `name`. */

@@ -1,6 +1,6 @@
 // Our runner against llama.cpp on the same weights: docs/benchmarks/foundation-cpu.json.
 //
-//   node tools/bench/foundation.mjs [--samples 5] [part …]        (agreement f16 bf16 4k 16k)
+//   node tools/bench/foundation.mjs [--samples 5] [part …]        (agreement f16 bf16 1.1B-f16 1.1B-bf16 1.1B-prompt 4k 16k)
 //
 // Samples alternate between the engines, each in a fresh process pinned to as many cores as it has threads,
 // so that a change of the machine's clock or load meets both. The reference runs with its best settings on
@@ -8,10 +8,11 @@
 // no faster).
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
+import { availableParallelism } from 'node:os';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { BENCHMARK_SIZES } from '../make-random-model.mjs';
-import { benchmarkModel, ggufOf } from './cache.mjs';
+import { benchmarkModel, ggufOf, MODELS } from './cache.mjs';
 import { installLlamaCpp } from './peers/llama-cpp.mjs';
 import { keepRows, stamp, summarise } from './results.mjs';
 
@@ -69,14 +70,15 @@ function agreement() {
   }
   for (const dtype of ['f16', 'bf16']) {
     const job = { promptTokens: 512, newTokens: AGREEING_TOKENS };
-    const [ours, theirs] = ENGINES.map((engine) => measureOnce(engine, benchmarkModel(dtype), 2, job).tokens);
+    const [ours, theirs] = ENGINES.map((engine) => measureOnce(engine, benchmarkModel('125M', dtype), 2, job).tokens);
     requireTokens(`12 × 768, ${dtype}`, ENGINES[0], ours, theirs);
     console.log(`12 × 768, ${dtype}: the same ${ours.length} greedy tokens`);
   }
 }
 
-const shapes = ({ dtype, threads, promptTokens }) => {
-  const { layers, hidden, queryHeads, kvHeads, headDim, intermediate, vocabulary } = BENCHMARK_SIZES;
+const shapes = ({ model = '125M', dtype, threads, promptTokens }) => {
+  const sizes = { ...BENCHMARK_SIZES, ...MODELS[model] };
+  const { layers, hidden, queryHeads, kvHeads, headDim, intermediate, vocabulary } = sizes;
   return {
     layers,
     hidden,
@@ -110,16 +112,39 @@ const speed = (ratio) => ({ unit: 'tokens/s', better: 'higher', target: { ratio 
 const name = (what, { dtype, threads, promptTokens }) =>
   `${what}, ${promptTokens} tokens of prompt, ${dtype}, ${threads} thread${threads > 1 ? 's' : ''}`;
 
-/** Prefill and decode at 512 tokens, one and two threads. */
+const THREADS = [...new Set([1, 2, availableParallelism()])].filter((threads) => threads <= availableParallelism());
+
+/** Decode of the larger model: as many tokens as its speed allows. */
+function largerModel(samples, dtype) {
+  for (const threads of THREADS) {
+    const setting = { model: '1.1B', dtype, threads, promptTokens: 64 };
+    const job = { promptTokens: 64, newTokens: 33 };
+    const results = alternate(samples, benchmarkModel('1.1B', dtype), threads, job);
+    keepRows('foundation-cpu', TITLE, [
+      row(name('decode, 1.1B', setting), setting, results, 'decodeTokensPerSecond', speed(1.1)),
+    ]);
+  }
+}
+
+/** Prefill of the larger model with all threads. */
+function largerModelPrompt(samples) {
+  const setting = { model: '1.1B', dtype: 'f16', threads: availableParallelism(), promptTokens: 512 };
+  const results = alternate(samples, benchmarkModel('1.1B', 'f16'), setting.threads, { promptTokens: 512, newTokens: 1 });
+  keepRows('foundation-cpu', TITLE, [
+    row(name('prefill, 1.1B', setting), setting, results, 'prefillTokensPerSecond', speed(1)),
+  ]);
+}
+
+/** Prefill and decode at 512 tokens. */
 function shortPrompts(samples, dtype) {
-  for (const threads of [1, 2]) {
+  for (const threads of THREADS) {
     const setting = { dtype, threads, promptTokens: 512 };
-    const results = alternate(samples, benchmarkModel(dtype), threads, {
+    const results = alternate(samples, benchmarkModel('125M', dtype), threads, {
       promptTokens: 512,
       newTokens: DECODED_TOKENS,
     });
     keepRows('foundation-cpu', TITLE, [
-      row(name('decode', setting), setting, results, 'decodeTokensPerSecond', speed(1)),
+      row(name('decode', setting), setting, results, 'decodeTokensPerSecond', speed(1.1)),
       row(name('prefill', setting), setting, results, 'prefillTokensPerSecond', speed(1)),
     ]);
   }
@@ -128,7 +153,7 @@ function shortPrompts(samples, dtype) {
 /** Prefill of a long prompt, with two threads. */
 function longPrompt(samples, promptTokens, target) {
   const setting = { dtype: 'f16', threads: 2, promptTokens };
-  const results = alternate(samples, benchmarkModel('f16'), 2, { promptTokens, newTokens: 1 });
+  const results = alternate(samples, benchmarkModel('125M', 'f16'), 2, { promptTokens, newTokens: 1 });
   keepRows('foundation-cpu', TITLE, [
     row(name('prefill', setting), setting, results, 'prefillTokensPerSecond', speed(target)),
   ]);
@@ -158,6 +183,9 @@ const PARTS = {
   agreement,
   f16: (samples) => shortPrompts(samples, 'f16'),
   bf16: (samples) => shortPrompts(samples, 'bf16'),
+  '1.1B-f16': (samples) => largerModel(samples, 'f16'),
+  '1.1B-bf16': (samples) => largerModel(samples, 'bf16'),
+  '1.1B-prompt': largerModelPrompt,
   '4k': (samples) => longPrompt(samples, 4096, 1),
   '16k': longestPrompt,
 };

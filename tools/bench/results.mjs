@@ -13,11 +13,21 @@ export function summarise(samples) {
   return { median, low: sorted[0], high: sorted.at(-1), samples: sorted.length };
 }
 
+/** The processor by what tells its generation, such as "AMD EPYC, family 26, model 2, 2.6 GHz". */
+export function processor() {
+  const info = existsSync('/proc/cpuinfo') ? readFileSync('/proc/cpuinfo', 'utf8') : '';
+  const of = (name) => new RegExp(`^${name}\\s*: ([\\d.]+)$`, 'm').exec(info)?.[1];
+  const [family, model, megahertz] = ['cpu family', 'model', 'cpu MHz'].map(of);
+  const generation = model === undefined ? '' : `, family ${family}, model ${model}`;
+  const clock = megahertz === undefined ? '' : `, ${(megahertz / 1000).toFixed(1)} GHz`;
+  return `${cpus()[0].model.trim()}${generation}${clock}`;
+}
+
 /** Where and when a row was measured. */
 export function stamp() {
   return {
     date: new Date().toISOString().slice(0, 10),
-    machine: `${cpus()[0].model.trim()}, ${cpus().length} cores, ${Math.round(totalmem() / 2 ** 30)} GiB, ${arch()}`,
+    machine: `${processor()}, ${cpus().length} cores, ${Math.round(totalmem() / 2 ** 30)} GiB, ${arch()}`,
     node: process.version,
     loadAverage: Number(loadavg()[0].toFixed(2)),
   };
