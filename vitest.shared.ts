@@ -20,8 +20,9 @@ export function packageTests(sources = 'src'): ViteUserConfig {
       isolate: false,
       // Most of a test is its oracle, on one thread.
       maxWorkers: availableParallelism(),
-      testTimeout: 120_000,
-      hookTimeout: 120_000,
+      // Only what hangs takes so long, also on a busy machine.
+      testTimeout: 300_000,
+      hookTimeout: 300_000,
       // All lines of two large arrays that differ throughout would take hours to compare.
       diff: { truncateThreshold: 1000 },
       server: { deps: { inline: [/^@kv\//] } },

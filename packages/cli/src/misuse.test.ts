@@ -61,7 +61,7 @@ describe.each(['generate', 'compare'] as const)('kv %s', (command) => {
     return options;
   };
 
-  it.each(optionsOf[command])('answers every wrong --%s in one line, or takes it', { timeout: 60_000 }, async (option) => {
+  it.each(optionsOf[command])('answers every wrong --%s in one line, or takes it', async (option) => {
     for (const value of wrong) {
       const { exitCode, stdout, stderr } = await runKv(command, needleModel, ...right(option), `--${option}=${value}`);
       if (exitCode === 0) continue;

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 import { createDevice, KvError } from '@kv/sparse-core';
-import { expect, it } from 'vitest';
+import { afterAll, expect, it } from 'vitest';
 
 import { generate } from './generate/generate.js';
 import { generateTokens } from './generate/generate-tokens.js';
@@ -19,8 +19,10 @@ import { tokenizerLimits } from './tokenizer/tokenizer-limits.js';
 const tries = Number(process.env.KV_HOSTILE_FILES ?? 1000);
 const seed = Number(process.env.KV_HOSTILE_SEED ?? 20_261_122);
 const atOnce = 4;
-/** Milliseconds: the limits of a tokenizer's process, thrice, and much for a busy machine. */
-const longest = 30_000;
+const limitsOfProduct = { ...tokenizerLimits };
+const limits = { milliseconds: 500, waitingFactor: 20, heapMegabytes: 128 };
+/** Milliseconds: what three requests to a tokenizer's process may take by the clock, two new processes, and the rest. */
+const longest = 6 * limits.waitingFactor * limits.milliseconds;
 
 const json = {
   ...{ model_type: 'llama', vocab_size: 300, hidden_size: 8, intermediate_size: 8, num_hidden_layers: 2 },
@@ -89,10 +91,15 @@ async function outcomeOf(attempt: number): Promise<string> {
   }
 }
 
+afterAll(() => {
+  // Other files of tests run in this process.
+  Object.assign(tokenizerLimits, limitsOfProduct);
+});
+
 it(
   `${tries} mutated model directories open and work, or fail with a KvError, in bounded time and memory`,
   async () => {
-    Object.assign(tokenizerLimits, { milliseconds: 1500, heapMegabytes: 128 });
+    Object.assign(tokenizerLimits, limits);
     const outcomes: Record<string, number> = {};
     let next = 0;
     const work = async (): Promise<void> => {

@@ -1,6 +1,5 @@
 import { Buffer } from 'node:buffer';
 import { execFile } from 'node:child_process';
-import { setTimeout } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import { createDevice, devices } from './device.js';
@@ -9,6 +8,7 @@ import type { Device } from './handles.js';
 import { HostPool, hostPool, type HostPoolProgress } from './host-pool.js';
 import { nativeBinary } from './load-addon.js';
 import { rmsNorm } from './operations/rms-norm.js';
+import { eventually } from './testing/eventually.js';
 import { Random } from './testing/random.js';
 import { describeOnDeviceKinds } from './testing/test-devices.js';
 
@@ -24,7 +24,7 @@ const bytesOf = (array: Int32Array) => Buffer.from(array.buffer, array.byteOffse
 
 /** Memory goes back by itself, once the device is done with it. */
 async function expectSoon(value: () => number, wanted: number): Promise<void> {
-  for (let waited = 0; waited < 200 && value() !== wanted; waited++) await setTimeout(10);
+  await eventually(() => value() === wanted);
   expect(value()).toBe(wanted);
 }
 

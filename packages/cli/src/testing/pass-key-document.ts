@@ -19,12 +19,12 @@ const filler = [
   '',
 ].join('\n');
 
-/** A document of about 2,000 tokens that holds one fact, in the wording that the model was trained on. */
-export function passKeyDocument(): string {
-  const half = `${filler}\n`.repeat(12);
+/** A document that holds one fact, in the wording that the model was trained on. 12 repeats before and behind it are about 1,700 tokens. */
+export function passKeyDocument(repeats = 12): string {
+  const half = `${filler}\n`.repeat(repeats);
   return `${half}The pass key is ${passKey}. Remember it. ${passKey} is the pass key.\n${half}`;
 }
 
-export function passKeyFile(): Promise<string> {
-  return temporaryFile('document.txt', passKeyDocument());
+export function passKeyFile(repeats?: number): Promise<string> {
+  return temporaryFile('document.txt', passKeyDocument(repeats));
 }

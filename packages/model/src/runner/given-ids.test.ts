@@ -73,7 +73,7 @@ async function consume(answer: AsyncIterable<unknown>): Promise<void> {
 describe('a prompt', () => {
   it.each(prompts)('of %s is refused at once, wherever it is given', async (_name, given) => {
     const prompt = given as number[];
-    const started = performance.now();
+    const before = process.cpuUsage();
     using sequence = runner.openSequence();
     const entries = [{ sequence, ids: prompt, phase: 'prefill-end' as const }];
     await expect(prefill(runner, sequence, prompt)).rejects.toThrow(InvalidValueError);
@@ -85,7 +85,8 @@ describe('a prompt', () => {
     sequence.dispose();
     await expect(consume(generateTokens(runner, prompt))).rejects.toThrow(InvalidValueError);
     await expect(consume(generate(runner, model.tokenizer, prompt))).rejects.toThrow(InvalidValueError);
-    expect(performance.now() - started).toBeLessThan(1000);
+    const { user, system } = process.cpuUsage(before);
+    expect((user + system) / 1000).toBeLessThan(1000);
   });
 
   it('is read once: what changes afterwards, or answers otherwise the second time, does not count', async () => {

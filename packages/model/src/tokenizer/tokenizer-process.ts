@@ -4,6 +4,7 @@ import { createRequire } from 'node:module';
 
 import { CapabilityError, DisposedError, ModelFormatError } from '@kv/sparse-core';
 
+import { computingTime } from './computing-time.js';
 import { tokenizerLimits } from './tokenizer-limits.js';
 import { tokenizerProgram } from './tokenizer-program.js';
 import type { SpelledVocabulary } from './vocabulary.js';
@@ -171,10 +172,10 @@ export class TokenizerProcess implements Disposable {
     const child = this.#child;
     if (child === undefined) throw this.#failure('an end of its process', 'an answer');
     const most = tokenizerLimits.milliseconds + milliseconds;
-    const tooLong = setTimeout(() => {
-      const seconds = Math.ceil(most / 1000);
-      this.#end(child, this.#failure(`more than ${seconds} s`, `at most ${seconds} s`));
-    }, most);
+    const mostWaiting = tokenizerLimits.waitingFactor * most;
+    const stopWatching = watch(child, most, mostWaiting, (spent) => {
+      this.#end(child, this.#failure(`more than ${spent}`, `at most ${spent}`));
+    });
     const abort = (): void => {
       this.#end(child, signal?.reason);
     };
@@ -183,7 +184,7 @@ export class TokenizerProcess implements Disposable {
     try {
       const { value, error } = await new Promise<Answer>((resolve, reject) => {
         this.#pending = { doing, resolve, reject };
-        child.send({ operation, argument, milliseconds: Math.ceil(most + orphanMilliseconds) }, (cause) => {
+        child.send({ operation, argument, milliseconds: Math.ceil(mostWaiting + orphanMilliseconds) }, (cause) => {
           if (cause !== null) this.#end(child, this.#failure(`an end of its process (${cause.message})`, 'an answer'));
         });
       });
@@ -191,7 +192,7 @@ export class TokenizerProcess implements Disposable {
       return value;
     } finally {
       this.#pending = undefined;
-      clearTimeout(tooLong);
+      stopWatching();
       signal?.removeEventListener('abort', abort);
       keepsAlive(child, false);
     }
@@ -214,6 +215,27 @@ function noProcess(cause: Error): CapabilityError {
       'Let this process start others.',
     { subject: 'tokenizer', given: cause.message, wanted: 'a process', cause },
   );
+}
+
+/**
+ * Calls `tooLong` when the process has computed for longer than `most` milliseconds, or `mostWaiting` are over: on a busy
+ * machine it waits for its turn. Where the system does not say what it computed, all of the time counts.
+ * @returns ends the watch
+ */
+function watch(child: ChildProcess, most: number, mostWaiting: number, tooLong: (spent: string) => void): () => void {
+  const started = performance.now();
+  const before = computingTime(child.pid) ?? 0;
+  const look = (): void => {
+    const elapsed = performance.now() - started;
+    const computed = (computingTime(child.pid) ?? Infinity) - before;
+    const left = Math.min(most - Math.min(computed, elapsed), mostWaiting - elapsed);
+    if (left > 0) timer = setTimeout(look, left);
+    else tooLong(elapsed < mostWaiting ? `${Math.ceil(most / 1000)} s of computing` : `${Math.ceil(mostWaiting / 1000)} s`);
+  };
+  let timer = setTimeout(look, most);
+  return () => {
+    clearTimeout(timer);
+  };
 }
 
 function keepsAlive(child: ChildProcess, keeps: boolean): void {

@@ -1,6 +1,6 @@
 import { densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
 import type { Device, KvStore, KvStoreFactory, PrefillAttention } from '@kv/sparse-core';
-import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, liveBytes, Random } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, eventually, liveBytes, Random } from '@kv/sparse-core/testing';
 import { generateTokens, Model } from '@kv/model';
 import type { GeneratedId } from '@kv/model';
 import { afterAll, beforeAll, expect, it } from 'vitest';
@@ -87,8 +87,7 @@ describeOnDeviceKinds('the engine', ({ open }) => {
   };
 
   const idle = async (engine: Engine): Promise<void> => {
-    const end = Date.now() + 10_000;
-    while (engine.load.underWay + engine.load.waiting > 0 && Date.now() < end) await nextTurn();
+    await eventually(() => engine.load.underWay + engine.load.waiting === 0);
     expect(engine.load).toEqual({ underWay: 0, waiting: 0 });
     expect(engine.runner.kvBytes).toEqual({ device: 0, host: 0 });
   };

@@ -2,6 +2,7 @@
 export { attentionRow, type AttentionSizes, type OracleRow, randomCache, type RandomCache } from './attention-oracle.js';
 export * from './legal-values.js';
 export { enqueuedFailure, enqueueFailure } from './enqueue-failure.js';
+export { eventually } from './eventually.js';
 export { expectAllTried } from './expect-all-tried.js';
 export { type CacheDType, HeldRows } from './held-rows.js';
 export { liveBytes } from './live-bytes.js';
