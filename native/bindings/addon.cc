@@ -63,7 +63,8 @@
   OPERATION(transferBlocks, transfer_blocks)                \
   OPERATION(verticalSlashBlockScores, vertical_slash_block_scores) \
   OPERATION(weightedValues, weighted_values)                \
-  OPERATION(write, write)
+  OPERATION(write, write)                                   \
+  OPERATION(writeEntries, write_entries)
 
 namespace kv {
 

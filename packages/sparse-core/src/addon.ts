@@ -213,6 +213,7 @@ export interface Addon {
   cudaReport(): CudaReport;
   copy(stream: NativeStream, destination: NativeTensor, ...sources: NativeTensor[]): void;
   copyBlocks(stream: NativeStream, pool: NativeTensor, copies: NativeTensor): void;
+  writeEntries(stream: NativeStream, table: NativeTensor, list: Int32Array): void;
   blockMetadata(stream: NativeStream, keys: NativeTensor, blockTable: NativeTensor, keyCounts: NativeTensor,
     metadataTable: NativeTensor, metadata: NativeTensor, slots: NativeTensor, queryStart: NativeTensor,
     values: NativeTensor | undefined, checksums: NativeTensor | undefined, rows: number, method: number): void;

@@ -70,6 +70,7 @@ export {
 export { sample, type SampleArguments, sampleOutcomes, type SampleSettings } from './operations/sample.js';
 export { swiglu, type SwigluArguments } from './operations/swiglu.js';
 export { transferBlocks, type TransferBlocksArguments } from './operations/transfer-blocks.js';
+export { writeEntries, type WriteEntriesArguments } from './operations/write-entries.js';
 export { type PagedBlocks } from './paged-blocks.js';
 export { roundToBf16 } from './round-to-bf16.js';
 export { densePagedStore, type DensePagedOptions } from './stores/dense-paged-store.js';

@@ -99,6 +99,11 @@ const operations: readonly MisusedFunction[] = [
     { outputs: ['pool'], legal: [legalAt('pool', '[fbiu]+\\d+', 'any dtype'), legalAt('pool', 'one axis more', 'any axes'), freeAxis('pool', 'block|blockToken|dim')] },
   ),
   misusedOperation(
+    core.writeEntries,
+    (device) => ({ table: device.tensor('i32', ['row', 'column'], [3, 2], new Int32Array(6)), at: Int32Array.of(1, 5), entries: Int32Array.of(3, 4) }),
+    { outputs: ['table'], legal: [legalAt('table', 'one axis more', 'any axes'), freeAxis('table', 'row|column')] },
+  ),
+  misusedOperation(
     core.transferBlocks,
     (device) => ({
       source: filled(device, 'f32', ['block', 'blockToken', 'dim'], [6, 4, 8]),

@@ -50,27 +50,28 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, o
   };
   try {
     const [scratch, prompts] = [undone(new StepScratch(first)), undone(new PromptBlocks(first))];
+    const demand = undone(new NewestDemand(first.layer, capacity, layers.length));
+    const blocks = hostBlocksOf(first.layer, capacity);
+    const hosts = densePagedStores(layers, capacity, { name, dtype, blockTokens, blocksOfLayer: blocks, memory, inStep: true });
+    for (const host of hosts) undo.push(() => host.dispose());
     let open = layers.length;
     const close = () => {
       if (--open > 0) return;
       scratch[Symbol.dispose]();
       prompts[Symbol.dispose]();
+      demand[Symbol.dispose]();
     };
     const stores: HierarchicalLayerStore[] = [];
     for (const [index, ofLayer] of sizes.entries()) {
-      const { layer } = ofLayer;
-      const blocks = hostBlocksOf(layer, capacity);
-      const [host] = densePagedStores([layer], capacity, { name, dtype, blockTokens, blocks, memory });
+      const host = hosts[index];
       if (host === undefined) throw new Error('there is a store for each layer');
-      undo.push(() => host.dispose());
-      const device = undone(new DeviceBlocks(ofLayer, cached));
+      const device = undone(new DeviceBlocks(ofLayer, cached, demand.ofLayer(index)));
       const shared = {
         device: (scratch.byteLength + prompts.byteLength) / layers.length + tableBytes(ofLayer),
         host: blocks * device.pool.blockBytes,
       };
-      const demand = new NewestDemand(device.cache.demand);
       const next = () => stores[index + 1];
-      stores.push(new HierarchicalLayerStore({ name, sizes: ofLayer, host, device, demand, scratch, prompts, shared, next, close }));
+      stores.push(new HierarchicalLayerStore({ name, sizes: ofLayer, index, host, device, demand, scratch, prompts, shared, next, close }));
     }
     return stores;
   } catch (error) {
@@ -96,9 +97,9 @@ function sizesOf(layers: readonly KvLayer[], capacity: KvCapacity, options: Stor
   return layers.map((layer) => ({ budgetBlocks, sinkBlocks, recentBlocks, metadata, checksums, dtype, layer, capacity }));
 }
 
-/** Of the store of the host's blocks, whose tables are on the device. */
+/** Of the store of the host's blocks, whose tables are on the device, and the counts of what is read. */
 function tableBytes({ layer, capacity }: LayerSizes): number {
-  return 4 * capacity.slots * layer.kvHeads * (tableWidth(capacity) + 1);
+  return 4 * capacity.slots * layer.kvHeads * (tableWidth(capacity) + 1) + NewestDemand.bytes(layer, capacity);
 }
 
 /** Blocks that a step of so many answers reads of a layer's cache, of the longest sequences. */

@@ -1,4 +1,4 @@
-import { byteSize, copyBlocks, type FloatDType, type Stream, type Tensor, type TensorHandle } from '@kv/sparse-core';
+import { byteSize, type FloatDType, type Stream, type Tensor, type TensorHandle, writeEntries } from '@kv/sparse-core';
 import { KvBlockPool, madeTogether } from '@kv/sparse-core/native';
 import { metadataVectors } from '../block-metadata-method.js';
 import { type BlockCache, workingSetSteps } from '../operations/plan-blocks.js';
@@ -17,8 +17,6 @@ export class DeviceBlocks implements Disposable {
   readonly fixedCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
   /** i32 `[slot]`: blocks that answers of a slot read of each kv head. */
   readonly budgets: Tensor<'i32', readonly ['slot']>;
-  /** `where` of the cache, and behind it a block that is nowhere. */
-  readonly #where: Tensor<'i32', readonly ['block']>;
   readonly #owned: Tensor[];
 
   /** With so many blocks in the cache. */
@@ -27,21 +25,21 @@ export class DeviceBlocks implements Disposable {
     const { kvHeads, headDim } = layer;
     const elementBytes = byteSize(sizes.dtype);
     const hostBlocks = hostBlocksOf(layer, capacity);
-    const ofLists = capacity.slots * kvHeads * (workingSetSteps * budgetBlocks + 4 + 1) + capacity.slots;
+    const ofLists = capacity.slots * kvHeads * (workingSetSteps * budgetBlocks + 1) + capacity.slots;
     const described = hostBlocks * metadataVectors(metadata) * headDim * elementBytes;
     const places = (fixedPlaces(sizes) + cached) * blockBytes(headDim, elementBytes);
-    return places + described + 4 * (hostBlocks * (checksums ? 2 : 1) + 1 + 2 * cached + 1 + ofLists);
+    return places + described + 4 * (hostBlocks * (checksums ? 2 : 1) + 2 * cached + 1 + ofLists);
   }
 
-  /** @throws OutOfMemoryError */
-  constructor(sizes: LayerSizes, cached: number) {
+  /** @param demand the layer's counts of what its slots read @throws OutOfMemoryError */
+  constructor(sizes: LayerSizes, cached: number, demand: BlockCache['demand']) {
     const { layer, capacity, dtype, budgetBlocks } = sizes;
     const { device, slots } = capacity;
     const { kvHeads, headDim } = layer;
     const hostBlocks = hostBlocksOf(layer, capacity);
     const heads = [slots, kvHeads] as const;
     const owned: Tensor[] = [];
-    [this.pool, this.metadata, this.checksums, this.#where, this.cache, this.fixedCounts, this.budgets] = madeTogether((own) => {
+    [this.pool, this.metadata, this.checksums, this.cache, this.fixedCounts, this.budgets] = madeTogether((own) => {
       const keep = <Kind extends Tensor>(made: Kind): Kind => {
         owned.push(own(made));
         return made;
@@ -50,19 +48,17 @@ export class DeviceBlocks implements Disposable {
         const count = shape.reduce((product, extent) => product * extent, 1);
         return keep(device.tensor('i32', axes, shape, new Int32Array(count).fill(number)));
       };
-      const where = filled(['block'], [hostBlocks + 1], -1);
       return [
         own(new KvBlockPool({ memory: device, dtype, headDim, blockTokens, blocks: fixedPlaces(sizes) + cached })),
         keep(device.tensor(dtype, ['metadataBlock', 'vector', 'dim'], [hostBlocks, metadataVectors(sizes.metadata), headDim])),
         sizes.checksums ? filled(['metadataBlock'], [hostBlocks]) : undefined,
-        where,
         {
-          where: where.slice('block', 0, hostBlocks).view(['hostBlock'], [hostBlocks]),
+          where: filled(['hostBlock'], [hostBlocks], -1),
           holds: filled(['cachedBlock'], [cached], -1),
           usedAt: filled(['cachedBlock'], [cached]),
           clock: filled(['one'], [1]),
           history: filled(['slot', 'kvHead', 'step', 'chosenBlock'], [...heads, workingSetSteps, budgetBlocks]),
-          demand: filled(['slot', 'kvHead', 'count'], [...heads, 4]),
+          demand,
         },
         filled(['slot', 'kvHead'], heads),
         filled(['slot'], [slots], budgetBlocks),
@@ -87,8 +83,7 @@ export class DeviceBlocks implements Disposable {
   /** Says that the cache has none of these host blocks: their contents change, or their memory is wanted. */
   forget(stream: Stream, hostBlocks: Int32Array): void {
     if (hostBlocks.length === 0) return;
-    const nowhere = this.#where.shape[0] - 1;
-    copyBlocks(stream, { pool: this.#where, from: new Int32Array(hostBlocks.length).fill(nowhere), to: hostBlocks });
+    writeEntries(stream, { table: this.cache.where, at: hostBlocks, entries: new Int32Array(hostBlocks.length).fill(-1) });
   }
 
   /** Says that the cache has nothing, and begins all counts anew. */

@@ -31,6 +31,8 @@ import type { StepScratch } from './step-scratch.js';
 export interface StoreParts {
   readonly name: string;
   readonly sizes: LayerSizes;
+  /** The layer's place among all. */
+  readonly index: number;
   /** All keys and values, in host memory. Its tables are on the device. */
   readonly host: DensePagedStore;
   readonly device: DeviceBlocks;
@@ -220,7 +222,7 @@ export class HierarchicalLayerStore implements KvStore {
   /** Counts of the blocks that pass through the cache, summed over kv heads; the working set is that of 12 steps. */
   demand(slot: number): KvDemand | undefined {
     this.#host.length(slot, 0);
-    return this.#parts.demand.of(slot);
+    return this.#parts.demand.of(this.#parts.index, slot);
   }
 
   /** Its blocks leave the cache, those that other sequences share too. The first and the last stay: their places are the slot's. */
@@ -229,13 +231,13 @@ export class HierarchicalLayerStore implements KvStore {
   }
 
   release(stream: Stream, slot: number): void {
-    const { device, demand } = this.#parts;
+    const { device, demand, index } = this.#parts;
     const former = this.#host.blockIds(slot).map((held) => held.slice());
     this.#host.release(stream, slot);
     this.#parts.prompts.forget(slot);
     this.#forget(stream, former, (held) => held.filter((id) => this.#host.ids.holders(id) === 0));
     device.resetDemand(stream, slot);
-    demand.reset(slot);
+    demand.reset(index, slot);
     this.setBudget(stream, slot, undefined);
     this.#current.delete(slot);
     this.#selecting.delete(slot);

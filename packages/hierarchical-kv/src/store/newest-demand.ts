@@ -1,32 +1,49 @@
-import type { KvDemand, Stream, TensorHandle } from '@kv/sparse-core';
+import type { KvDemand, KvLayer, KvCapacity, Stream, Tensor } from '@kv/sparse-core';
+import type { BlockCache } from '../operations/plan-blocks.js';
 
-/** Counts that the device keeps of what slots read. They are read again for whoever asked, behind the next step. */
-export class NewestDemand {
-  /** i32 `[slot, kvHead, count]`: steps, working set, hits, misses. */
-  readonly #counts: TensorHandle<'i32', readonly ['slot', 'kvHead', 'count']>;
+/** Steps, working set, hits, misses. */
+const counts = 4;
+
+/** Counts that the device keeps of what slots read in each layer. They are read again for whoever asked, behind the next step. */
+export class NewestDemand implements Disposable {
+  readonly #counts: Tensor<'i32', readonly ['layer', 'slot', 'kvHead', 'count']>;
   #arrived: Int32Array | undefined;
   #isWanted = false;
   #isUnderWay = false;
-  /** Slots that were emptied since the counts on their way were read. */
+  /** Slots of layers that were emptied since the counts on their way were read: where their counts begin. */
   readonly #emptied = new Set<number>();
 
-  constructor(counts: TensorHandle<'i32', readonly ['slot', 'kvHead', 'count']>) {
-    this.#counts = counts;
+  /** Of one layer. */
+  static bytes({ kvHeads }: KvLayer, { slots }: KvCapacity): number {
+    return 4 * counts * slots * kvHeads;
+  }
+
+  /** @throws OutOfMemoryError */
+  constructor({ kvHeads }: KvLayer, { device, slots }: KvCapacity, layers: number) {
+    const zeros = new Int32Array(layers * slots * kvHeads * counts);
+    this.#counts = device.tensor('i32', ['layer', 'slot', 'kvHead', 'count'], [layers, slots, kvHeads, counts], zeros);
+  }
+
+  /** Those of a layer, by its place among them. */
+  ofLayer(layer: number): BlockCache['demand'] {
+    const [, slots, kvHeads] = this.#counts.shape;
+    return this.#counts.slice('layer', layer, layer + 1).view(['slot', 'kvHead', 'count'], [slots, kvHeads, counts]);
   }
 
   /** What has arrived of a slot, summed over its kv heads. */
-  of(slot: number): KvDemand | undefined {
+  of(layer: number, slot: number): KvDemand | undefined {
     this.#isWanted = true;
-    const [, kvHeads] = this.#counts.shape;
-    const own = this.#arrived?.subarray(slot * kvHeads * 4, (slot + 1) * kvHeads * 4);
-    if (own === undefined || own[0] === 0) return undefined;
+    const first = this.#firstOf(layer, slot);
+    const step = this.#arrived?.[first] ?? 0;
+    if (this.#arrived === undefined || step === 0) return undefined;
     let [workingSet, hits, misses] = [0, 0, 0];
-    for (let head = 0; head < own.length; head += 4) {
-      workingSet += own[head + 1] ?? 0;
-      hits += own[head + 2] ?? 0;
-      misses += own[head + 3] ?? 0;
+    // Each layer is asked of every answer: a loop without views of the counts.
+    for (let head = first; head < first + this.#ofSlot; head += counts) {
+      workingSet += this.#arrived[head + 1] ?? 0;
+      hits += this.#arrived[head + 2] ?? 0;
+      misses += this.#arrived[head + 3] ?? 0;
     }
-    return { step: own[0] ?? 0, workingSet, hits, misses };
+    return { step, workingSet, hits, misses };
   }
 
   /** Has them read, if somebody asked since they were. */
@@ -37,22 +54,31 @@ export class NewestDemand {
     this.#emptied.clear();
     void this.#counts
       .read(stream)
-      .then((counts) => {
-        for (const slot of this.#emptied) this.#clear(counts, slot);
-        this.#arrived = counts;
+      .then((arrived) => {
+        for (const first of this.#emptied) arrived.fill(0, first, first + this.#ofSlot);
+        this.#arrived = arrived;
       })
       // What failed the stream is told to those who wait for it.
       .catch(() => undefined)
       .finally(() => (this.#isUnderWay = false));
   }
 
-  reset(slot: number): void {
-    this.#emptied.add(slot);
-    if (this.#arrived) this.#clear(this.#arrived, slot);
+  reset(layer: number, slot: number): void {
+    const first = this.#firstOf(layer, slot);
+    this.#emptied.add(first);
+    this.#arrived?.fill(0, first, first + this.#ofSlot);
   }
 
-  #clear(counts: Int32Array, slot: number): void {
-    const [, kvHeads] = this.#counts.shape;
-    counts.fill(0, slot * kvHeads * 4, (slot + 1) * kvHeads * 4);
+  [Symbol.dispose](): void {
+    this.#counts.dispose();
+  }
+
+  /** Numbers of a slot in a layer. */
+  get #ofSlot(): number {
+    return this.#counts.shape[2] * counts;
+  }
+
+  #firstOf(layer: number, slot: number): number {
+    return (layer * this.#counts.shape[1] + slot) * this.#ofSlot;
   }
 }

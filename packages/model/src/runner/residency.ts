@@ -41,16 +41,22 @@ export function limitLayers(stream: Stream, layers: readonly LayerRunner[], sequ
 /** Of all layers: steps that each of them has counted, the largest working set, and hits and misses together. */
 export function demandOf(layers: readonly LayerRunner[], slot: number): KvDemand | undefined {
   // A store reads its counts for whoever asked: all are asked, also behind one that knows nothing yet.
-  const told = layers.map(({ store }) => store.demand?.(slot));
-  const known = told.filter((each) => each !== undefined);
-  if (known.length < layers.length) return undefined;
-  const sum = (count: 'hits' | 'misses'): number => known.reduce((total, each) => total + each[count], 0);
-  return {
-    step: Math.min(...known.map(({ step }) => step)),
-    workingSet: Math.max(...known.map(({ workingSet }) => workingSet)),
-    hits: sum('hits'),
-    misses: sum('misses'),
-  };
+  let known: KvDemand | undefined;
+  let unknown = false;
+  for (const { store } of layers) {
+    const told = store.demand?.(slot);
+    if (told === undefined) unknown = true;
+    else if (known === undefined) known = told;
+    else {
+      known = {
+        step: Math.min(known.step, told.step),
+        workingSet: Math.max(known.workingSet, told.workingSet),
+        hits: known.hits + told.hits,
+        misses: known.misses + told.misses,
+      };
+    }
+  }
+  return unknown ? undefined : known;
 }
 
 /** What selects of a prompt, keeps a state of it, or holds it otherwise when it has ended. */

@@ -46,7 +46,7 @@ export class BlockIds {
    * @throws OutOfMemoryError when fewer are available; none is taken then
    */
   allocate(count: number): Int32Array {
-    this.#expect(count, this.available);
+    this.expectAvailable(count);
     return Int32Array.from({ length: count }, () => {
       const id = this.#free.pop() ?? this.#next++;
       this.#holders[id] = 1;
@@ -97,6 +97,11 @@ export class BlockIds {
     this.#holders[id] = left;
     if (left === 1) this.#shared -= 1;
     if (left === 0) this.#free.push(id);
+  }
+
+  /** @throws OutOfMemoryError unless `count` blocks are there that nobody holds */
+  expectAvailable(count: number): void {
+    this.#expect(count, this.available);
   }
 
   /** @throws OutOfMemoryError unless `count` blocks are there that nobody holds or was promised */

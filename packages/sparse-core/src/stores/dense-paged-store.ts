@@ -28,6 +28,7 @@ import { expectHeld } from './expect-held.js';
 import { expectPrepared } from './expect-prepared.js';
 import type { HostMemory } from './host-memory.js';
 import { KvBlockPool } from './kv-block-pool.js';
+import { LayerTables } from './layer-tables.js';
 import { shorterBy } from './shorter-by.js';
 import { SlotBlocks } from './slot-blocks.js';
 import { type BlockTable, SlotTable } from './slot-table.js';
@@ -51,7 +52,7 @@ export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory
     });
   }
   const name = dtype === undefined || dtype === 'f16' ? 'dense' : `dense ${dtype}`;
-  return { name, create: (layers, capacity) => densePagedStores(layers, capacity, { name: 'dense', dtype, blockTokens }) };
+  return { name, create: (layers, capacity) => densePagedStores(layers, capacity, { name: 'dense', dtype, blockTokens, inStep: true }) };
 }
 
 export interface DensePagedPool {
@@ -60,6 +61,13 @@ export interface DensePagedPool {
   readonly blockTokens: number;
   /** Of all layers together. Default: as many as sequences of the capacity's sizes may come to fill. */
   readonly blocks?: number | undefined;
+  /** Of each layer, in a pool of its own, in place of `blocks`. */
+  readonly blocksOfLayer?: number | undefined;
+  /**
+   * Whether all layers hold a sequence's answers alike: the first that lacks room for them makes room in all, and their tables
+   * are written to by one call. Default: each layer for itself.
+   */
+  readonly inStep?: boolean | undefined;
   /** Where they are. Default: the device. */
   readonly memory?: HostMemory | undefined;
 }
@@ -71,7 +79,7 @@ export interface DensePagedPool {
 export function densePagedStores(
   given: readonly KvLayer[],
   capacity: KvCapacity,
-  { name, dtype, blockTokens, blocks, memory }: DensePagedPool,
+  { name, dtype, blockTokens, blocks, blocksOfLayer, memory, inStep = false }: DensePagedPool,
 ): DensePagedStore[] {
   const layers = expectCapacity(given, capacity);
   const [first] = layers;
@@ -79,24 +87,37 @@ export function densePagedStores(
   // Every sequence may leave one block of each head partly filled.
   const runs = Math.ceil(capacity.tokens / blockTokens) + capacity.slots;
   const heads = layers.reduce((sum, layer) => sum + layer.kvHeads, 0);
-  const pool = new KvBlockPool({
-    memory: memory ?? capacity.device,
-    dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
-    headDim: first.headDim,
-    blockTokens,
-    blocks: blocks ?? runs * heads,
-  });
-  let open = layers.length;
-  const closePool = () => {
-    if (--open === 0) pool.dispose();
+  const made: Disposable[] = [];
+  const own = <Kind extends Disposable>(each: Kind): Kind => {
+    made.push(each);
+    return each;
   };
-  const poolBytes = pool.byteLength / layers.length;
+  const makePool = (count: number) =>
+    own(
+      new KvBlockPool({
+        memory: memory ?? capacity.device,
+        dtype: dtype ?? (capacity.rowDType === 'bf16' ? 'bf16' : 'f16'),
+        headDim: first.headDim,
+        blockTokens,
+        blocks: count,
+      }),
+    );
+  let open = layers.length;
+  const close = () => {
+    if (--open === 0) for (const each of made) each[Symbol.dispose]();
+  };
   const stores: DensePagedStore[] = [];
   try {
-    for (const layer of layers) stores.push(new DensePagedStore(layer, { name, capacity, pool, poolBytes, closePool }));
+    const tables = own(new LayerTables(layers, capacity, blockTokens));
+    const shared = blocksOfLayer === undefined ? makePool(blocks ?? runs * heads) : undefined;
+    const poolBytes = shared && shared.byteLength / layers.length;
+    for (const [index, layer] of layers.entries()) {
+      const pool = shared ?? makePool(blocksOfLayer ?? 0);
+      stores.push(new DensePagedStore(layer, { name, capacity, pool, poolBytes: poolBytes ?? pool.byteLength, tables, index, inStep: inStep ? stores : [], close }));
+    }
   } catch (error) {
     for (const store of stores) store.dispose();
-    pool.dispose();
+    for (const each of made) each[Symbol.dispose]();
     throw error;
   }
   return stores;
@@ -108,8 +129,13 @@ interface StoreParts {
   readonly pool: KvBlockPool;
   /** The layer's part of the pool. */
   readonly poolBytes: number;
+  /** Of all layers, and the layer's place among them. */
+  readonly tables: LayerTables;
+  readonly index: number;
+  /** The stores of the layers that hold answers alike. */
+  readonly inStep: readonly DensePagedStore[];
   /** Called once, when the store is disposed. */
-  readonly closePool: () => void;
+  readonly close: () => void;
 }
 
 /** A block of the pool, and where it stands: the block of a kv head of a slot that has this index. */
@@ -127,27 +153,41 @@ interface MissingBlocks {
   readonly count: number;
 }
 
+/** What entries lack in a layer: blocks, and copies of blocks. */
+interface LackingBlocks {
+  readonly store: DensePagedStore;
+  readonly entries: readonly RowBatchEntry[];
+  readonly missing: readonly MissingBlocks[];
+  readonly shared: readonly HeldBlock[];
+}
+
 export class DensePagedStore implements KvStore {
   readonly name: string;
   readonly layer: KvLayer;
   readonly #pool: KvBlockPool;
   readonly #poolBytes: number;
-  readonly #closePool: () => void;
+  readonly #tables: LayerTables;
+  readonly #index: number;
+  readonly #inStep: readonly DensePagedStore[];
+  readonly #close: () => void;
   readonly #answersApart: boolean;
   readonly #slots: SlotTable<SlotBlocks, 'blocks'>;
   readonly #blockTable: BlockTable;
 
-  constructor(layer: KvLayer, { name, capacity, pool, poolBytes, closePool }: StoreParts) {
+  constructor(layer: KvLayer, { name, capacity, pool, poolBytes, tables, index, inStep, close }: StoreParts) {
     this.name = name;
     this.layer = layer;
     this.#pool = pool;
     this.#poolBytes = poolBytes;
-    this.#closePool = closePool;
+    this.#tables = tables;
+    this.#index = index;
+    this.#inStep = inStep;
+    this.#close = close;
     this.#answersApart = capacity.answersApart ?? false;
     const { blockTokens } = pool;
     const empty = (mostBlocks: number) => new SlotBlocks(layer.kvHeads, mostBlocks);
-    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty });
-    this.#blockTable = this.#slots.tables.blocks;
+    this.#blockTable = tables.of(index);
+    this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: ['blocks'], empty, given: { blocks: this.#blockTable } });
   }
 
   /** Has `answersApart`. */
@@ -157,20 +197,18 @@ export class DensePagedStore implements KvStore {
 
   prepare(stream: Stream, batch: RowBatch): void {
     this.#slots.expectUsable('prepare', stream);
-    const entries = this.#withoutRoom(batch);
-    if (entries.length === 0) return;
-    const { missing, shared } = this.#lacking(entries);
-    if (missing.length + shared.length > 0) {
-      let fresh = this.#pool.ids.allocate(missing.reduce((sum, { count }) => sum + count, shared.length));
-      this.#replace(stream, shared, fresh);
-      fresh = fresh.subarray(shared.length);
-      for (const { slot, kvHead, count } of missing) {
-        this.#slots.blocks(slot).push(kvHead, fresh.subarray(0, count));
-        fresh = fresh.subarray(count);
-      }
-      for (const slot of new Set([...missing, ...shared].map(({ slot }) => slot))) this.#writeTable(stream, slot);
+    const own = this.#lackingFor(batch);
+    if (own.entries.length === 0) return;
+    const isAnswers = own.entries.every(({ rows }) => rows === 1);
+    const others = isAnswers ? this.#inStep.filter((store) => store !== this) : [];
+    const all = [own, ...others.map((store) => store.#lackingFor(batch))];
+    expectAvailable(all);
+    try {
+      for (const each of all) each.store.#makeRoom(stream, each);
+    } finally {
+      // Also what layers took before one of them failed.
+      this.#tables.write(stream);
     }
-    for (const { slot } of entries) this.#slots.keepRoom(slot, this.#roomFor(slot));
   }
 
   /** The blocks of the pool, which all layers share. */
@@ -180,8 +218,7 @@ export class DensePagedStore implements KvStore {
 
   /** How many blocks `prepare` would take. */
   blocksFor(batch: Pick<RowBatch, 'entries'>): number {
-    const { missing, shared } = this.#lacking(this.#withoutRoom(batch));
-    return missing.reduce((sum, { count }) => sum + count, shared.length);
+    return blocksOf(this.#lackingFor(batch));
   }
 
   append(stream: Stream, call: AppendCall): void {
@@ -318,16 +355,12 @@ export class DensePagedStore implements KvStore {
     if (this.#slots.disposed) return;
     for (const { heads } of this.#slots.allBlocks()) for (const ids of heads) this.#pool.ids.free(ids);
     this.#slots.dispose();
-    this.#closePool();
+    this.#close();
   }
 
-  /** Those whose rows are not known to fit. */
-  #withoutRoom(batch: Pick<RowBatch, 'entries'>): readonly RowBatchEntry[] {
-    return entriesOf('prepare', batch).filter(({ slot, rows }) => !this.#slots.hasRoom(slot, rows));
-  }
-
-  /** What rows lack: blocks, and copies in the place of those that others hold too. */
-  #lacking(entries: readonly RowBatchEntry[]): { readonly missing: readonly MissingBlocks[]; readonly shared: readonly HeldBlock[] } {
+  /** What rows lack that are not known to fit: blocks, and copies in the place of those that others hold too. */
+  #lackingFor(batch: Pick<RowBatch, 'entries'>): LackingBlocks {
+    const entries = entriesOf('prepare', batch).filter(({ slot, rows }) => !this.#slots.hasRoom(slot, rows));
     const missing: MissingBlocks[] = [];
     const written: HeldBlock[] = [];
     const { ids, blockTokens } = this.#pool;
@@ -347,7 +380,23 @@ export class DensePagedStore implements KvStore {
         if (id !== undefined && ids.holders(id) > 1) written.push({ slot, kvHead, index, id });
       }
     }
-    return { missing, shared: ids.toReplace(written) };
+    return { store: this, entries, missing, shared: ids.toReplace(written) };
+  }
+
+  #makeRoom(stream: Stream, { entries, missing, shared }: LackingBlocks): void {
+    const { ids } = this.#pool;
+    if (shared.length > 0) {
+      this.#replace(stream, shared, ids.allocate(shared.length));
+      for (const slot of new Set(shared.map(({ slot }) => slot))) this.#writeTable(stream, slot);
+    }
+    let fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, 0));
+    for (const { slot, kvHead, count } of missing) {
+      const blocks = this.#slots.blocks(slot);
+      this.#tables.set(this.#index, slot, kvHead, blocks.count(kvHead), fresh.subarray(0, count));
+      blocks.push(kvHead, fresh.subarray(0, count));
+      fresh = fresh.subarray(count);
+    }
+    for (const { slot } of entries) this.#slots.keepRoom(slot, this.#roomFor(slot));
   }
 
   /** How many blocks so many tokens take. */
@@ -405,4 +454,15 @@ export class DensePagedStore implements KvStore {
   #writeTable(stream: Stream, slot: number): void {
     this.#slots.writeTable(stream, 'blocks', slot, this.#slots.blocks(slot).table);
   }
+}
+
+function blocksOf({ missing, shared }: LackingBlocks): number {
+  return missing.reduce((sum, { count }) => sum + count, shared.length);
+}
+
+/** @throws OutOfMemoryError unless the pools have what all of these layers lack */
+function expectAvailable(all: readonly LackingBlocks[]): void {
+  const needed = new Map<BlockIds, number>();
+  for (const each of all) needed.set(each.store.ids, (needed.get(each.store.ids) ?? 0) + blocksOf(each));
+  for (const [ids, count] of needed) ids.expectAvailable(count);
 }

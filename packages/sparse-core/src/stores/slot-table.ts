@@ -19,6 +19,8 @@ export interface SlotTableOptions<Blocks, Name extends string> {
   readonly tables: readonly Name[];
   /** The blocks of an empty slot, of which each kv head will have at most so many. */
   readonly empty: (mostBlocks: number) => Blocks;
+  /** Block tables of zeros that somebody else disposes of. Default: it makes its own. */
+  readonly given?: Readonly<Record<Name, BlockTable>> | undefined;
 }
 
 interface Slot<Blocks, Name extends string> {
@@ -50,7 +52,7 @@ export class SlotTable<Blocks, Name extends string> {
   readonly #room: Int32Array;
 
   /** @throws OutOfMemoryError */
-  constructor({ layer, capacity, blockTokens, tables, empty }: SlotTableOptions<Blocks, Name>) {
+  constructor({ layer, capacity, blockTokens, tables, empty, given }: SlotTableOptions<Blocks, Name>) {
     const { device, slots, tokensPerSlot } = capacity;
     const { kvHeads } = layer;
     const width = Math.ceil(tokensPerSlot / blockTokens);
@@ -58,7 +60,7 @@ export class SlotTable<Blocks, Name extends string> {
     this.#width = width;
     const table = () => zeroTable(device, ['slot', 'kvHead', 'block'], [slots, kvHeads, width]);
     [this.tables, this.keyCounts] = madeTogether((own) => [
-      Object.fromEntries(tables.map((name) => [name, own(table())])) as Record<Name, BlockTable>,
+      given ?? (Object.fromEntries(tables.map((name) => [name, own(table())])) as Record<Name, BlockTable>),
       own(zeroTable(device, ['slot', 'kvHead'], [slots, kvHeads])),
     ]);
     this.#newRows = new Int32Array(slots);
