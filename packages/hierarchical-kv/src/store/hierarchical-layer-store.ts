@@ -99,25 +99,30 @@ export class HierarchicalLayerStore implements KvStore {
   }
 
   /**
-   * Rows of prompts are written to places of their slot that are refreshed before its first answer. They go to the host when they
-   * are attended to, where no answer is among them.
+   * Rows of one prompt alone are written to where they are attended to, and go to the host then. Of several prompts they are
+   * written to places of their slots that are refreshed before its first answer.
    */
   append(stream: Stream, call: AppendCall): void {
     const { keys, values, batch, rope } = checkedCall('append', call);
-    const { device, scratch } = this.#parts;
-    const { slots, queryStart } = batch;
+    const { device, scratch, prompts } = this.#parts;
+    const { slots, queryStart, entries } = batch;
+    const { keyCounts } = this.#host.denseBlocks();
     const fixed = { keys: device.pool.keys, values: device.pool.values, blockTable: scratch.fixedTable };
     // A recorded step has no entries.
-    this.#saved = batch.entries.length === 0 || batch.entries.some(({ rows }) => rows === 1);
+    this.#saved = entries.length === 0 || entries.some(({ rows }) => rows === 1);
+    if (!this.#saved) expectPrepared(this.#host, batch, (slot, kvHead) => this.#host.roomOf(slot, kvHead));
+    const [only] = entries;
     if (this.#saved) {
       this.#host.append(stream, call);
       appendKv(stream, { keys, values, blocks: { ...fixed, keyCounts: device.fixedCounts }, slots, queryStart });
+    } else if (only && entries.length === 1) {
+      const { slot } = only;
+      prompts.append(stream, this.onHost(slot, 0), { keys, values, keyCounts: keyCounts.slice('slot', slot, slot + 1), queryStart, rope });
     } else {
-      expectPrepared(this.#host, batch, (slot, kvHead) => this.#host.roomOf(slot, kvHead));
-      appendKv(stream, { keys, values, blocks: { ...fixed, keyCounts: this.#host.denseBlocks().keyCounts }, slots, queryStart, rope });
+      appendKv(stream, { keys, values, blocks: { ...fixed, keyCounts }, slots, queryStart, rope });
     }
     this.#newest = call;
-    for (const { slot, rows } of batch.entries) if (rows > 1) this.#current.delete(slot);
+    for (const { slot, rows } of entries) if (rows > 1) this.#current.delete(slot);
   }
 
   advance(batch: RowBatch): void {
@@ -128,10 +133,11 @@ export class HierarchicalLayerStore implements KvStore {
   attend(stream: Stream, given: AttentionCall): void {
     const { batch, query, output, scale } = checkedCall('attend', given);
     const { device, prompts, sizes } = this.#parts;
-    const { blockTable } = this.#host.denseBlocks();
+    const { blockTable, keyCounts } = this.#host.denseBlocks();
     let first = 0;
     for (const { slot, rows } of batch.entries) {
       const newest = this.#newestRows(slot, rows);
+      using start = batch.entries.length > 1 ? stream.device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows)) : undefined;
       prompts.attend(stream, {
         ...newest,
         query: query.slice('token', first, first + rows),
@@ -140,6 +146,8 @@ export class HierarchicalLayerStore implements KvStore {
         earlier: this.onHost(slot, rows),
         next: () => this.#parts.next()?.onHost(slot, 0),
         saved: this.#saved,
+        keyCounts: keyCounts.slice('slot', slot, slot + 1),
+        queryStart: start ?? batch.queryStart,
         described: { metadata: device.metadata, checksums: device.checksums, metadataTable: blockTable.slice('slot', slot, slot + 1), method: sizes.metadata },
       });
       first += rows;

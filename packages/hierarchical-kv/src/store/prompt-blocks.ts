@@ -1,4 +1,4 @@
-import { appendKv, type AppendCall, type AttentionCall, byteSize, type PagedBlocks, prefillAttention, type Stream, type Tensor, transferBlocks } from '@kv/sparse-core';
+import { appendKv, type AppendCall, type AppendKvArguments, type AttentionCall, byteSize, type PagedBlocks, prefillAttention, type RowBatch, type Stream, type Tensor, transferBlocks } from '@kv/sparse-core';
 import { KvBlockPool, LinkStream, madeTogether } from '@kv/sparse-core/native';
 import { blockMetadata, type BlockMetadataArguments } from '../operations/block-metadata.js';
 import { blockBytes, blockTokens, type LayerSizes, tableWidth } from './block-sizes.js';
@@ -22,6 +22,10 @@ export interface PromptRows extends Pick<AttentionCall, 'query' | 'output' | 'sc
   readonly next: () => HostPrompt | undefined;
   /** Whether the host has the rows already. */
   readonly saved: boolean;
+  /** i32 `[1, kvHead]`: tokens, those of the rows included. */
+  readonly keyCounts: PagedBlocks['keyCounts'];
+  /** i32: 0 and the number of rows. */
+  readonly queryStart: RowBatch['queryStart'];
   /** Where the metadata of the blocks goes that the rows fill. */
   readonly described: Pick<BlockMetadataArguments, 'metadata' | 'metadataTable' | 'method' | 'checksums'>;
 }
@@ -72,20 +76,31 @@ export class PromptBlocks implements Disposable {
   }
 
   /**
-   * Attention of the rows over all that their slot holds. What is in front of them comes from the host, unless they follow what
-   * was attended to last. Where the same rows pass one layer after the other, that of the next layer is loaded behind it.
+   * Writes rows behind what their slot holds, which comes from the host unless it is there already.
+   * @param keyCounts i32 `[1, kvHead]`: tokens in front of the rows, which are added
    */
-  attend(stream: Stream, { keys, values, query, output, scale, earlier, next, described, saved }: PromptRows): void {
-    const rows = query.shape[0];
+  append(stream: Stream, earlier: HostPrompt, { keyCounts, ...rows }: Omit<AppendKvArguments, 'blocks' | 'slots'> & Pick<PagedBlocks, 'keyCounts'>): void {
     const { layer, slot, tokens } = earlier;
-    using keyCounts = stream.device.tensor('i32', ['slot', 'kvHead'], [1, tokens.length], Int32Array.from(tokens));
-    using queryStart = stream.device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows));
-    const batch = { slots: this.#slots, queryStart };
-    const blocks = { keys: this.#pool.keys, values: this.#pool.values, blockTable: this.#table, keyCounts };
     this.#link.join(stream);
     if (!isSame(this.#holds, earlier)) this.#load(stream, earlier);
-    this.#holds = { layer, slot, tokens: tokens.map((held) => held + rows) };
-    appendKv(stream, { ...batch, keys, values, blocks });
+    this.#holds = { layer, slot, tokens };
+    appendKv(stream, { ...rows, slots: this.#slots, blocks: { ...this.#blocks, keyCounts } });
+    this.#holds = { layer, slot, tokens: tokens.map((held) => held + rows.keys.shape[0]) };
+  }
+
+  /**
+   * Attention of the rows over all that their slot holds. They are appended first, if they were not. Where the same rows pass one
+   * layer after the other, what the next layer has in front of them is loaded behind it.
+   */
+  attend(stream: Stream, { keys, values, query, output, scale, earlier, next, described, saved, keyCounts, queryStart }: PromptRows): void {
+    const rows = query.shape[0];
+    const { layer, slot, tokens } = earlier;
+    if (!isSame(this.#holds, { layer, slot, tokens: tokens.map((held) => held + rows) })) {
+      using before = stream.device.tensor('i32', ['slot', 'kvHead'], [1, tokens.length], Int32Array.from(tokens));
+      this.append(stream, earlier, { keys, values, queryStart, keyCounts: before });
+    }
+    const batch = { slots: this.#slots, queryStart };
+    const blocks = { ...this.#blocks, keyCounts };
     const checked = described.checksums && { values: blocks.values };
     blockMetadata(stream, { ...batch, ...described, ...checked, keys: blocks.keys, blockTable: this.#table, keyCounts, rows });
     if (!saved) this.#save(this.#link.behind(stream), earlier, rows);
@@ -98,6 +113,10 @@ export class PromptBlocks implements Disposable {
     if (following === undefined) return;
     this.#load(this.#link.behind(stream), following);
     this.#holds = following;
+  }
+
+  get #blocks(): Omit<PagedBlocks, 'keyCounts'> {
+    return { keys: this.#pool.keys, values: this.#pool.values, blockTable: this.#table };
   }
 
   #load(stream: Stream, { host, hostBlocks, tokens }: HostPrompt): void {
