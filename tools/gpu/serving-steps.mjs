@@ -2,63 +2,98 @@
 import { twoMemories } from './serving-rows.mjs';
 import { readPrompts, timeSteps } from './step-times.mjs';
 
-const counted = (runner, sequences) => {
-  const demands = sequences.map((sequence) => runner.demand(sequence));
-  return demands.some((demand) => demand === undefined)
-    ? undefined
-    : demands.reduce((sum, { hits, misses }) => ({ hits: sum.hits + hits, misses: sum.misses + misses }), { hits: 0, misses: 0 });
-};
+const mean = (numbers) => numbers.reduce((sum, number) => sum + number, 0) / numbers.length;
 
-/** The share of what was read that was missing, in %, of the steps between two counts. */
-const missing = (before, after) => (100 * (after.misses - before.misses)) / (after.hits - before.hits + after.misses - before.misses);
+/** Hits and misses of all steps so far. The device is asked behind them, with a step more. */
+async function counts(runner, sequences) {
+  const ask = () => sequences.map((sequence) => runner.demand(sequence));
+  ask();
+  await timeSteps(runner, sequences, 1, { warmUp: 0, repeats: true });
+  return ask().reduce((sum, { hits, misses }) => ({ hits: sum.hits + hits, misses: sum.misses + misses }), { hits: 0, misses: 0 });
+}
 
+/** Times of steps, and which share of what they read was missing, in %. The count has two steps more than are timed, in front of them. */
+async function countedSteps(runner, sequences, steps) {
+  const before = await counts(runner, sequences);
+  const times = await timeSteps(runner, sequences, steps, { warmUp: 1, repeats: true });
+  const after = await counts(runner, sequences);
+  const [hits, misses] = [after.hits - before.hits, after.misses - before.misses];
+  return { times, missing: (100 * misses) / (hits + misses) };
+}
+
+/** Milliseconds from here until the stream has nothing left to do. */
+async function timed(runner, work) {
+  await runner.stream.synchronize();
+  const started = performance.now();
+  await work();
+  await runner.stream.synchronize();
+  return performance.now() - started;
+}
+
+/**
+ * The weights are random, and so is what a step reads of a long text: the device has all blocks here, so that nothing is missing
+ * once all were read. What is missing was taken from it: two sequences lose their blocks, and steps are timed when they have read
+ * so many of them again that a twentieth of what all sequences read is missing.
+ */
 export async function steps({ model, sizes, row }) {
   const { prompt, sequences: count, rows: maxBatchRows, rounds, steps: stepCount, warm } = sizes;
-  const contextTokens = prompt + warm + (rounds + 1) * (4 * stepCount + 40);
+  const contextTokens = prompt + warm + rounds * (6 * stepCount + 400);
   const lengths = Array(count).fill(prompt);
   const open = async (policy) => {
     const runner = model.createRunner({ policy, sequences: count + 1, contextTokens, cacheTokens: (count + 1) * contextTokens, maxBatchRows });
     const sequences = lengths.map(() => runner.openSequence());
     return { runner, sequences, reading: await readPrompts(runner, sequences, lengths) };
   };
-  const two = await twoMemories(model, { sequences: count + 1, contextTokens, maxBatchRows, share: 0.4 });
+  const two = await twoMemories(model, { sequences: count + 1, contextTokens, maxBatchRows, share: 1 });
   const dense = await open(undefined);
   const split = await open(two.policy);
   console.error(`prompts read in ${dense.reading.map(Math.round)} ms, saved in ${split.reading.map(Math.round)} ms`);
   const { runner, sequences } = split;
   const repeats = true;
-  // Reads most of what these steps will ever read, so that little is missing by itself.
-  await timeSteps(runner, sequences, warm, { repeats });
+  // Reads what these steps will ever read.
+  await timeSteps(runner, sequences, 1, { repeats });
+  for (let done = 0; done < warm; done += 50) {
+    const { times, missing } = await countedSteps(runner, sequences, 48);
+    console.error(`warm ${done}: ${mean(times).toFixed(2)} ms, ${missing.toFixed(2)} % missing`);
+  }
   const samples = { dense: [], resident: [], missing: [] };
   const shares = { resident: [], missing: [] };
-  const measured = async (name, before) => {
-    counted(runner, sequences);
-    await timeSteps(runner, sequences, 1, { warmUp: 3, repeats });
-    const first = counted(runner, sequences);
-    samples[name].push(...(await timeSteps(runner, sequences, stepCount, { before, repeats })));
-    counted(runner, sequences);
-    await timeSteps(runner, sequences, 1, { warmUp: 3, repeats });
-    shares[name].push(missing(first, counted(runner, sequences)));
+  const measured = async (name) => {
+    const { times, missing } = await countedSteps(runner, sequences, stepCount);
+    console.error(`${name}: ${mean(times).toFixed(2)} ms, ${missing.toFixed(2)} % missing`);
+    samples[name].push(...times);
+    shares[name].push(missing);
   };
   for (let round = 0; round < rounds; round += 1) {
     samples.dense.push(...(await timeSteps(dense.runner, dense.sequences, stepCount, { repeats })));
     await measured('resident');
-    // In two of five steps one sequence has lost all: some 5 % of what the steps read, but for sinks and windows.
-    await measured('missing', (step) => step % 5 < 2 && runner.evict(sequences[(2 * Math.floor(step / 5) + (step % 5)) % count]));
+    for (const lost of [0, 1]) runner.evict(sequences[(2 * round + lost) % count]);
+    for (let tried = 0; tried < 40 && (await countedSteps(runner, sequences, 4)).missing > 5.5; tried += 1);
+    await measured('missing');
+    samples.dense.push(...(await timeSteps(dense.runner, dense.sequences, stepCount, { repeats })));
+    // What was taken is read again.
+    for (let tried = 0; tried < 20 && (await countedSteps(runner, sequences, 12)).missing > 0.3; tried += 1);
   }
   const reference = { name: 'ours, dense cache', samples: samples.dense };
-  const mean = (numbers) => numbers.reduce((sum, number) => sum + number, 0) / numbers.length;
-  const evened = samples.missing.slice(0, samples.missing.length - (samples.missing.length % 5));
-  // A mean of five steps: what is missing is missing in two of them.
-  const fives = Array.from({ length: evened.length / 5 }, (_, index) => mean(evened.slice(5 * index, 5 * index + 5)));
   const what = `step of ${count} sequences of ${prompt} tokens`;
   row({ measure: `${what}, all that it reads on the device`, samples: samples.resident, reference, target: { ratio: 1.8 }, missing: mean(shares.resident) });
-  row({ measure: `${what}, 5 % of what it reads missing`, samples: fives, reference, target: { ratio: 1.4 }, missing: mean(shares.missing) });
+  row({ measure: `${what}, 5 % of what it reads missing`, samples: samples.missing, reference, target: { ratio: 1.4 }, missing: mean(shares.missing) });
 
   const [only] = sequences;
   const alone = await timeSteps(runner, [only], stepCount, { repeats });
-  const resumed = await timeSteps(runner, [only], 8, { before: () => runner.evict(only), repeats });
-  row({ measure: `the step that resumes a sequence of ${prompt} tokens`, samples: resumed, reference: { name: 'its prompt read again', samples: dense.reading }, target: { atMost: 20 }, stepMilliseconds: mean(alone) });
+  const times = { thread: [], evict: [], resume: [] };
+  for (let round = 0; round < 8; round += 1) {
+    const evicted = await timed(runner, () => {
+      const started = performance.now();
+      runner.evict(only);
+      times.thread.push(performance.now() - started);
+    });
+    times.evict.push(evicted);
+    times.resume.push(await timed(runner, () => timeSteps(runner, [only], 1, { warmUp: 0, repeats })));
+  }
+  const again = { name: 'its prompt read again', samples: dense.reading };
+  row({ measure: `the step that resumes a sequence of ${prompt} tokens`, samples: times.resume, reference: again, target: { atMost: 20 }, stepMilliseconds: mean(alone) });
+  row({ measure: `a sequence of ${prompt} tokens leaves the device`, samples: times.evict, threadMilliseconds: mean(times.thread), chart: false });
 
   const forks = { dense: [], split: [] };
   for (let round = 0; round < 8; round += 1) {
