@@ -1,5 +1,7 @@
 #include "kernels/block-metadata/block-metadata.h"
+#include "ptx/dependent-launch.cuda.h"
 #include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 #include "shared/paged/block-checksum.cuda.h"
 #include "shared/paged/entry-blocks.cuda.h"
 
@@ -41,6 +43,7 @@ __device__ void describe_dim(const BlockMetadataArguments& a, const T* keys, T* 
 // A thread block describes every gridDim.x-th block that its entry filled. A thread has every 128th dim.
 template <class T>
 __global__ void __launch_bounds__(kThreads) describe_blocks(const __grid_constant__ BlockMetadataArguments a, const FaultSink faults) {
+  ptx::follow_previous_kernel();
   const EntryBlocks entry(a, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y), faults);
   if (entry.rows == 0) return;
   const FilledBlocks filled(entry.tokens, entry.rows, a.block_tokens);
@@ -69,10 +72,11 @@ Status block_metadata_cuda(const BlockMetadataArguments& a, ExecutionContext& co
   const dim3 blocks(static_cast<unsigned>(most < kMostParts ? most : kMostParts), static_cast<unsigned>(a.kv_heads),
                     static_cast<unsigned>(a.batch));
   const FaultSink faults = context.faults(describe_paged_fault);
+  Status status;
   with_cuda_float_type(a.cache_dtype, [&](auto element) {
-    describe_blocks<decltype(element)><<<blocks, kThreads, 0, stream_of(context)>>>(a, faults);
+    status = launch_overlapped(describe_blocks<decltype(element)>, blocks, dim3(kThreads), 0, stream_of(context), a, faults);
   });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv
