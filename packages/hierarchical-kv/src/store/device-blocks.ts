@@ -17,6 +17,8 @@ export class DeviceBlocks implements Disposable {
   readonly fixedCounts: Tensor<'i32', readonly ['slot', 'kvHead']>;
   /** i32 `[slot]`: blocks that answers of a slot read of each kv head. */
   readonly budgets: Tensor<'i32', readonly ['slot']>;
+  /** Blocks of the cache. */
+  readonly cached: number;
   readonly #owned: Tensor[];
 
   /** With so many blocks in the cache. */
@@ -65,10 +67,7 @@ export class DeviceBlocks implements Disposable {
       ];
     });
     this.#owned = owned;
-  }
-
-  get cached(): number {
-    return this.cache.holds.shape[0];
+    this.cached = cached;
   }
 
   /** Bytes of the metadata of a block. */

@@ -59,6 +59,8 @@ export class HierarchicalLayerStore implements KvStore {
   readonly #selecting = new Set<number>();
   /** Blocks that answers of each slot read of a kv head. */
   readonly #budgets: Int32Array;
+  /** The most that one answer reads of the cache. */
+  readonly #mostRead: number;
   #stream: Stream | undefined;
   /** The rows that came last, for their attention. */
   #newest: AppendCall | undefined;
@@ -72,6 +74,7 @@ export class HierarchicalLayerStore implements KvStore {
     this.#parts = parts;
     this.#host = parts.host;
     this.#budgets = new Int32Array(parts.sizes.capacity.slots).fill(parts.sizes.budgetBlocks);
+    this.#mostRead = this.layer.kvHeads * cachedBlocksRead(parts.sizes, parts.sizes.capacity.tokensPerSlot);
   }
 
   /** Has `answersApart` and `kvResidency`. */
@@ -291,9 +294,9 @@ export class HierarchicalLayerStore implements KvStore {
   /** @throws OutOfMemoryError unless the cache has room for what these slots read in a step, with one token more */
   #expectCached(entries: RowBatch['entries']): void {
     const { sizes, device } = this.#parts;
-    const { kvHeads } = this.layer;
     // Mostly there is room for all that they can come to read. Every layer comes here in every step.
-    if (entries.length * kvHeads * cachedBlocksRead(sizes, sizes.capacity.tokensPerSlot) <= device.cached) return;
+    if (entries.length * this.#mostRead <= device.cached) return;
+    const { kvHeads } = this.layer;
     let [answers, needed] = [0, 0];
     for (const { slot, rows } of entries) {
       if (rows > 1) continue;

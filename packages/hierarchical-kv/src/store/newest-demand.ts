@@ -7,6 +7,9 @@ const counts = 4;
 /** Counts that the device keeps of what slots read in each layer. They are read again for whoever asked, behind the next step. */
 export class NewestDemand implements Disposable {
   readonly #counts: Tensor<'i32', readonly ['layer', 'slot', 'kvHead', 'count']>;
+  /** Numbers of a slot in a layer. */
+  readonly #ofSlot: number;
+  readonly #slots: number;
   #arrived: Int32Array | undefined;
   #isWanted = false;
   #isUnderWay = false;
@@ -20,6 +23,8 @@ export class NewestDemand implements Disposable {
 
   /** @throws OutOfMemoryError */
   constructor({ kvHeads }: KvLayer, { device, slots }: KvCapacity, layers: number) {
+    this.#ofSlot = kvHeads * counts;
+    this.#slots = slots;
     const zeros = new Int32Array(layers * slots * kvHeads * counts);
     this.#counts = device.tensor('i32', ['layer', 'slot', 'kvHead', 'count'], [layers, slots, kvHeads, counts], zeros);
   }
@@ -73,12 +78,7 @@ export class NewestDemand implements Disposable {
     this.#counts.dispose();
   }
 
-  /** Numbers of a slot in a layer. */
-  get #ofSlot(): number {
-    return this.#counts.shape[2] * counts;
-  }
-
   #firstOf(layer: number, slot: number): number {
-    return (layer * this.#counts.shape[1] + slot) * this.#ofSlot;
+    return (layer * this.#slots + slot) * this.#ofSlot;
   }
 }

@@ -40,11 +40,16 @@ export function transferBlocks(stream: Stream, args: TransferBlocksArguments): v
     const from = listFor('transferBlocks', 'from', args.from, 'to', to.length);
     expectIndices('transferBlocks', 'from', from, source.shape[0]);
     expectIndices('transferBlocks', 'to', to, destination.shape[0]);
-    if (new Set(to).size !== to.length) {
-      throw new InvalidValueError('transferBlocks: a block of to appears twice; give every copy a block of its own.', {
-        subject: 'to',
-        given: to,
-      });
+    // Lists may be long, and a set of their numbers slow to make.
+    const named = new Uint8Array(destination.shape[0]);
+    for (const block of to) {
+      if (named[block] !== 0) {
+        throw new InvalidValueError('transferBlocks: a block of to appears twice; give every copy a block of its own.', {
+          subject: 'to',
+          given: to,
+        });
+      }
+      named[block] = 1;
     }
     loadAddon().transferBlocks(stream.native, ...natives, joined(from, to));
   });

@@ -197,11 +197,11 @@ export class DensePagedStore implements KvStore {
 
   prepare(stream: Stream, batch: RowBatch): void {
     this.#slots.expectUsable('prepare', stream);
-    const own = this.#lackingFor(batch);
+    const own = this.#lackingFor(entriesOf('prepare', batch));
     if (own.entries.length === 0) return;
     const isAnswers = own.entries.every(({ rows }) => rows === 1);
     const others = isAnswers ? this.#inStep.filter((store) => store !== this) : [];
-    const all = [own, ...others.map((store) => store.#lackingFor(batch))];
+    const all = [own, ...others.map((store) => store.#lackingFor(own.entries))];
     expectAvailable(all);
     try {
       for (const each of all) each.store.#makeRoom(stream, each);
@@ -218,7 +218,7 @@ export class DensePagedStore implements KvStore {
 
   /** How many blocks `prepare` would take. */
   blocksFor(batch: Pick<RowBatch, 'entries'>): number {
-    return blocksOf(this.#lackingFor(batch));
+    return blocksOf(this.#lackingFor(entriesOf('prepare', batch)));
   }
 
   append(stream: Stream, call: AppendCall): void {
@@ -359,8 +359,8 @@ export class DensePagedStore implements KvStore {
   }
 
   /** What rows lack that are not known to fit: blocks, and copies in the place of those that others hold too. */
-  #lackingFor(batch: Pick<RowBatch, 'entries'>): LackingBlocks {
-    const entries = entriesOf('prepare', batch).filter(({ slot, rows }) => !this.#slots.hasRoom(slot, rows));
+  #lackingFor(all: readonly RowBatchEntry[]): LackingBlocks {
+    const entries = all.filter(({ slot, rows }) => !this.#slots.hasRoom(slot, rows));
     const missing: MissingBlocks[] = [];
     const written: HeldBlock[] = [];
     const { ids, blockTokens } = this.#pool;
