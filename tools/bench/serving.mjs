@@ -1,6 +1,6 @@
 // Rows of docs/benchmarks/serving-simulated.json: what `kv simulate` says of all of SparseServe beside `base`.
 //
-//   node tools/bench/serving.mjs [--gpu h200] [--model lwm-7b] [--seeds 1]
+//   node tools/bench/serving.mjs [--gpu h200] [--model lwm-7b] [--seeds 1] [--requests 100] [--rates 1.7]
 //
 // Needs built packages. Nothing is measured here: the same seeds give the same rows on any machine.
 import { parseArgs } from 'node:util';
@@ -8,7 +8,7 @@ import { Costs, paperCosts, simulatedModels, simulateFigures } from '@kv/serve-s
 import { keepRows, summarise } from './results.mjs';
 
 const { values } = parseArgs({
-  options: { gpu: { type: 'string', default: 'h200' }, model: { type: 'string', default: 'lwm-7b' }, seeds: { type: 'string', default: '1' } },
+  options: { gpu: { type: 'string', default: 'h200' }, model: { type: 'string', default: 'lwm-7b' }, seeds: { type: 'string', default: '1' }, requests: { type: 'string', default: '100' }, rates: { type: 'string' } },
 });
 const { gpu, model } = values;
 const seeds = Array.from({ length: Number(values.seeds) }, (_, index) => index + 1);
@@ -16,8 +16,11 @@ const machines = {
   h200: { name: 'H200', costs: new Costs(), rates: { 'lwm-7b': [0.5, 0.7, 1.4], 'llama3-8b': [1.2, 2] } },
   a100: { name: "the paper's machine", costs: paperCosts(), rates: { 'lwm-7b': [0.125, 0.3], 'llama3-8b': [0.35, 0.6] } },
 };
-const { name: machine, costs, rates } = machines[gpu];
-const requests = 100;
+const { name: machine, costs, rates: ownRates } = machines[gpu];
+const requests = Number(values.requests);
+const rates = values.rates === undefined ? ownRates[model] : values.rates.split(',').map(Number);
+/** Behind what any load saturates a longer trace shows more of. */
+const served = requests === 100 ? `${machine}, ${model}` : `${machine}, ${model}, ${requests} requests`;
 
 /** What of each figure becomes rows: the columns of ours and of the reference. */
 const plans = [
@@ -48,21 +51,21 @@ function row(measure, { unit, better, name }, ours, reference) {
 
 const bySeed = [];
 for (const seed of seeds) {
-  const tables = await simulateFigures(['10', '11', '12', '13', '15', '16a'], { model, requests, seed, costs, rates: rates[model] });
+  const tables = await simulateFigures(['10', '11', '12', '13', '15', '16a'], { model, requests, seed, costs, rates });
   bySeed.push(Object.fromEntries(tables.map(({ figure, rows }) => [figure, rows])));
   console.log(`${machine}, ${model}, seed ${seed}: ${JSON.stringify(bySeed.at(-1))}`);
 }
 const column = (figure, line, index) => bySeed.map((tables) => tables[figure][line][index]);
 const rows = plans.flatMap((plan) =>
-  rates[model].map((rate, line) => {
-    const measure = `${machine}, ${model}, ${rate} requests/s: ${plan.what}`;
+  rates.map((rate, line) => {
+    const measure = `${served}, ${rate} requests/s: ${plan.what}`;
     return row(measure, plan, column(plan.figure, line, plan.ours), column(plan.figure, line, plan.reference));
   }),
 );
-const served = { unit: 'requests/s', better: 'higher' };
-rows.push(row(`${machine}, ${model}: requests within the service level`, { ...served, name: 'no feature' }, column('13', 5, 1), column('13', 0, 1)));
+const perSecond = { unit: 'requests/s', better: 'higher' };
+rows.push(row(`${served}: requests within the service level`, { ...perSecond, name: 'no feature' }, column('13', 5, 1), column('13', 0, 1)));
 bySeed[0]['13'].slice(1).forEach(([system], before) => {
-  const measure = `${machine}, ${model}: requests within the service level, ${system}`;
-  rows.push(row(measure, { ...served, name: 'one feature less' }, column('13', before + 1, 1), column('13', before, 1)));
+  const measure = `${served}: requests within the service level, ${system}`;
+  rows.push(row(measure, { ...perSecond, name: 'one feature less' }, column('13', before + 1, 1), column('13', before, 1)));
 });
 keepRows('serving-simulated', 'Serving with all of SparseServe, simulated', rows);

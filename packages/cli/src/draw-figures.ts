@@ -22,6 +22,7 @@ const panels: readonly Panel[] = [
   { figure: '14b', title: 'a saved prompt, times one that is not', columns: [1, 2], below: 'tokens' },
   { figure: '15', title: 'blocks loaded a step', columns: [3, 4], isLog: true },
   { figure: '16a', title: 'first token, ms', columns: [1, 2], isLog: true },
+  { figure: '16b', title: 'attention of a prompt, times one piece', columns: [1, 2], below: 'tokens of a chunk' },
 ];
 
 const [width, height, across, gap, legend, top] = [230, 190, 4, 50, 95, 60];

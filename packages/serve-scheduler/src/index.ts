@@ -9,6 +9,7 @@ export { Costs } from './simulator/costs.js';
 export { figureNames, simulateFigures } from './simulator/figures.js';
 export type { FigureName, FigureOptions, FigureTable } from './simulator/figures.js';
 export { paperCosts } from './simulator/paper-costs.js';
+export type { Locality } from './simulator/block-reader.js';
 export { simulate } from './simulator/simulate.js';
 export type { SimulationOptions, SimulationResult } from './simulator/simulate.js';
 export { simulatedModels, systems } from './simulator/systems.js';

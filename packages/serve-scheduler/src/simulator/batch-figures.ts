@@ -56,3 +56,15 @@ export async function savingByPrompt({ model, costs, seed, signal }: BatchOption
   }
   return { title: 'time of a prompt that is saved, in that of one that is not', columns: ['tokens', 'a copy a block', 'FlashD2H'], rows };
 }
+
+/** Fig. 16b: attention of a prompt that is read in chunks, in that of one piece, and in layer segments, which read one piece of each layer. */
+export function attentionByChunk({ model, costs }: BatchOptions): BatchTable {
+  const promptTokens = 32_768;
+  const attention = (chunk: number): number => {
+    const parts = Array.from({ length: promptTokens / chunk }, (_, index) => (chunk * (2 * index + 1) * chunk) / 2);
+    return parts.reduce((sum, pairs) => sum + costs.milliseconds('prefillAttention', (model.queryHeads * pairs) / 2 ** 20), 0);
+  };
+  const whole = attention(promptTokens);
+  const rows = [512, 1024, 2048, 4096].map((chunk) => [chunk, attention(chunk) / whole, 1]);
+  return { title: 'attention of a prompt of 32,768 tokens, in that of one piece', columns: ['tokens of a chunk', 'chunks', 'layer segments'], rows };
+}

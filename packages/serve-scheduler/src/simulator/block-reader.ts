@@ -2,14 +2,23 @@ import { Random } from './random.js';
 
 /** Steps whose blocks are a working set. */
 const windowSteps = 12;
+/** What an answer reads in steps that follow each other. */
+export interface Locality {
+  /** How often a block that was read is replaced in the next step. */
+  readonly replaced: number;
+  /** How often by one that was read not long ago. */
+  readonly returning: number;
+  /** How many steps ago that was, on average. */
+  readonly awaySteps: number;
+  /** How much more often some of the others are read than the rest: the exponent of a Zipf distribution, 0 for none. */
+  readonly exponent: number;
+}
+
 /**
- * How often a block that was read is replaced in the next step; how often by one that was read not long ago; how many steps ago
- * that was, on average. So chosen that overlaps rise from 1 to 12 steps as the paper's do (Fig. 8), and that 8 answers wait for
- * their blocks as long as the paper's (Fig. 14a).
+ * So chosen that overlaps rise from 1 to 12 steps as the paper's do (Fig. 8), and that 8 answers wait for their blocks as long
+ * as the paper's (Fig. 14a).
  */
-const replaced = 0.125;
-const returning = 0.85;
-const awaySteps = 3;
+const ofPaper: Locality = { replaced: 0.125, returning: 0.85, awaySteps: 3, exponent: 1 };
 const isRead = 2 ** 31 - 1;
 
 /**
@@ -18,6 +27,7 @@ const isRead = 2 ** 31 - 1;
  */
 export class BlockReader {
   readonly #random: Random;
+  readonly #locality: Locality;
   readonly #blocks: number[] = [];
   /** The step that last read a block, `isRead` while it is among the blocks, 0 before it ever was. */
   readonly #lastRead: Int32Array;
@@ -30,8 +40,9 @@ export class BlockReader {
   workingSet = 0;
 
   /** @param most blocks that there will ever be */
-  constructor(random: Random, most: number) {
+  constructor(random: Random, most: number, locality = ofPaper) {
     this.#random = random;
+    this.#locality = locality;
     this.#lastRead = new Int32Array(most);
     this.#shift = random.below(2 ** 20);
   }
@@ -44,6 +55,7 @@ export class BlockReader {
       if (this.#lastRead[block] === step) this.workingSet -= 1;
     }
     const wanted = Math.min(count, budget);
+    const { replaced } = this.#locality;
     while (this.#blocks.length > wanted) this.#leave(this.#blocks.pop() ?? 0);
     if (wanted < count) {
       // The distance to the next block that is replaced is geometric.
@@ -69,6 +81,7 @@ export class BlockReader {
   }
 
   #another(count: number): number {
+    const { replaced, returning, awaySteps, exponent } = this.#locality;
     if (this.#random.next() < returning) {
       const back = Math.floor(this.#random.exponential() * awaySteps * Math.max(1, this.#blocks.length * replaced));
       for (let index = this.#away.length - 1 - back; index >= 0; index--) {
@@ -76,8 +89,7 @@ export class BlockReader {
         if (this.#lastRead[block] === step && step !== this.#step - 1) return block;
       }
     }
-    // Zipf of exponent 1: the logarithm of the rank is uniform.
-    const rank = Math.floor((count + 1) ** this.#random.next()) - 1;
+    const rank = Math.min(count, Math.floor(zipf(this.#random.next(), count, exponent))) - 1;
     return this.#unread((rank * 7919 + this.#shift) % count, count);
   }
 
@@ -87,6 +99,13 @@ export class BlockReader {
     while (this.#lastRead[block] === isRead) block = (block + 1) % count;
     return block;
   }
+}
+
+/** The rank, from 1 on, below which a share of a continuous Zipf distribution over so many lies. */
+function zipf(share: number, count: number, exponent: number): number {
+  if (exponent === 1) return (count + 1) ** share;
+  const rest = 1 - exponent;
+  return (1 + share * ((count + 1) ** rest - 1)) ** (1 / rest);
 }
 
 /** Fig. 8: of so many steps before, the share of the blocks of a step that one of them read, where the budget is 58 of the blocks. */

@@ -21,6 +21,11 @@ function heldOut(costs: Costs): { name: string; predicted: number; median: numbe
   const step = (rows: number, tokens: number) => costs.milliseconds('rows', rows) + 32 * costs.milliseconds('decodeAttention', 8 * tokens);
   const prompt = (tokens: number) =>
     (tokens / 8192) * costs.milliseconds('rows', 8192) + 32 * costs.milliseconds('prefillAttention', (32 * tokens ** 2) / 2 ** 21);
+  const pairs = (first: number, end: number) => (32 * (end ** 2 - first ** 2)) / 2 ** 21;
+  const chunks = (tokens: number, chunk: number) =>
+    Array.from({ length: tokens / chunk }, (_, index) => index * chunk)
+      .map((first) => costs.milliseconds('rows', chunk) + 32 * costs.milliseconds('prefillAttention', pairs(first, first + chunk)))
+      .reduce((sum, each) => sum + each, 0);
   const row = (file: string, measure: string, predicted: number) => ({ name: measure, predicted, median: measured(file, measure) });
   return [
     row('attention-h200.json', 'decode 1x131072', costs.milliseconds('decodeAttention', 8 * 131_072)),
@@ -31,6 +36,10 @@ function heldOut(costs: Costs): { name: string; predicted: number; median: numbe
     row('batched-steps-h200.json', 'decode step of 63 sequences of 1024 and 1 sequence of 131072 tokens', step(64, 63 * 1024 + 131_072)),
     row('skeleton-model-h200.json', 'each later token, 131072 tokens of prompt, f16', step(1, 131_072)),
     row('skeleton-model-h200.json', 'first token, 131072 tokens of prompt, f16', prompt(131_072)),
+    row('serving-h200.json', 'scores, top 64 blocks and plan of a layer, 32 sequences of 32K', costs.milliseconds('selection', 262_144)),
+    row('serving-h200.json', 'loads of 205 blocks of 2 x 8192 bytes', costs.transfer('gather', 205 * 16_384)),
+    row('serving-h200.json', 'loads of 2048 blocks of 2 x 16384 bytes', costs.transfer('gather', 2048 * 32_768)),
+    ...[512, 1024, 2048, 4096, 8192].map((chunk) => row('serving-h200.json', `a prompt of 32768 tokens in chunks of ${chunk}`, chunks(32_768, chunk))),
   ];
 }
 
@@ -60,7 +69,7 @@ describe('the tables of one H200', () => {
     expect(costs.milliseconds('rows', 0.5)).toBe(3.859);
     expect(costs.milliseconds('rows', 20)).toBeCloseTo((4.072 + 4.753) / 2, 12);
     expect(costs.milliseconds('rows', 8192 + 7168)).toBeCloseTo(211.2 + (211.2 - 25.7), 12);
-    expect(costs.transfer('gather', 44e9)).toBeCloseTo(1000, 9);
+    expect(costs.transfer('gather', 50e9)).toBeCloseTo(1000, 9);
   });
 });
 

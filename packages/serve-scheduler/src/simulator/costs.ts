@@ -14,7 +14,7 @@ const schema = z.strictObject({
   clockMegahertz: z.number().positive(),
   /** The model whose steps were measured. */
   model: z.strictObject({ parameters: count, layers: count, queryHeads: count, kvHeads: count, headDim: count }),
-  tables: z.strictObject({ rows: table, decodeAttention: table, prefillAttention: table, selection: table }),
+  tables: z.strictObject({ rows: table, decodeAttention: table, prefillAttention: table, selection: table, placing: table }),
   gigabytesPerSecond: z.strictObject({ gather: rate, copies: rate, save: rate, saveCopies: rate }),
 });
 

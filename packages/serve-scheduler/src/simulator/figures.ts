@@ -1,7 +1,7 @@
 import { InvalidValueError } from '@kv/sparse-core';
 
 import { overlapByWindow } from './block-reader.js';
-import { loadingByBatch, savingByPrompt, throughputByBatch } from './batch-figures.js';
+import { attentionByChunk, loadingByBatch, savingByPrompt, throughputByBatch } from './batch-figures.js';
 import type { BatchOptions } from './batch-figures.js';
 import { Costs } from './costs.js';
 import { goodput } from './goodput.js';
@@ -13,7 +13,7 @@ import { poissonTrace } from './trace.js';
 import type { AnswerTokens } from './trace.js';
 
 /** The paper's figures that can be simulated, as it numbers them. */
-export const figureNames = ['1', '4', '8', '10', '11', '12', '13', '14a', '14b', '15', '16a'] as const;
+export const figureNames = ['1', '4', '8', '10', '11', '12', '13', '14a', '14b', '15', '16a', '16b'] as const;
 export type FigureName = (typeof figureNames)[number];
 
 export interface FigureOptions {
@@ -61,7 +61,7 @@ type Runs = (rate: number, system: ComparedName) => Promise<SimulationResult>;
 type Value = (result: SimulationResult) => number;
 
 /**
- * Figures 1, 4, 8, 10 to 13, 14a to 16a of the paper, simulated. Runs that figures share are made once.
+ * Figures 1, 4, 8, 10 to 13, 14a to 16b of the paper, simulated. Runs that figures share are made once.
  * @throws InvalidValueError for a figure or a model that there is not
  */
 export async function simulateFigures(names: readonly FigureName[], options: FigureOptions): Promise<FigureTable[]> {
@@ -97,6 +97,8 @@ async function tableOf(name: FigureName, settings: Settings, run: Runs): Promise
       return await loadingByBatch(settings);
     case '14b':
       return await savingByPrompt(settings);
+    case '16b':
+      return attentionByChunk(settings);
     default:
       return await byRate(name, settings.rates, run);
   }
@@ -129,7 +131,7 @@ async function withinLevel({ model, costs, ...rest }: Settings): Promise<Table> 
   return { title: 'requests/s within the service level', columns: ['system', 'requests/s', 'times the one before'], rows: found };
 }
 
-type RateFigure = Exclude<FigureName, '1' | '4' | '8' | '13' | '14a' | '14b'>;
+type RateFigure = Exclude<FigureName, '1' | '4' | '8' | '13' | '14a' | '14b' | '16b'>;
 
 async function byRate(name: RateFigure, given: readonly number[], run: Runs): Promise<Table> {
   const [title, columns] = plans[name];

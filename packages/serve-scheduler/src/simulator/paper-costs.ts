@@ -37,6 +37,7 @@ export function paperCosts(): Costs {
       decodeAttention: scaled(table.decodeAttention, () => false),
       prefillAttention: scaled(table.prefillAttention, () => true),
       selection: scaled(table.selection, () => false),
+      placing: scaled(table.placing, () => false),
     },
     gigabytesPerSecond: {
       gather: published(20, 'FlashH2D, at least so much'),

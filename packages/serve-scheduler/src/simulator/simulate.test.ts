@@ -12,6 +12,7 @@ import { poissonTrace } from './trace.js';
 
 const model = simulatedModels['lwm-7b'];
 const at = (rate: number, requests = 40) => poissonTrace(requests, rate, model, 1);
+const scattered = { replaced: 0.9, returning: 0, awaySteps: 1, exponent: 0 };
 const run = (system: SystemName, trace: SimulationOptions['trace']) => simulate({ model, features: systems[system], trace });
 
 describe('simulate', () => {
@@ -28,6 +29,17 @@ describe('simulate', () => {
     const segments = await run('+LP', trace);
     expect(segments.firstToken).toBeCloseTo(share * costs.milliseconds('rows', 8192) + 32 * attention(0, 8192), 6);
     expect([chunked, segments].map(({ requests, queueing }) => [requests, queueing])).toEqual([[1, 0], [1, 0]]);
+    const { spent, answersPerStep } = segments;
+    expect(spent.prompts).toBeCloseTo(segments.firstToken, 6);
+    const { weights, choice, loading } = spent;
+    expect(weights + spent.attention + choice + loading).toBeCloseTo(2 * segments.betweenTokens, 6);
+    expect(answersPerStep).toBe(1);
+  });
+
+  it('loads more where less of what a step reads was read before', async () => {
+    const options = { model, features: systems['+LP'], trace: at(0.7, 8) };
+    const [local, far] = [await simulate(options), await simulate({ ...options, locality: scattered })];
+    expect(far.loadsPerStep).toBeGreaterThan(2 * local.loadsPerStep);
   });
 
   it('gives the same result for the same seed', async () => {
@@ -76,6 +88,8 @@ describe('simulate', () => {
       [InvalidValueError, { features: { ...systems.base, fastTransfer: 1 } }],
       [InvalidValueError, { costs: {} }],
       [InvalidValueError, { seed: NaN }],
+      [InvalidValueError, { locality: { ...scattered, replaced: 0 } }],
+      [InvalidValueError, { locality: { ...scattered, exponent: NaN } }],
       [InvalidValueError, { signal: 1 }],
       [OutOfMemoryError, { trace: [{ milliseconds: 0, promptTokens: 1e6, maxTokens: 1 }] }],
     ];
@@ -113,21 +127,25 @@ describe('simulateFigures', () => {
   });
 
   it('has a knee by the number of answers, and shows what steps and prompts wait for', async () => {
-    const [byBatch, loading, saving] = await simulateFigures(['1', '14a', '14b'], { model: 'lwm-7b' });
+    const [byBatch, loading, saving, chunks] = await simulateFigures(['1', '14a', '14b', '16b'], { model: 'lwm-7b' });
     const perSecond = byBatch?.rows.map((row) => Number(row[1])) ?? [];
     const best = perSecond.indexOf(Math.max(...perSecond));
     expect([best > 0, best < perSecond.length - 1]).toEqual([true, true]);
     for (const row of loading?.rows ?? []) {
       const [, step = NaN, copying = NaN, fastStep = NaN, gathering = NaN] = row.map(Number);
-      expect(copying / gathering).toBeCloseTo(44 / 5.25, 6);
+      expect(copying / gathering).toBeCloseTo(50 / 5.49, 6);
       expect(step).toBeGreaterThan(fastStep);
     }
     for (const row of saving?.rows ?? []) expect(Number(row[1])).toBeGreaterThan(Number(row[2]));
+    expect(chunks?.rows.map(([tokens]) => tokens)).toEqual([512, 1024, 2048, 4096]);
+    const slower = chunks?.rows.map((row) => Number(row[1])) ?? [];
+    expect(slower).toEqual(slower.toSorted((one, other) => other - one));
+    for (const row of chunks?.rows ?? []) expect([Number(row[1]) > 1, row[2]]).toEqual([true, 1]);
   });
 
   it('says what the link is reckoned with, and how blocks overlap', async () => {
     const [link, overlap] = await simulateFigures(['4', '8'], { model: 'lwm-7b' });
-    expect(link?.rows.map(([, rate]) => rate)).toEqual([5.25, 44, 5.9, 55.2]);
+    expect(link?.rows.map(([, rate]) => rate)).toEqual([5.49, 50, 5.9, 55.2]);
     const shares = overlap?.rows.map(([, share]) => Number(share)) ?? [];
     expect(shares).toEqual(shares.toSorted((one, other) => one - other));
     expect(Math.abs((shares[4] ?? NaN) - (shares[0] ?? NaN) - 10.68)).toBeLessThan(1);

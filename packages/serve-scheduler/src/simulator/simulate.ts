@@ -5,8 +5,10 @@ import { expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/
 import { Scheduler } from '../scheduler/scheduler.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
 import { pinnedBlocks } from '../scheduler/scheduler-options.js';
+import type { Locality } from './block-reader.js';
 import { Costs } from './costs.js';
 import { SimulatedExecutor } from './simulated-executor.js';
+import type { SpentTime } from './simulated-executor.js';
 import type { SimulatedModel, SystemFeatures } from './systems.js';
 import type { TracedRequest } from './trace.js';
 
@@ -16,9 +18,11 @@ export interface SimulationOptions {
   readonly trace: readonly TracedRequest[];
   /** Default: those of one H200. */
   readonly costs?: Costs | undefined;
+  /** How blocks that answers read follow each other. Default: after the paper's figures. */
+  readonly locality?: Locality | undefined;
   /** Of the blocks that answers read. Default 1. */
   readonly seed?: number | undefined;
-  /** R_max. Default 32. */
+  /** R_max. Default: that of the model. */
   readonly maxRequests?: number | undefined;
   /** Tokens of prompts in a step, in all layers. Default 2048. */
   readonly promptTokens?: number | undefined;
@@ -40,6 +44,10 @@ export interface SimulationResult {
   /** Blocks that a step loads, of all heads and layers, the mean. */
   readonly loadsPerStep: number;
   readonly steps: number;
+  /** Of the steps that answer, the mean. */
+  readonly answersPerStep: number;
+  /** Of all steps, by what it went to. */
+  readonly spent: Readonly<SpentTime>;
   /** How often requests were left out of steps for want of memory. */
   readonly resets: number;
 }
@@ -55,7 +63,7 @@ const stepsInTurn = 256;
 const mostRequests = 1e7;
 
 /** A scheduler for a model with so many bytes of cache, of which pinned blocks take their part. */
-function schedulerOf({ model, features, maxRequests = 32, promptTokens = 2048 }: SimulationOptions): Scheduler {
+function schedulerOf({ model, features, maxRequests = model.maxRequests ?? 32, promptTokens = 2048 }: SimulationOptions): Scheduler {
   const { layers, kvHeads, headDim, deviceBytes, hostBytes } = model;
   const sizes = { blockTokens: 32, sinkTokens: 32, localWindow: 64 };
   const layerBytes = layers * 4 * sizes.blockTokens * headDim;
@@ -79,11 +87,11 @@ function schedulerOf({ model, features, maxRequests = 32, promptTokens = 2048 }:
  */
 export async function simulate(options: SimulationOptions): Promise<SimulationResult> {
   expectOptions(options);
-  const { model, features, costs = new Costs(), seed = 1, signal } = options;
+  const { model, features, costs = new Costs(), seed = 1, locality, signal } = options;
   const trace = listOf('simulate', 'trace', options.trace, mostRequests);
   expectInOrder(trace);
   const scheduler = schedulerOf(options);
-  const executor = new SimulatedExecutor({ model, features, scheduler, costs, seed });
+  const executor = new SimulatedExecutor({ model, features, scheduler, costs, seed, locality });
   const times = new Map<ScheduledRequest, Times>();
   let arrived = 0;
   for (;;) {
@@ -120,7 +128,7 @@ export async function simulate(options: SimulationOptions): Promise<SimulationRe
 /** What the scheduler does not check. @throws InvalidValueError */
 function expectOptions(options: SimulationOptions): void {
   expectObject('simulate', 'options', options);
-  const { model, features, costs, signal, seed = 1 } = options;
+  const { model, features, costs, locality, signal, seed = 1 } = options;
   expectObject('simulate', 'model', model);
   expectObject('simulate', 'features', features);
   const { deviceBytes, hostBytes, queryHeads, parameters } = model;
@@ -129,8 +137,19 @@ function expectOptions(options: SimulationOptions): void {
   }
   expectThat('simulate', 'fastTransfer', features.fastTransfer, typeof features.fastTransfer === 'boolean', 'true or false');
   expectThat('simulate', 'costs', costs, costs === undefined || costs instanceof Costs, 'new Costs()');
+  if (locality !== undefined) expectLocality(locality);
   expectThat('simulate', 'seed', seed, Number.isSafeInteger(seed) && seed >= 0, 'a whole number from 0 on');
   expectSignal('simulate', signal);
+}
+
+/** @throws InvalidValueError */
+function expectLocality(locality: Locality): void {
+  expectObject('simulate', 'locality', locality);
+  const { replaced, returning, awaySteps, exponent } = locality;
+  expectThat('simulate', 'replaced', replaced, replaced > 0 && replaced <= 1, 'above 0, at most 1');
+  expectThat('simulate', 'returning', returning, returning >= 0 && returning <= 1, 'from 0 to 1');
+  expectThat('simulate', 'awaySteps', awaySteps, awaySteps > 0 && awaySteps < Infinity, 'above 0, finite');
+  expectThat('simulate', 'exponent', exponent, exponent >= 0 && exponent < Infinity, 'from 0 on, finite');
 }
 
 /** @throws InvalidValueError unless each request has a time, and none comes before another that is listed earlier */
@@ -144,7 +163,7 @@ function expectInOrder(trace: readonly TracedRequest[]): void {
   }
 }
 
-function summarise(served: readonly (readonly [ScheduledRequest, Times])[], { now, steps, loads }: SimulatedExecutor): SimulationResult {
+function summarise(served: readonly (readonly [ScheduledRequest, Times])[], { now, steps, loads, answers, answering, spent }: SimulatedExecutor): SimulationResult {
   const all = served.map(([, times]) => times);
   const gaps = all.flatMap(({ tokens }) => tokens.slice(1).map((time, index) => time - (tokens[index] ?? time)));
   gaps.sort((one, other) => one - other);
@@ -160,6 +179,8 @@ function summarise(served: readonly (readonly [ScheduledRequest, Times])[], { no
     tokensPerSecond: (1000 * tokens) / (now - start),
     loadsPerStep: loads / Math.max(1, steps),
     steps,
+    answersPerStep: answers / Math.max(1, answering),
+    spent,
     resets: served.reduce((sum, [{ resets }]) => sum + resets, 0),
   };
 }

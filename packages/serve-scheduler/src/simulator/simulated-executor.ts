@@ -1,10 +1,11 @@
 import type { Executor, Outcome, Step } from '../engine/executor.js';
-import type { AnswerStep, Batch, PromptPart } from '../scheduler/batch.js';
+import type { Batch, PromptPart } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
 import type { Scheduler } from '../scheduler/scheduler.js';
 import { pinnedBlocks } from '../scheduler/scheduler-options.js';
 import { BlockCache } from './block-cache.js';
 import { BlockReader } from './block-reader.js';
+import type { Locality } from './block-reader.js';
 import type { Costs } from './costs.js';
 import { Random } from './random.js';
 import type { SimulatedModel, SystemFeatures } from './systems.js';
@@ -21,6 +22,18 @@ export interface SimulatedParts {
   readonly scheduler: Scheduler;
   readonly costs: Costs;
   readonly seed: number;
+  readonly locality?: Locality | undefined;
+}
+
+/** Milliseconds of all steps, by what they went to. */
+export interface SpentTime {
+  /** Answers: what all rows pass but attention. */
+  weights: number;
+  attention: number;
+  /** Scores, the choice of blocks, and their plan. */
+  choice: number;
+  loading: number;
+  prompts: number;
 }
 
 /** Computes nothing: says how long each step of a GPU would take, on a clock of its own. */
@@ -34,8 +47,12 @@ export class SimulatedExecutor implements Executor {
   /** Milliseconds since the beginning. */
   now = 0;
   steps = 0;
+  /** Steps that answer. */
+  answering = 0;
+  answers = 0;
   /** Blocks that were loaded, of all heads and layers. */
   loads = 0;
+  readonly spent: SpentTime = { weights: 0, attention: 0, choice: 0, loading: 0, prompts: 0 };
 
   constructor(parts: SimulatedParts) {
     this.#parts = parts;
@@ -46,8 +63,14 @@ export class SimulatedExecutor implements Executor {
 
   compute(batch: Batch): Promise<Step> {
     const missing = this.#parts.features.offload ? this.#read(batch) : 0;
-    this.now += this.#milliseconds(batch, missing);
+    const spent = this.#milliseconds(batch, missing);
+    for (const [part, milliseconds] of Object.entries(spent) as [keyof SpentTime, number][]) {
+      this.now += milliseconds;
+      this.spent[part] += milliseconds;
+    }
     this.steps += 1;
+    this.answers += batch.answers.length;
+    if (batch.answers.length > 0) this.answering += 1;
     this.loads += missing * this.#parts.model.layers;
     const outcomes: Outcome[] = [...batch.answers, ...batch.prompts.filter(({ isLast }) => isLast)]
       .filter(({ isReplay }) => !isReplay)
@@ -92,18 +115,14 @@ export class SimulatedExecutor implements Executor {
   #readersOf(request: ScheduledRequest): readonly BlockReader[] {
     const { blockTokens } = this.#parts.scheduler.settings;
     const most = Math.ceil((request.promptTokens + request.maxTokens) / blockTokens) + 1;
-    const readers = this.#readers.get(request) ?? Array.from({ length: sampledHeads }, () => new BlockReader(this.#random, most));
+    const readers = this.#readers.get(request) ?? Array.from({ length: sampledHeads }, () => new BlockReader(this.#random, most, this.#parts.locality));
     this.#readers.set(request, readers);
     return readers;
   }
 
-  #milliseconds({ answers, prompts }: Batch, missing: number): number {
-    const answering = answers.length === 0 ? 0 : this.#answering(answers) + this.#loading(missing);
-    return prompts.reduce((sum, part) => sum + this.#reading(part), answering);
-  }
-
-  /** A step of answers, all of whose blocks are there. */
-  #answering(answers: readonly AnswerStep[]): number {
+  #milliseconds({ answers, prompts }: Batch, missing: number): SpentTime {
+    const reading = prompts.reduce((sum, part) => sum + this.#reading(part), 0);
+    if (answers.length === 0) return { weights: 0, attention: 0, choice: 0, loading: 0, prompts: reading };
     const { costs, model, features } = this.#parts;
     const { layers, kvHeads } = model;
     const { blockTokens } = this.#parts.scheduler.settings;
@@ -111,13 +130,21 @@ export class SimulatedExecutor implements Executor {
       return sum + (features.sparse ? Math.min(length, budgetTokens) : length);
     }, 0);
     const scored = answers.reduce((sum, { request: { length } }) => sum + Math.ceil(length / blockTokens), 0);
-    const selection = features.sparse ? costs.milliseconds('selection', scored * kvHeads) : 0;
-    return this.#rows(answers.length) + layers * (costs.milliseconds('decodeAttention', read * kvHeads) + selection);
+    return {
+      weights: this.#rows(answers.length),
+      attention: layers * costs.milliseconds('decodeAttention', read * kvHeads),
+      choice: features.sparse ? layers * costs.milliseconds('selection', scored * kvHeads) : 0,
+      loading: this.#loading(missing),
+      prompts: reading,
+    };
   }
 
+  /** Finding places for what is missing, and bringing it there. */
   #loading(missing: number): number {
-    const { costs, model, features } = this.#parts;
-    return costs.transfer(features.fastTransfer ? 'gather' : 'copies', missing * model.layers * this.#blockBytes);
+    if (missing === 0) return 0;
+    const { costs, model, features, scheduler } = this.#parts;
+    const placing = model.layers * costs.milliseconds('placing', scheduler.settings.deviceBlocks);
+    return placing + costs.transfer(features.fastTransfer ? 'gather' : 'copies', missing * model.layers * this.#blockBytes);
   }
 
   /** A part of a prompt, whose blocks go to host memory beside it. */
