@@ -102,7 +102,7 @@ def rounded(each):
 def step_rows(libraries, options, sampler, machine):
     rows = []
     cases = ((8, 131072, 0, 64, None), (8, 131072, 0, 1, None), (8, 131072, 1, 64, None), (8, 32768, 0, 64, None), (8, 32768, 0.05, 64, 16384),
-             (8, 131072, 0.05, 64, 65536), (32, 32768, 0, 64, None), (1, 131072, 0, 64, None))
+             (8, 32768, 0.05, 64, 40960), (8, 131072, 0.05, 64, 65536), (32, 32768, 0, 64, None), (1, 131072, 0, 64, None))
     for sequences, tokens, missing, run, cached in cases:
         step = Step(sequences, tokens, missing, run, cached)
         if 0 < missing < 1:
@@ -127,6 +127,9 @@ def step_rows(libraries, options, sampler, machine):
         shapes = dict(sequences=sequences, keys=tokens, queryHeads=QUERY_HEADS, kvHeads=KV_HEADS, headDim=HEAD_DIM, blockTokens=BLOCK, top=TOP, dtype='float16')
         row = dict(measure=f'scores, top {TOP} blocks and plan of a layer, {what}', shapes=shapes, device='cuda', kind='measured', unit='ms', better='lower',
                    result=rounded(summary), date=time.strftime('%Y-%m-%d'), machine=machine, clockMegahertz=clock, watts=watts, error=error)
+        if step.forgotten is not None:
+            # A part of the result: what the step loads has to be forgotten first.
+            row['forgetting'] = round(time_once(captured(lambda: step.state[0].index_fill_(0, step.forgotten, -1), 10), 3) / 10, 4)
         if (sequences, tokens, missing, run) == (8, 131072, 0, 64):
             row['target'] = {'atMost': 0.055}
         if 'PyTorch' in results:

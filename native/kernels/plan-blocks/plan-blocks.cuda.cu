@@ -18,6 +18,7 @@ constexpr int kAtOnce = 8;       // loads that a thread has under way
 constexpr int kHeld = 32 * 1024;  // places of a thread block whose ages shared memory holds; those of more are in working memory
 constexpr int kCluster = 8;       // thread blocks for caches of more than kAlone places, on Hopper
 constexpr int kAlone = 8 * 1024;
+constexpr int kRecent = 256;      // steps whose places are counted step by step; older ones are together in the last count
 
 constexpr int32_t claim_of(int entry) { return -2 - entry; }
 
@@ -31,8 +32,9 @@ struct Launch {
   PlanBlocksArguments a;
   FaultSink faults;
   Totals* totals;
-  int32_t* missing;  // [batch, kv_head, room]: host blocks that the lists lack; -1 for others
-  uint32_t* ages;    // [cached], where shared memory has no room
+  int32_t* missing;     // [batch, kv_head, room]: host blocks that the lists lack; -1 for others
+  int32_t* claimed_by;  // [load]: the entry of the lists that claimed it
+  uint32_t* ages;       // [cached], where shared memory has no room
 };
 
 __device__ inline int blocks_of(const PlanBlocksArguments& a, const EntryBlocks& entry) {
@@ -153,8 +155,9 @@ using Scan = cub::BlockScan<uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
 // What a thread block of the cluster has found, for the others.
 struct PlanShared {
-  alignas(16) int4 found;       // how many loads are listed; places below the oldest age that stays, and of it
+  alignas(16) int4 found;       // claims; places below the oldest age that stays, and of it
   alignas(16) int4 counts[3];   // of turns that follow each other
+  alignas(16) int recent[kRecent];  // places by the steps since they were chosen
   typename Scan::TempStorage storage;
 };
 
@@ -186,14 +189,14 @@ struct OwnPlaces {
   }
 };
 
-// When each of the places was last chosen; 0 if it holds nothing. All threads call it.
-__device__ void find_ages(const PlanBlocksArguments& a, const OwnPlaces& places, uint32_t* ages) {
-  for (int start = static_cast<int>(threadIdx.x); start < places.count; start += kAtOnce * kThreads) {
+// When each of the places was last chosen; 0 if it holds nothing. Counts them by their steps. All threads call it.
+__device__ void find_ages(const PlanBlocksArguments& a, const OwnPlaces& places, uint32_t now, uint32_t* ages, int* recent) {
+  for (int start = 0; start < places.count; start += kAtOnce * kThreads) {
     int32_t held[kAtOnce], found[kAtOnce];
     uint32_t used[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int own = start + i * kThreads, place = places.first + own;
+      const int own = start + i * kThreads + static_cast<int>(threadIdx.x), place = places.first + own;
       held[i] = own < places.count ? a.holds[place] : -1;
       used[i] = own < places.count ? static_cast<uint32_t>(a.used_at[place]) : 0;
     }
@@ -201,10 +204,83 @@ __device__ void find_ages(const PlanBlocksArguments& a, const OwnPlaces& places,
     for (int i = 0; i < kAtOnce; ++i) found[i] = held[i] >= 0 && held[i] < a.block_count ? a.where[held[i]] : -1;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int own = start + i * kThreads;
-      if (own < places.count) ages[own] = found[i] == a.first_cached + places.first + own ? used[i] : 0;
+      if (start + i * kThreads >= places.count) break;
+      const int own = start + i * kThreads + static_cast<int>(threadIdx.x);
+      const bool is_place = own < places.count;
+      const uint32_t age = is_place && found[i] == a.first_cached + places.first + own ? used[i] : 0;
+      if (is_place) ages[own] = age;
+      const uint32_t step = is_place ? min(now - age, kRecent - 1u) : kRecent;
+      // Most lanes count the same step.
+      const uint32_t alike = __match_any_sync(0xffffffffu, step);
+      if (is_place && (alike & ((1u << threadIdx.x % kWarp) - 1)) == 0) atomicAdd(recent + step, __popc(alike));
     }
   }
+}
+
+// Which places leave: those that were chosen before `age`, and of it the first.
+struct Cut {
+  uint32_t age;
+  int older;  // places of the cluster that leave whatever `age` is
+  int older_before, same_before;  // of the thread blocks before this one
+  bool is_found;
+};
+
+// The cut where it lies within the recent steps. Every lane of one warp calls it.
+__device__ Cut recent_cut(const PlanShared& shared, int wanted, uint32_t now, int blocks, int rank) {
+  constexpr int kEach = kRecent / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  // The lanes have the steps from the oldest on.
+  const int first = kRecent - (lane + 1) * kEach;
+  int counts[kEach] = {}, before[kEach] = {};
+  for (int other = 0; other < blocks; ++other) {
+#pragma unroll
+    for (int i = 0; i < kEach; i += 4) {
+      const uint4 of_other = ptx::cluster_load(shared.recent + first + i, static_cast<uint32_t>(other));
+      const int found[4] = {static_cast<int>(of_other.x), static_cast<int>(of_other.y), static_cast<int>(of_other.z), static_cast<int>(of_other.w)};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        counts[i + k] += found[k];
+        before[i + k] += other < rank ? found[k] : 0;
+      }
+    }
+  }
+  int sum = 0, sum_before = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    sum += counts[i];
+    sum_before += before[i];
+  }
+  int older = sum, older_before = sum_before;
+#pragma unroll
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const int from = __shfl_up_sync(0xffffffffu, older, distance), from_before = __shfl_up_sync(0xffffffffu, older_before, distance);
+    older += lane >= distance ? from : 0;
+    older_before += lane >= distance ? from_before : 0;
+  }
+  const uint32_t reached = __ballot_sync(0xffffffffu, older >= wanted);
+  older -= sum;
+  older_before -= sum_before;
+  Cut cut{};
+  bool is_passed = reached == 0 || lane != __ffs(static_cast<int>(reached)) - 1;
+#pragma unroll
+  for (int i = kEach - 1; i >= 0; --i) {
+    if (is_passed) continue;
+    const uint32_t step = static_cast<uint32_t>(first + i);
+    if (older + counts[i] >= wanted) {
+      // The last count is of one step alone where none is older.
+      cut = {now - step, older, older_before, before[i], step < kRecent - 1 || now <= step};
+      is_passed = true;
+    }
+    older += counts[i];
+    older_before += before[i];
+  }
+  const int source = reached == 0 ? 0 : __ffs(static_cast<int>(reached)) - 1;
+  cut.age = __shfl_sync(0xffffffffu, cut.age, source);
+  cut.older = __shfl_sync(0xffffffffu, cut.older, source);
+  cut.older_before = __shfl_sync(0xffffffffu, cut.older_before, source);
+  cut.same_before = __shfl_sync(0xffffffffu, cut.same_before, source);
+  cut.is_found = __shfl_sync(0xffffffffu, cut.is_found ? 1 : 0, source) != 0;
+  return cut;
 }
 
 // The largest age of the `wanted` places of the cluster that are unused for longest; no age is above `most`. Two bits of it at a
@@ -239,7 +315,7 @@ __device__ uint32_t oldest_ages(const uint32_t* ages, int count, int wanted, uin
   return order;
 }
 
-// Calls use(block) for each of a thread's entries that claimed what it lacks, in order.
+// Calls use(entry, block) for each of a thread's entries that claimed what it lacks, in order.
 template <class Use>
 __device__ inline void for_each_claim(const Launch& launch, int first, int end, Use use) {
   for (; first < end; first += kAtOnce) {
@@ -250,51 +326,61 @@ __device__ inline void for_each_claim(const Launch& launch, int first, int end, 
     for (int i = 0; i < kAtOnce; ++i) found[i] = blocks[i] >= 0 ? launch.a.where[blocks[i]] : -1;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (blocks[i] >= 0 && found[i] == claim_of(first + i)) use(blocks[i]);
+      if (blocks[i] >= 0 && found[i] == claim_of(first + i)) use(first + i, blocks[i]);
     }
   }
 }
 
-// Lists what is to be loaded, in the order of the lists. All threads of one thread block call it.
-__device__ int list_loads(const Launch& launch, bool fits, PlanShared& shared) {
-  const PlanBlocksArguments& a = launch.a;
-  const Share entries(a.batch * a.kv_heads * a.room);
-  uint64_t own = 0, before, all;
-  for_each_claim(launch, entries.first, entries.end, [&](int32_t) { ++own; });
-  Scan(shared.storage).ExclusiveSum(own, before, all);
-  for_each_claim(launch, entries.first, entries.end, [&](int32_t block) {
-    a.loads[before++] = block;
-    if (!fits) a.where[block] = -1;
-  });
-  const int loads = fits ? static_cast<int>(all) : 0;
-  if (threadIdx.x == 0) a.load_count[0] = loads;
-  return loads;
-}
+// Entries of the lists that follow each other, of a thread block and of each thread of it.
+struct OwnEntries {
+  int first;
+  int end;
+  __device__ OwnEntries(int entries, int blocks, int rank) {
+    const int each = (entries + blocks - 1) / blocks;
+    const int block_first = min(rank * each, entries), count = min(each, entries - block_first);
+    const Share share(count);
+    first = block_first + share.first;
+    end = block_first + share.end;
+  }
+};
 
-// Lists the places of this thread block whose blocks leave, behind those of the thread blocks before it. All threads of the
-// cluster call it.
-__device__ void list_places(const PlanBlocksArguments& a, const OwnPlaces& places, const uint32_t* ages, uint32_t order, int loads,
+// Lists the places of this thread block whose blocks leave, behind those of the thread blocks before it. All threads call it;
+// those of all thread blocks where the cut is not found yet.
+__device__ void list_places(const PlanBlocksArguments& a, const OwnPlaces& places, const uint32_t* ages, Cut cut, int loads,
                             PlanShared& shared, int blocks, int rank) {
   const Share share(places.count);
-  uint64_t own = 0, before, all;  // the lower word counts those below `order`, the upper one those of it
-  for (int i = share.first; i < share.end; ++i) own += ages[i] < order ? 1 : ages[i] == order ? uint64_t{1} << 32 : 0;
+  uint64_t own = 0, before, all;  // the lower word counts those below the cut's age, the upper one those of it
+  for (int i = share.first; i < share.end; ++i) own += ages[i] < cut.age ? 1 : ages[i] == cut.age ? uint64_t{1} << 32 : 0;
   Scan(shared.storage).ExclusiveSum(own, before, all);
-  if (threadIdx.x == 0) shared.found = {static_cast<int>(static_cast<uint32_t>(all)), static_cast<int>(all >> 32), 0, 0};
-  ptx::cluster_sync();
-  const ClusterSums sums(shared.found, blocks, rank);
-  const int equal = loads - sums.x;
-  int below = sums.x_before + static_cast<int>(static_cast<uint32_t>(before)), same = sums.y_before + static_cast<int>(before >> 32);
+  if (!cut.is_found) {
+    if (threadIdx.x == 0) shared.found = {static_cast<int>(static_cast<uint32_t>(all)), static_cast<int>(all >> 32), 0, 0};
+    ptx::cluster_sync();
+    const ClusterSums sums(shared.found, blocks, rank);
+    cut.older = sums.x;
+    cut.older_before = sums.x_before;
+    cut.same_before = sums.y_before;
+  }
+  const int equal = loads - cut.older;
+  int below = cut.older_before + static_cast<int>(static_cast<uint32_t>(before)), same = cut.same_before + static_cast<int>(before >> 32);
   int32_t* to = a.loads + a.most_loads;
   for (int i = share.first; i < share.end; ++i) {
-    if (ages[i] < order || (ages[i] == order && same < equal)) {
+    const uint32_t age = ages[i];
+    if (age < cut.age || (age == cut.age && same < equal)) {
       const int place = places.first + i;
       to[below + min(same, equal)] = place;
       const int32_t former = a.holds[place];
-      if (former >= 0 && former < a.block_count && a.where[former] == a.first_cached + place) a.where[former] = -1;
+      if (age > 0 || (former >= 0 && former < a.block_count && a.where[former] == a.first_cached + place)) a.where[former] = -1;
     }
-    below += ages[i] < order ? 1 : 0;
-    same += ages[i] == order ? 1 : 0;
+    below += age < cut.age ? 1 : 0;
+    same += age == cut.age ? 1 : 0;
   }
+}
+
+// Writes where a list finds an entry of it.
+__device__ inline void tell(const PlanBlocksArguments& a, int entry, int32_t place) {
+  const int list = entry / a.room;
+  const int64_t cache_head = int64_t{a.slots[list / a.kv_heads]} * a.kv_heads + list % a.kv_heads;
+  a.read_table[cache_head * a.room + entry % a.room] = place;
 }
 
 // Tells every list where the blocks are that it lacked: the threads from `first` on have an entry each.
@@ -312,10 +398,7 @@ __device__ void tell_places(const Launch& launch, int first, int threads) {
     for (int i = 0; i < kAtOnce; ++i) places[i] = blocks[i] >= 0 ? a.where[blocks[i]] : -1;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (blocks[i] < 0) continue;
-      const int entry = first + i * threads, list = entry / a.room;
-      const int64_t cache_head = int64_t{a.slots[list / a.kv_heads]} * a.kv_heads + list % a.kv_heads;
-      a.read_table[cache_head * a.room + entry % a.room] = places[i];
+      if (blocks[i] >= 0) tell(a, first + i * threads, places[i]);
     }
   }
 }
@@ -324,6 +407,7 @@ __device__ void tell_places(const Launch& launch, int first, int threads) {
 __global__ void __launch_bounds__(kThreads, 1) give_places(const __grid_constant__ Launch launch) {
   extern __shared__ uint32_t held[];
   __shared__ PlanShared shared;
+  __shared__ Cut found;
   ptx::follow_previous_kernel();
   const PlanBlocksArguments& a = launch.a;
   const int blocks = static_cast<int>(gridDim.x), rank = static_cast<int>(blockIdx.x);
@@ -339,37 +423,62 @@ __global__ void __launch_bounds__(kThreads, 1) give_places(const __grid_constant
     a.load_count[0] = 0;
     return;
   }
+  const OwnEntries entries(a.batch * a.kv_heads * a.room, blocks, rank);
+  if (totals.cached > a.cached) {
+    for_each_claim(launch, entries.first, entries.end, [&](int, int32_t block) { a.where[block] = -1; });
+    ptx::cluster_sync();
+    if (!is_first) return;
+    report_fault(launch.faults, PlanBlocksFault::cache_too_small, totals.cached, 0, a.cached);
+    *launch.totals = {};
+    a.clock[0] = now;
+    a.load_count[0] = 0;
+    return;
+  }
   const OwnPlaces places(a.cached, blocks, rank);
   uint32_t* ages = (a.cached + blocks - 1) / blocks <= kHeld ? held : launch.ages + places.first;
-  find_ages(a, places, ages);
-  if (threadIdx.x == 0) shared.counts[0] = shared.found = {};
+  for (int i = static_cast<int>(threadIdx.x); i < kRecent; i += kThreads) shared.recent[i] = 0;
+  if (threadIdx.x == 0) shared.counts[0] = {};
   __syncthreads();
-  if (rank == 0) {
-    const bool fits = totals.cached <= a.cached;
-    if (is_first && !fits) report_fault(launch.faults, PlanBlocksFault::cache_too_small, totals.cached, 0, a.cached);
-    const int loads = list_loads(launch, fits, shared);
-    if (is_first) shared.found.x = loads;
-  }
+  find_ages(a, places, static_cast<uint32_t>(now), ages, shared.recent);
+  uint64_t own = 0, before, all;
+  for_each_claim(launch, entries.first, entries.end, [&](int, int32_t) { ++own; });
+  Scan(shared.storage).ExclusiveSum(own, before, all);
+  if (threadIdx.x == 0) shared.found = {static_cast<int>(all), 0, 0, 0};
   ptx::cluster_sync();
-  const int loads = ClusterSums(shared.found, blocks, rank).x;
-  ptx::cluster_sync();
+  const ClusterSums claims(shared.found, blocks, rank);
+  const int loads = claims.x;
   if (is_first) {
     *launch.totals = {};
     a.clock[0] = now;
+    a.load_count[0] = loads;
   }
-  if (loads == 0) return;
-  const uint32_t order = oldest_ages(ages, places.count, loads, static_cast<uint32_t>(now), shared, blocks, rank);
-  list_places(a, places, ages, order, loads, shared, blocks, rank);
+  if (threadIdx.x < kWarp) {
+    const Cut recent = recent_cut(shared, loads, static_cast<uint32_t>(now), blocks, rank);
+    if (threadIdx.x == 0) found = recent;
+  }
+  // In the order of the lists.
+  int next = claims.x_before + static_cast<int>(before);
+  for_each_claim(launch, entries.first, entries.end, [&](int entry, int32_t block) {
+    a.loads[next] = block;
+    launch.claimed_by[next++] = entry;
+  });
+  __syncthreads();
+  Cut cut = found;
+  if (!cut.is_found) cut.age = oldest_ages(ages, places.count, loads, static_cast<uint32_t>(now), shared, blocks, rank);
+  list_places(a, places, ages, cut, loads, shared, blocks, rank);
   ptx::cluster_sync();
   const int thread = rank * kThreads + static_cast<int>(threadIdx.x), threads = blocks * kThreads;
   int32_t* to = a.loads + a.most_loads;
   for (int i = thread; i < loads; i += threads) {
-    const int32_t block = a.loads[i], place = to[i];
+    const int32_t block = a.loads[i], place = to[i], entry = launch.claimed_by[i];
     a.holds[place] = block;
     a.used_at[place] = now;
     to[i] = a.first_cached + place;
     a.where[block] = a.first_cached + place;
+    tell(a, entry, a.first_cached + place);
   }
+  // Other lists lack some of these blocks too.
+  if (totals.missing == loads) return;
   ptx::cluster_sync();
   tell_places(launch, thread, threads);
 }
@@ -386,7 +495,7 @@ Status plan_blocks_cuda(const PlanBlocksArguments& a, ExecutionContext& context)
   const size_t held_bytes = each <= kHeld ? static_cast<size_t>(each) * sizeof(uint32_t) : 0;
   const size_t age_bytes = held_bytes == 0 ? static_cast<size_t>(a.cached) * sizeof(uint32_t) : 0;
   const size_t mark_bytes = (static_cast<size_t>(a.table_width) / 32 + 1) * sizeof(uint32_t);
-  auto* memory = static_cast<char*>(context.workspace(entries * sizeof(int32_t) + age_bytes + 1));
+  auto* memory = static_cast<char*>(context.workspace(2 * entries * sizeof(int32_t) + age_bytes + 1));
   auto* totals = static_cast<Totals*>(context.zeroed_workspace(sizeof(Totals)));
   if (memory == nullptr || totals == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for what a plan works in");
   Launch launch;
@@ -394,7 +503,8 @@ Status plan_blocks_cuda(const PlanBlocksArguments& a, ExecutionContext& context)
   launch.faults = context.faults(describe_plan_blocks_fault);
   launch.totals = totals;
   launch.missing = reinterpret_cast<int32_t*>(memory);
-  launch.ages = reinterpret_cast<uint32_t*>(memory) + entries;
+  launch.claimed_by = launch.missing + entries;
+  launch.ages = reinterpret_cast<uint32_t*>(memory) + 2 * entries;
   cudaError_t error = cudaFuncSetAttribute(look_up, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(mark_bytes));
   if (error == cudaSuccess) error = cudaFuncSetAttribute(give_places, cudaFuncAttributeMaxDynamicSharedMemorySize, kHeld * sizeof(uint32_t));
   if (error != cudaSuccess) return cuda_status(error);

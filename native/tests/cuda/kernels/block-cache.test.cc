@@ -307,6 +307,9 @@ Outcome plan_steps(const Case& test, Random& random) {
     // Some host blocks are forgotten.
     for (int32_t& each : where.host) each = pick(random, 0, 50) == 0 ? -1 : each;
     where.device.upload(where.host);
+    // Of some blocks it is long since they were chosen.
+    clock.host[0] += pick_from(random, {0, 0, 0, 90, 200, 1 << 20});
+    clock.device.upload(clock.host);
     succeeds(launch_for_python(plan_blocks, arguments(true), nullptr));
     succeeds(cudaDeviceSynchronize());
     baseline::plan_blocks(arguments(false), workers);
