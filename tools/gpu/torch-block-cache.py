@@ -174,12 +174,12 @@ class Load:
             assert torch.equal(device[target.cuda()].cpu(), host[source])
 
 
-def neighbour_share(work, load):
-    """How much longer reading device memory takes beside a load, which is repeated meanwhile."""
+def neighbour_shares(work, loads):
+    """How much longer reading device memory takes beside each of the loads, which are repeated meanwhile: in turns."""
     side = torch.cuda.Stream()
-    alone = statistics.median(time_once(work, 20) for _ in range(5))
+    shares = {name: [] for name in loads}
 
-    def beside():
+    def beside(load):
         with torch.cuda.stream(side):
             for _ in range(30):
                 load()
@@ -187,7 +187,12 @@ def neighbour_share(work, load):
         side.synchronize()
         return took
 
-    return statistics.median(beside() for _ in range(5)) / alone - 1
+    for turn in range(16):
+        for name, load in loads.items():
+            share = beside(load) / time_once(work, 20) - 1
+            if turn > 0:
+                shares[name].append(share)
+    return shares
 
 
 OTHERWISE = {'a copy a block': 0, 'a batch of copies': 1, 'a thread block each': 2}
@@ -223,9 +228,9 @@ def load_rows(libraries, options, sampler, machine):
                              kind='measured', unit='ms', better='lower', result=rounded(summary), reference=dict(name=reference, **rounded(results[name][0])),
                              date=time.strftime('%Y-%m-%d'), machine=machine, clockMegahertz=clock, watts=watts))
         if (block_bytes, count) == (8192, 4096):
-            shares = {name: neighbour_share(work, functions[name]) for name in (ours, 'a thread block each', 'copy')}
-            print('    reading device memory beside it takes longer:', {name: f'{100 * share:.1f} %' for name, share in shares.items()}, flush=True)
-            percent = lambda name: dict(median=round(100 * shares[name], 2), low=round(100 * shares[name], 2), high=round(100 * shares[name], 2), samples=5)
+            shares = neighbour_shares(work, {name: functions[name] for name in (ours, 'a thread block each', 'copy')})
+            print('    reading device memory beside it takes longer:', {name: f'{100 * statistics.median(each):.1f} %' for name, each in shares.items()}, flush=True)
+            percent = lambda name: {figure: round(100 * of(shares[name]), 2) for figure, of in (('median', statistics.median), ('low', min), ('high', max))} | dict(samples=15)
             rows.append(dict(measure='how much longer reading device memory takes beside loads', shapes=dict(blocks=count, blockBytes=2 * block_bytes), device='cuda',
                              kind='measured', unit='%', better='lower', chart=False, result=percent(ours),
                              reference=dict(name='cudaMemcpyAsync, contiguous', **percent('copy')), date=time.strftime('%Y-%m-%d'), machine=machine))

@@ -34,6 +34,12 @@ describeOnDevices('writeEntries', ({ open }) => {
     expect(await table.read()).toEqual(list(0, 0, 8, 0, 0, 7));
   });
 
+  it('writes nothing where nothing is listed', async () => {
+    using table = device.tensor('i32', ['row'], [2], list(5, 6));
+    writeEntries(device.createStream(), { table, at: list(), entries: list() });
+    expect(await table.read(stream)).toEqual(list(5, 6));
+  });
+
   it.each([
     ['a place before the table', list(1, -1), list(1, 2), InvalidValueError],
     ['a place behind the table', list(4, 1), list(1, 2), InvalidValueError],

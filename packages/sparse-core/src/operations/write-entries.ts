@@ -34,7 +34,7 @@ export function writeEntries(stream: Stream, args: WriteEntriesArguments): void 
     list.set(at);
     list.set(entries, count);
     expectPlaces(list.subarray(0, count), elementCount(shape));
-    loadAddon().writeEntries(stream.native, table, list);
+    if (count > 0) loadAddon().writeEntries(stream.native, table, list);
   });
 }
 
