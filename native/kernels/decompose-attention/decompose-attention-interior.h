@@ -20,9 +20,11 @@ struct Interior {
   int32_t first_row;  // the first row of this call
   int32_t sinks;
   int32_t diagonal;
+  int64_t sampled;  // elements that earlier calls have drawn from
 
   constexpr explicit Interior(const DecomposeAttentionArguments& a)
-      : tokens(a.tokens), first_row(a.tokens - a.rows), sinks(a.sink_tokens), diagonal(a.diagonal_tokens) {}
+      : tokens(a.tokens), first_row(a.tokens - a.rows), sinks(a.sink_tokens), diagonal(a.diagonal_tokens),
+        sampled(a.seen_tokens > 0 ? all_elements() - own_elements() : 0) {}
 
   // The interior of a row is the keys `sinks` .. end(row) - 1.
   constexpr int32_t end(int32_t row) const {
@@ -38,10 +40,12 @@ struct Interior {
   constexpr int64_t all_elements() const { return elements(int64_t{tokens} - sinks - diagonal); }
   constexpr int64_t own_elements() const { return all_elements() - elements(int64_t{first_row} - sinks - diagonal); }
 
-  // This call's share of the samples, rounded up.
+  // This call's samples, rounded up: its share, or fewer behind earlier calls, which drew more than their share of all. Sums
+  // then vary by samples as much as those of one call with all rows so far.
   constexpr int32_t own_samples(int32_t samples) const {
     if (empty()) return 0;
-    const double share = static_cast<double>(samples) * static_cast<double>(own_elements()) / static_cast<double>(all_elements());
+    const double share =
+        static_cast<double>(samples) * static_cast<double>(own_elements()) / static_cast<double>(all_elements() + sampled);
     const int32_t whole = static_cast<int32_t>(share);
     return whole < share ? whole + 1 : whole;
   }

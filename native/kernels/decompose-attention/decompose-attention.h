@@ -53,7 +53,7 @@ struct DecomposeAttentionArguments : PagedBatch {
 
   int32_t sink_tokens = 0;      // S
   int32_t diagonal_tokens = 1;  // T, at least 1
-  int32_t samples = 0;          // for all rows of the sequence together
+  int32_t samples = 0;          // for all rows of the sequence in one call
   uint64_t seed = 0;
   double ridge = 0;  // lambda of line 13 is half of this times the norm of A
   DecompositionFormulas formulas = DecompositionFormulas::corrected;

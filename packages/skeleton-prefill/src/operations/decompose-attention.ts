@@ -11,7 +11,10 @@ const decompositionFormulas = ['corrected', 'paper'] as const;
 export type DecompositionFormulas = (typeof decompositionFormulas)[number];
 
 export interface DecomposeAttentionOptions extends ExactTokens {
-  /** Elements that the least squares see, of the whole sequence. From 1 to 2^20; default: 80 times the head's dims. */
+  /**
+   * Elements that the least squares see of a sequence in one step. Several steps see more together, and are as certain.
+   * From 1 to 2^20; default: 80 times the head's dims.
+   */
   readonly samples?: number | undefined;
   /** Of the samples, which are the same for all heads. A whole number from 0 to 2^53 - 1; default: 0. */
   readonly seed?: number | undefined;

@@ -108,7 +108,7 @@ describe('the ridge solution', () => {
 
 describe('samples of the interior', () => {
   it('lie in it, and steps of a prompt share it out', () => {
-    const rows = { ...options, samples: 500 };
+    const rows = { ...options, samples: 500, behindOthers: false };
     for (const [first, end] of [[0, 300], [0, 21], [100, 300], [299, 300]] as const) {
       const samples = interiorSamples({ ...rows, first, end });
       const { own, all } = interiorArea({ ...rows, first, end });
@@ -121,6 +121,19 @@ describe('samples of the interior', () => {
       }
     }
     expect(interiorSamples({ ...rows, first: 0, end: 20 })).toEqual([]);
+  });
+
+  it('leave sums over all elements as certain in several steps as in one', () => {
+    const samples = 40_000;
+    for (const steps of [[3000], [100, 3000], [2000, 2200, 3000], Array.from({ length: 10 }, (_, step) => 300 * (step + 1))]) {
+      let variance = 0;
+      steps.forEach((end, step) => {
+        const rows = { ...options, samples, first: steps[step - 1] ?? 0, end, behindOthers: step > 0 };
+        const { own, all } = interiorArea(rows);
+        variance += own ** 2 / interiorSamples(rows).length;
+        expect(Math.abs((variance * samples) / all ** 2 - 1), `${steps.length} steps, to ${end}`).toBeLessThan(1e-3);
+      });
+    }
   });
 });
 

@@ -95,7 +95,8 @@ export function decomposeByDefinition(
   const right = new Float64Array(angles + dim);
   steps.forEach((end, step) => {
     if (options.skipped?.includes(step)) return;
-    const rows = { ...options, first: steps[step - 1] ?? 0, end };
+    const behindOthers = steps.slice(0, step).some((_, earlier) => !options.skipped?.includes(earlier));
+    const rows = { ...options, first: steps[step - 1] ?? 0, end, behindOthers };
     const samples = interiorSamples(rows);
     const weight = interiorArea(rows).own / samples.length;
     for (const { row, key } of samples) {

@@ -12,8 +12,10 @@ export interface SampledRows {
   readonly end: number;
   readonly sinkTokens: number;
   readonly diagonalTokens: number;
-  /** Samples of all rows before `end` together. */
+  /** As many as the rows before `end` have if they come in one step. */
   readonly samples: number;
+  /** Whether steps before have been sampled. */
+  readonly behindOthers: boolean;
   readonly seed: number;
 }
 
@@ -27,13 +29,15 @@ export function interiorArea({ first, end, sinkTokens, diagonalTokens }: Sampled
 }
 
 /**
- * Algorithm 1, line 1, for the rows of a step, which draws its share of the samples: one from each of as many equal
- * runs of the interior's elements, taken row by row.
+ * Algorithm 1, line 1, for the rows of a step: one sample from each of as many equal runs of the interior's elements, taken
+ * row by row. A first step draws its share of the samples. Any other one draws as many as leave the variance of sums over all
+ * elements, which is a sum of elements² / samples over the steps, what it is in one step.
  */
 export function interiorSamples(rows: SampledRows): InteriorSample[] {
   const { own, all } = interiorArea(rows);
   if (own === 0) return [];
-  const count = Math.ceil((rows.samples * own) / all);
+  const before = rows.behindOthers ? all - own : 0;
+  const count = Math.ceil((rows.samples * own) / (all + before));
   const width = own / count;
   return Array.from({ length: count }, (_, sample) => {
     const start = Math.floor(sample * width);
