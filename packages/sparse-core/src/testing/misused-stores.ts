@@ -7,7 +7,7 @@ import type { MisusedFunction } from './misuse.js';
 import { encode } from './random.js';
 import type { Device, Stream, Tensor } from '../handles.js';
 
-const [kvHeads, queryHeads, headDim, held] = [1, 2, 64, 70];
+const [kvHeads, queryHeads, headDim, held, scale] = [1, 2, 64, 70, 0.125];
 const nextRow: RowBatchEntry = { slot: 0, position: held, rows: 1 };
 
 type Rows<Head extends string> = Tensor<FloatDType, readonly ['token', Head, 'dim']>;
@@ -61,6 +61,10 @@ class OpenStore implements Disposable {
     store.prepare(stream, batch);
     store.append(stream, { batch, keys, values: keys });
     store.advance(batch);
+    // A store with attention of its own has a prompt when it has attended to it.
+    using query = rowsOf(device, held, 'queryHead', queryHeads);
+    using output = rowsOf(device, held, 'queryHead', queryHeads);
+    store.attend?.(stream, { batch, query, output, scale });
     using next = new OneRow(device, stream);
     store.prepare(stream, next);
     // Attention reads it.
@@ -90,7 +94,7 @@ function appended(device: Device, stream: Stream) {
 
 function attended(device: Device, stream: Stream) {
   const rows = () => rowsOf(device, 1, 'queryHead', queryHeads);
-  return { stream, call: { batch: new OneRow(device, stream), query: rows(), output: rows(), scale: 0.125 } };
+  return { stream, call: { batch: new OneRow(device, stream), query: rows(), output: rows(), scale } };
 }
 
 const attention = {
