@@ -89,7 +89,7 @@ function steps() {
       outputs: () => [installedBinary(cuda)],
       work: () => {
         checkCMake();
-        console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why})`);
+        console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why}), which takes minutes`);
         buildNative({ quiet: true });
       },
     },

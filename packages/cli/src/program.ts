@@ -71,7 +71,7 @@ function addGenerate(program: Command, context: CommandContext): void {
 function addCompare(program: Command, context: CommandContext): void {
   const command = program
     .command('compare')
-    .description('ask questions about a document under every policy: what each holds and still answers')
+    .description('ask questions about a document under the best setting of each method: what each holds and still answers')
     .argument('<model>', modelArgument)
     .requiredOption('--document <file>', 'the text that the questions are about')
     .addOption(new Option('--question <text>', 'a question, answered in one line').conflicts('questions'))
