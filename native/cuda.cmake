@@ -24,21 +24,22 @@ function(add_cuda_objects name architectures)
                                          -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
 endfunction()
 
-# A small source takes most of its time for the headers of CUDA, so where the code need only compile, twelve make one unit.
-# (A release compiles each alone: among others, a function may be inlined where it would not be, or not where it would.)
-# `names` are those that several sources use for things of their own; in a unit they get the source's number. The sources
-# named in `alone` share such a name through a header.
-set(alone "/(decompose-attention|decode-attention|decode-attention-quantized)[^/]*\\.cuda\\.cu$")
-function(unite sources units names)
+# A small source takes most of its time for the headers of CUDA, so where the code need only compile, twelve of those that
+# `of` matches make one unit. (A release compiles each alone: among others, a function may be inlined where it would not be,
+# or not where it would.) `names` are those that several of them use for things of their own; in a unit they get the
+# source's number. A name that a header declares for several of them cannot be one of these, so that the sources of such
+# headers make units of their own, or stay alone.
+set(alone "/(decompose-attention-rows|decode-attention)[^/]*\\.cuda\\.cu$")
+function(unite sources of names)
   if(NOT KV_FAST_COMPILE)
-    set(${units} ${${sources}} PARENT_SCOPE)
     return()
   endif()
   set(parts ${${sources}})
-  list(FILTER parts INCLUDE REGEX "\\.cu$")
+  list(FILTER parts INCLUDE REGEX "^${CMAKE_CURRENT_SOURCE_DIR}/(kernels|runtime|shared|tests)/.*${of}[^/]*\\.cu$")
   list(FILTER parts EXCLUDE REGEX ${alone})
   set(made ${${sources}})
   list(REMOVE_ITEM made ${parts})
+  list(LENGTH made others)
   set(number 0)
   foreach(source IN LISTS parts)
     math(EXPR unit "${number} / 12")
@@ -54,11 +55,11 @@ function(unite sources units names)
     math(EXPR number "${number} + 1")
   endforeach()
   foreach(last RANGE ${unit})
-    set(file ${CMAKE_CURRENT_BINARY_DIR}/${sources}_${last}.cu)
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/${sources}_${others}_${last}.cu)
     file(GENERATE OUTPUT ${file} CONTENT "${unit_${last}}")
     list(APPEND made ${file})
   endforeach()
-  set(${units} ${made} PARENT_SCOPE)
+  set(${sources} ${made} PARENT_SCOPE)
 endfunction()
 
 # Code for Ampere and for Hopper differs in native/ptx and shared/block-scores alone, as tools/check-headers.mjs sees to.
@@ -83,8 +84,15 @@ foreach(source IN LISTS cuda_every)
   endif()
 endforeach()
 list(REMOVE_ITEM cuda_every ${cuda_that_differs})
-set(names kThreads kWarps kBins kBlocks kColumns kMostGroups kPack Pack Parameters Launch Scan no_room fits_packs warp_maximum)
-unite(cuda_every units_of_every "${names}")
+set(names_of_tiles Launch Tile Band estimate)
+set(names_of_parts kColumns kStages kStride)
+set(names kThreads kWarps kBins kBlocks kColumns kMostGroups kPack kAlone kAtOnce kListed Pack Parameters Launch Memory Scan
+          Team no_room fits_packs rounded_up warp_maximum)
+unite(cuda_that_differs "block-scores" "${names_of_tiles}")
+unite(cuda_that_differs "decompose-attention" "${names_of_parts}")
+unite(cuda_that_differs "" "${names}")
+unite(cuda_every "decompose-attention" "${names_of_parts}")
+unite(cuda_every "" "${names}")
 
 set(architectures_of_every "80-real;90a-real")
 set(architectures_that_differ ${architectures_of_every})
@@ -101,7 +109,7 @@ endif()
 add_cuda_objects(cuda_hopper "90a-real" ${cuda_hopper})
 add_cuda_objects(cuda_ampere "80-real" ${cuda_ampere})
 add_cuda_objects(cuda_that_differs "${architectures_that_differ}" ${cuda_that_differs})
-add_cuda_objects(cuda_every "${architectures_of_every}" ${units_of_every})
+add_cuda_objects(cuda_every "${architectures_of_every}" ${cuda_every})
 target_sources(kv_core PRIVATE $<TARGET_OBJECTS:cuda_hopper> $<TARGET_OBJECTS:cuda_ampere> $<TARGET_OBJECTS:cuda_every>
                                $<TARGET_OBJECTS:cuda_that_differs>)
 
@@ -114,8 +122,8 @@ target_link_libraries(kv_core INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
 
 # Tests of the runtime that need a GPU where they run: build them anywhere, run `cuda_tests` there.
 file(GLOB cuda_test_sources CONFIGURE_DEPENDS tests/cuda/*.cu)
-unite(cuda_test_sources units_of_tests "")
-add_executable(cuda_tests tests/main.cc ${units_of_tests})
+unite(cuda_test_sources "" "")
+add_executable(cuda_tests tests/main.cc ${cuda_test_sources})
 set_target_properties(cuda_tests PROPERTIES CUDA_ARCHITECTURES "${architectures_of_every}" CUDA_RUNTIME_LIBRARY Static)
 target_compile_options(cuda_tests PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda --expt-relaxed-constexpr ${optimisation}
                                                                   -Xcompiler=-Wall,-Wextra,-Wno-psabi>)
@@ -126,8 +134,8 @@ target_link_libraries(cuda_tests PRIVATE kv_core)
 # Checks of single kernels on Hopper. The linker finds these objects before it looks into kv_core. The same objects are
 # the library that the scripts of tools/gpu time.
 file(GLOB cuda_kernel_test_sources CONFIGURE_DEPENDS tests/cuda/kernels/*.cu tests/cuda/kernels/*.cc)
-unite(cuda_kernel_test_sources units_of_kernel_tests "Case;multiply")
-add_cuda_objects(cuda_kernel_test_objects "90a-real" ${units_of_kernel_tests} ${cuda_ampere_on_hopper})
+unite(cuda_kernel_test_sources "" "Case;multiply")
+add_cuda_objects(cuda_kernel_test_objects "90a-real" ${cuda_kernel_test_sources} ${cuda_ampere_on_hopper})
 target_compile_options(cuda_kernel_test_objects PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${KV_FAST_COMPILE}>>:-O0>)
 target_link_libraries(cuda_kernel_test_objects PRIVATE CUDA::cudart_static)
 add_executable(cuda_kernel_tests tests/main.cc $<TARGET_OBJECTS:cuda_kernel_test_objects>)
