@@ -3,7 +3,7 @@
 // and most of them are for Ampere alone.
 //
 // CUDA is compiled when nvcc and a GPU are there, always with KV_CUDA=on, never with KV_CUDA=off.
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { availableParallelism } from 'node:os';
@@ -50,7 +50,17 @@ function install(binary, target) {
   renameSync(`${target}.new`, target);
 }
 
-export function buildNative({ out, quiet = false, fastCompile = false } = {}) {
+/** Runs a command; of a quiet one, what it wrote is given. */
+function run(command, args, quiet) {
+  const child = spawn(command, args, { cwd: root, stdio: quiet ? 'pipe' : 'inherit' });
+  let written = '';
+  for (const stream of [child.stdout, child.stderr]) stream?.setEncoding('utf8').on('data', (text) => (written += text));
+  return new Promise((resolve, reject) => {
+    child.on('error', reject).on('close', (status) => resolve({ status, written }));
+  });
+}
+
+export async function buildNative({ out, quiet = false, fastCompile = false } = {}) {
   const { cuda } = cudaChoice();
   const directory = resolve(root, out ?? 'native/build');
   const manifest = createRequire(import.meta.url).resolve('cmake-js/package.json');
@@ -65,14 +75,9 @@ export function buildNative({ out, quiet = false, fastCompile = false } = {}) {
   ];
   // `build` alone would keep the options of an earlier configuration.
   for (const command of ['configure', 'build']) {
-    const { status, stdout, stderr } = spawnSync(process.execPath, [cmakeJs, command, ...options], {
-      cwd: root,
-      stdio: quiet ? 'pipe' : 'inherit',
-      encoding: 'utf8',
-      maxBuffer: 1 << 28,
-    });
+    const { status, written } = await run(process.execPath, [cmakeJs, command, ...options], quiet);
     if (status === 0) continue;
-    if (quiet) process.stderr.write(stdout + stderr);
+    process.stderr.write(written);
     throw new Error('The native build failed; the output above says where.');
   }
   const binary = join(directory, 'Release/kv.node');
@@ -84,5 +89,5 @@ export function buildNative({ out, quiet = false, fastCompile = false } = {}) {
 
 if (import.meta.url === pathToFileURL(process.argv[1]).href) {
   const { values } = parseArgs({ options: { out: { type: 'string' }, 'fast-compile': { type: 'boolean' } } });
-  buildNative({ out: values.out, fastCompile: values['fast-compile'] });
+  await buildNative({ out: values.out, fastCompile: values['fast-compile'] });
 }

@@ -1,6 +1,6 @@
 // Everything between a fresh clone and running code: installs the dependencies, builds the native addon,
 // builds the packages. A step whose inputs have not changed since it last succeeded is skipped.
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join, relative, resolve } from 'node:path';
@@ -29,13 +29,15 @@ function digest(paths, keep, facts = []) {
   return hash.digest('hex');
 }
 
-function run(command, args) {
-  const { status, error } = spawnSync(command, args, { cwd: root, stdio: 'inherit' });
-  if (error) throw new Error(`${command} could not be started: ${error.message}`);
+async function run(command, args) {
+  const status = await new Promise((resolve, reject) => {
+    const child = spawn(command, args, { cwd: root, stdio: 'inherit' });
+    child.on('close', resolve).on('error', ({ message }) => reject(new Error(`${command} could not be started: ${message}`)));
+  });
   if (status !== 0) throw new Error(`${command} ${args.join(' ')} failed; its output above says why.`);
 }
 
-function step({ name, state, outputs, work }) {
+async function step({ name, state, outputs, work }) {
   const stamp = join(stamps, name);
   const wanted = state();
   const upToDate = existsSync(stamp) && readFileSync(stamp, 'utf8') === wanted;
@@ -43,7 +45,7 @@ function step({ name, state, outputs, work }) {
   console.log(`setup: ${name} …`);
   const started = performance.now();
   rmSync(stamp, { force: true });
-  work();
+  await work();
   mkdirSync(stamps, { recursive: true });
   writeFileSync(stamp, wanted);
   console.log(`setup: ${name} done in ${((performance.now() - started) / 1000).toFixed(1)} s`);
@@ -87,10 +89,10 @@ function steps() {
       name: 'native addon',
       state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cuda, version]),
       outputs: () => [installedBinary(cuda)],
-      work: () => {
+      work: async () => {
         checkCMake();
         console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why}), which takes minutes`);
-        buildNative({ quiet: true });
+        await buildNative({ quiet: true });
       },
     },
     {
@@ -101,12 +103,12 @@ function steps() {
           (file) => !/\.test\.ts$|\.md$|\.node$/.test(file),
         ),
       outputs: () => ['node_modules/.bin/kv', ...packagesToBuild().map((name) => `packages/${name}/dist/index.js`)],
-      work: () => {
+      work: async () => {
         // One run of the compiler checks all packages; those of the builds then find nothing to do.
-        run('npm', ['run', '--silent', 'typecheck']);
-        run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']);
+        await run('npm', ['run', '--silent', 'typecheck']);
+        await run(process.execPath, ['node_modules/nx/dist/bin/nx.js', 'run-many', '-t', 'build']);
         // npm links only commands whose file is there, and it was not when the dependencies came.
-        run('npm', ['rebuild', '--ignore-scripts', '@kv/cli']);
+        await run('npm', ['rebuild', '--ignore-scripts', '@kv/cli']);
       },
     },
   ];
@@ -117,7 +119,11 @@ try {
   process.env.NX_NO_CLOUD = 'true';
   checkNode();
   checkPlatform();
-  for (const each of steps()) step(each);
+  const [dependencies, ...built] = steps();
+  await step(dependencies);
+  // Packages are mostly built on one core; the compiler of the addon takes the others.
+  const ends = await Promise.allSettled(built.map(step));
+  for (const { reason } of ends) if (reason) throw reason;
 } catch (error) {
   console.error(`setup: ${error.message}`);
   process.exitCode = 1;
