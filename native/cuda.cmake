@@ -86,11 +86,9 @@ endforeach()
 list(REMOVE_ITEM cuda_every ${cuda_that_differs})
 set(names_of_tiles Launch Tile Band estimate)
 set(names_of_parts kColumns kStages kStride)
-set(names kThreads kWarps kBins kBlocks kColumns kMostGroups kPack kAlone kAtOnce kListed Pack Parameters Launch Memory Scan
-          Team no_room fits_packs rounded_up warp_maximum)
+set(names kThreads kWarps kBins kBlocks kColumns kMostGroups kPack Pack Parameters Launch Scan no_room fits_packs warp_maximum)
 unite(cuda_that_differs "block-scores" "${names_of_tiles}")
 unite(cuda_that_differs "decompose-attention" "${names_of_parts}")
-unite(cuda_that_differs "" "${names}")
 unite(cuda_every "decompose-attention" "${names_of_parts}")
 unite(cuda_every "" "${names}")
 
