@@ -30,17 +30,16 @@ Isa isa_argument(const Napi::Value& value) {
                                 : std::string("this processor runs up to '") + isa_name(best) + "'"));
 }
 
-// A device on the CPU whose threads read as many streams of memory as `streams` says, or as is soon found to be fastest.
+// A device on the CPU whose threads read memory as is soon found to be fastest, as many streams as `streams` says.
 std::shared_ptr<Device> open_cpu_device(int threads, Isa isa, size_t limit, const Napi::Value& streams) {
   std::shared_ptr<Device> device = create_cpu_device(threads, isa, limit);
-  if (streams.IsNumber()) {
-    device->workers().set_memory_streams(streams.As<Napi::Number>().Int32Value());
-  } else {
-    const std::weak_ptr<Device> opened = device;
-    when_memory_streams_known(isa, [opened](int fastest) {
-      if (const std::shared_ptr<Device> here = opened.lock()) here->workers().set_memory_streams(fastest);
-    });
-  }
+  const int wanted = streams.IsNumber() ? streams.As<Napi::Number>().Int32Value() : 0;
+  if (wanted != 0) device->workers().set_memory_reading({wanted, MemoryReading().cache});
+  const std::weak_ptr<Device> opened = device;
+  when_memory_reading_known(isa, [opened, wanted](MemoryReading fastest) {
+    if (wanted != 0) fastest.streams = wanted;
+    if (const std::shared_ptr<Device> here = opened.lock()) here->workers().set_memory_reading(fastest);
+  });
   return device;
 }
 
@@ -72,7 +71,7 @@ Napi::Function DeviceObject::define(Napi::Env env) {
        InstanceMethod<&DeviceObject::host_pool>("hostPool"),
        InstanceMethod<&DeviceObject::create_stream>("createStream"), InstanceMethod<&DeviceObject::memory>("memory"),
        InstanceMethod<&DeviceObject::instruction_set>("instructionSet"),
-       InstanceMethod<&DeviceObject::memory_streams>("memoryStreams"), InstanceMethod<&DeviceObject::name>("name")});
+       InstanceMethod<&DeviceObject::memory_reading>("memoryReading"), InstanceMethod<&DeviceObject::name>("name")});
 }
 
 DeviceObject::DeviceObject(const Napi::CallbackInfo& info)
@@ -136,15 +135,19 @@ Napi::Value DeviceObject::instruction_set(const Napi::CallbackInfo& info) {
   return Napi::String::New(info.Env(), isa_name(device_->isa()));
 }
 
-// A promise of the number that the device's threads use once the processor's is known.
-Napi::Value DeviceObject::memory_streams(const Napi::CallbackInfo& info) {
+// A promise of how the device's threads read memory once the processor's way is known.
+Napi::Value DeviceObject::memory_reading(const Napi::CallbackInfo& info) {
   std::shared_ptr<Environment> environment = Environment::of(info.Env());
   const Napi::Promise::Deferred deferred = Napi::Promise::Deferred::New(info.Env());
   environment->begin_pending(info.Env());
-  when_memory_streams_known(device_->isa(), [environment, deferred, device = device_](int) {
+  when_memory_reading_known(device_->isa(), [environment, deferred, device = device_](MemoryReading) {
     environment->post([environment, deferred, device](Napi::Env env) {
       environment->end_pending(env);
-      deferred.Resolve(Napi::Number::New(env, device->workers().memory_streams()));
+      const MemoryReading reading = device->workers().memory_reading();
+      Napi::Object object = Napi::Object::New(env);
+      object.Set("streams", reading.streams);
+      object.Set("cache", reading.cache);
+      deferred.Resolve(object);
     });
   });
   return deferred.Promise();

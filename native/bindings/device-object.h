@@ -29,7 +29,7 @@ class DeviceObject : public NativeObject<DeviceObject> {
   Napi::Value create_stream(const Napi::CallbackInfo& info);
   Napi::Value memory(const Napi::CallbackInfo& info);
   Napi::Value instruction_set(const Napi::CallbackInfo& info);
-  Napi::Value memory_streams(const Napi::CallbackInfo& info);
+  Napi::Value memory_reading(const Napi::CallbackInfo& info);
   Napi::Value name(const Napi::CallbackInfo& info);
 
   std::shared_ptr<Device> device_;

@@ -51,7 +51,7 @@ struct Workers::Pool {
   void* arena(size_t slot, size_t bytes);
 
   std::atomic<size_t> scratch_bytes{0};
-  std::atomic<int> memory_streams{1};
+  std::atomic<MemoryReading> memory_reading{MemoryReading{}};
 
  private:
   struct alignas(64) Arena {
@@ -180,9 +180,11 @@ Workers::~Workers() { delete pool_; }
 
 size_t Workers::scratch_bytes() const { return pool_->scratch_bytes.load(std::memory_order_relaxed); }
 
-int Workers::memory_streams() const { return pool_->memory_streams.load(std::memory_order_relaxed); }
+MemoryReading Workers::memory_reading() const { return pool_->memory_reading.load(std::memory_order_relaxed); }
 
-void Workers::set_memory_streams(int streams) { pool_->memory_streams.store(streams, std::memory_order_relaxed); }
+void Workers::set_memory_reading(MemoryReading reading) {
+  pool_->memory_reading.store(reading, std::memory_order_relaxed);
+}
 
 void Workers::run(size_t count, Body body, void* context) { pool_->run(count, body, context); }
 

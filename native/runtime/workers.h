@@ -9,6 +9,12 @@ namespace kv {
 // The most rows of memory that a kernel reads at once.
 constexpr int kMostMemoryStreams = 4;
 
+// How a thread reads rows of memory, where a kernel can do so in several ways. It changes speed, never a result.
+struct MemoryReading {
+  int streams = 1;  // rows at once: 1, 2 or 4
+  int cache = 1;    // that of a core in which memory is asked for ahead of its use: 1 or 2
+};
+
 class Workers {
  public:
   using Body = void (*)(void* context, size_t index, int worker);
@@ -21,10 +27,9 @@ class Workers {
 
   int count() const { return count_; }
 
-  // How many rows of memory a thread reads at once, where a kernel can read them one by one or together: 1, 2 or 4. It
-  // changes speed, never a result, and may be set at any time. shared/memory-streams finds the fastest number.
-  int memory_streams() const;
-  void set_memory_streams(int streams);
+  // May be set at any time. shared/memory-streams finds the fastest.
+  MemoryReading memory_reading() const;
+  void set_memory_reading(MemoryReading reading);
 
   // Calls body(index, worker) once for each index in [0, count). A worker that is free takes the next index. Returns
   // when all calls are done. Only one loop may run at a time, and a body must not start another.

@@ -122,10 +122,10 @@ struct Problem {
   }
 
   // The rows `first .. first + tokens` alone, by a given build and number of threads.
-  Matrix run(const LinearBuild& build, int threads, size_t first, size_t tokens, int streams = 1) const {
+  Matrix run(const LinearBuild& build, int threads, size_t first, size_t tokens, MemoryReading reading = {}) const {
     Matrix output = before;
     Workers workers(threads);
-    workers.set_memory_streams(streams);
+    workers.set_memory_reading(reading);
     LinearArguments a;
     a.input = input.bytes.data() + first * input.stride * byte_size(shape.dtype);
     a.input_stride = static_cast<int64_t>(input.stride);

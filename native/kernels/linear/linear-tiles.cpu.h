@@ -6,7 +6,7 @@
 // some blocks of outputs and of rows, and goes over the input features in chunks. It keeps the sums in L2 meanwhile.
 #pragma once
 
-#include "kernels/linear/linear-many-rows.cpu.h"
+#include "kernels/linear/linear-rows.cpu.h"
 #include "shared/cpu/tile-products.cpu.h"
 
 namespace kv {

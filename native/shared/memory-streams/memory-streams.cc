@@ -28,7 +28,7 @@ constexpr int64_t kOutputs = 512;
 constexpr size_t kWeightBytes = kFeatures * kOutputs * sizeof(uint16_t);
 constexpr int kRounds = 8;
 constexpr auto kMostTime = std::chrono::milliseconds(20);
-// A number wins only if it takes less than this share of the time that one stream takes.
+// A way of reading wins only if it takes less than this share of the time that the first takes.
 constexpr double kClearlyFaster = 0.95;
 
 // Takes the weights out of every cache, so that the next pass reads memory.
@@ -42,8 +42,9 @@ void flush(const char* data) {
 struct Known {
   std::mutex mutex;
   bool begun = false;
-  int streams = 0;  // 0 until it is measured
-  std::vector<std::function<void(int)>> waiting;
+  bool measured = false;
+  MemoryReading reading;
+  std::vector<std::function<void(MemoryReading)>> waiting;
 };
 
 // Never destroyed: the measuring thread may outlive static objects.
@@ -54,11 +55,11 @@ Known& known_of(Isa isa) {
 
 }  // namespace
 
-int probe_memory_streams([[maybe_unused]] Isa isa) {
+MemoryReading probe_memory_reading([[maybe_unused]] Isa isa) {
 #if defined(__x86_64__)
   const std::unique_ptr<char, void (*)(void*)> weight(static_cast<char*>(std::aligned_alloc(kWeightBytes, kWeightBytes)),
                                                       std::free);
-  if (!weight) return kMemoryStreams[0];
+  if (!weight) return kMemoryReadings[0];
   std::fill_n(weight.get(), kWeightBytes, char{0x38});
   const std::vector<float> input(kFeatures, 0.5f);
   std::vector<float> output(kOutputs);
@@ -75,48 +76,49 @@ int probe_memory_streams([[maybe_unused]] Isa isa) {
   layer.out_features = kOutputs;
   Workers workers(1);
   ExecutionContext context{workers, isa};
-  // Another process disturbs some of the passes. The numbers take turns, and each is judged by its best pass.
-  constexpr size_t kCount = std::size(kMemoryStreams);
+  // Another process disturbs some of the passes. The ways take turns, and each is judged by its best pass.
+  constexpr size_t kCount = std::size(kMemoryReadings);
   Clock::duration best[kCount];
   std::fill_n(best, kCount, Clock::duration::max());
   const Clock::time_point begin = Clock::now();
   for (int round = 0; round < kRounds && (round == 0 || Clock::now() - begin < kMostTime); ++round) {
     for (size_t i = 0; i < kCount; ++i) {
-      workers.set_memory_streams(kMemoryStreams[i]);
+      workers.set_memory_reading(kMemoryReadings[i]);
       flush(weight.get());
       const Clock::time_point start = Clock::now();
-      if (!linear({layer}, context).ok()) return kMemoryStreams[0];
+      if (!linear({layer}, context).ok()) return kMemoryReadings[0];
       best[i] = std::min(best[i], Clock::now() - start);
     }
   }
   const size_t fastest = static_cast<size_t>(std::min_element(best, best + kCount) - best);
   const bool clearly = static_cast<double>(best[fastest].count()) < kClearlyFaster * static_cast<double>(best[0].count());
-  return kMemoryStreams[clearly ? fastest : 0];
+  return kMemoryReadings[clearly ? fastest : 0];
 #else
-  return kMemoryStreams[0];
+  return kMemoryReadings[0];
 #endif
 }
 
-void when_memory_streams_known(Isa isa, std::function<void(int)> use) {
+void when_memory_reading_known(Isa isa, std::function<void(MemoryReading)> use) {
   Known& known = known_of(isa);
   {
     std::unique_lock<std::mutex> lock(known.mutex);
-    if (known.streams != 0) {
+    if (known.measured) {
       lock.unlock();
-      return use(known.streams);
+      return use(known.reading);
     }
     known.waiting.push_back(std::move(use));
     if (std::exchange(known.begun, true)) return;
   }
   run_in_background([isa, &known] {
-    const int streams = probe_memory_streams(isa);
-    std::vector<std::function<void(int)>> waiting;
+    const MemoryReading reading = probe_memory_reading(isa);
+    std::vector<std::function<void(MemoryReading)>> waiting;
     {
       std::lock_guard<std::mutex> lock(known.mutex);
-      known.streams = streams;
+      known.measured = true;
+      known.reading = reading;
       waiting.swap(known.waiting);
     }
-    for (const auto& each : waiting) each(streams);
+    for (const auto& each : waiting) each(reading);
   });
 }
 

@@ -1,22 +1,23 @@
-// How many streams of memory a thread should read at once. A linear layer of one row can read one row of its weights
-// after the other, or several rows together. Which of these a core does fastest depends on the processor: how its
-// prefetchers follow streams is not documented, so it is measured.
+// How a thread should read memory. A linear layer of one row can read one row of its weights after the other, or several
+// rows together, and ask for them in the first or in the second cache. What a core does fastest depends on the processor:
+// how its prefetchers follow streams, and how much each cache can have on its way, is not documented, so it is measured.
 #pragma once
 
 #include <functional>
 
 #include "runtime/isa.h"
+#include "runtime/workers.h"
 
 namespace kv {
 
-constexpr int kMemoryStreams[] = {1, 2, 4};
+constexpr MemoryReading kMemoryReadings[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 2}, {4, 2}};
 
-// The fastest of kMemoryStreams for the kernels of `isa`, measured now on the calling thread: about 5 ms, and 20 ms at
-// most unless the thread does not get its core. 1 if none is clearly faster.
-int probe_memory_streams(Isa isa);
+// The fastest of kMemoryReadings for the kernels of `isa`, measured now on the calling thread: about 10 ms, and 20 ms at
+// most unless the thread does not get its core. The first if none is clearly faster.
+MemoryReading probe_memory_reading(Isa isa);
 
-// Calls `use` with that number, which a process measures once for each instruction set, in the background. `use` is called
-// here if the number is known, and on the measuring thread otherwise.
-void when_memory_streams_known(Isa isa, std::function<void(int)> use);
+// Calls `use` with what that found, which a process measures once for each instruction set, in the background. `use` is
+// called here if it is known, and on the measuring thread otherwise.
+void when_memory_reading_known(Isa isa, std::function<void(MemoryReading)> use);
 
 }  // namespace kv

@@ -73,7 +73,7 @@ export interface NativeDevice {
   createStream(): NativeStream;
   memory(): MemoryReport;
   instructionSet(): InstructionSet;
-  memoryStreams(): Promise<MemoryStreams>;
+  memoryReading(): Promise<{ readonly streams: MemoryStreams; readonly cache: 1 | 2 }>;
   name(): string;
 }
 

@@ -56,8 +56,12 @@ export class DeviceObject implements Device {
     return this.native.instructionSet();
   }
 
-  memoryStreams(): Promise<MemoryStreams> {
-    return this.native.memoryStreams();
+  async memoryStreams(): Promise<MemoryStreams> {
+    return (await this.native.memoryReading()).streams;
+  }
+
+  async prefetchCache(): Promise<1 | 2> {
+    return (await this.native.memoryReading()).cache;
   }
 
   get defaultStream(): Stream {

@@ -1,10 +1,11 @@
 // Times every CPU kernel that is bound by reading memory and, in turn with it, a plain read of the same memory. Prints
 // one JSON object a line for run.mjs:
-//   {"kernel", "shape", "dtype", "threads", "streams", "gigahertz", "value": [...], "limit": [...]}
+//   {"kernel", "shape", "dtype", "threads", "streams", "cache", "gigahertz", "value": [...], "limit": [...]}
 // in bytes a second.
 //
 //   cpu-bandwidth SAMPLES THREADS [KERNEL]
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -28,8 +29,13 @@ namespace {
 
 using kv::DType;
 
-// Several times the last-level cache, as a model's layers are: nothing is left there from the pass before.
-constexpr size_t kMemoryBytes = size_t{256} << 20;
+// At least twice the last-level cache, as a model's layers are: nothing is left there from the pass before.
+size_t memory_bytes() {
+  constexpr size_t kStep = size_t{256} << 20;
+  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return cache <= 0 ? kStep : (2 * static_cast<size_t>(cache) + kStep - 1) / kStep * kStep;
+}
+const size_t kMemoryBytes = memory_bytes();
 constexpr int kBlockTokens = 64;
 
 // Halves of magnitude 1/2 to 1 of either sign, in memory that the kernels' own devices would ask for.
@@ -71,7 +77,7 @@ class Bench {
  public:
   Bench(int samples, int threads, const char* only)
       : samples_(samples), workers_(threads), context_{workers_, kv::best_isa()}, only_(only) {
-    workers_.set_memory_streams(kv::probe_memory_streams(context_.isa));
+    workers_.set_memory_reading(kv::probe_memory_reading(context_.isa));
   }
 
   char* memory() const { return memory_.data(); }
@@ -94,7 +100,8 @@ class Bench {
     }
     std::printf("{\"kernel\": \"%s\", \"shape\": \"%s\", \"dtype\": \"%s\", \"threads\": %d", kernel.c_str(),
                 shape.c_str(), dtype, workers_.count());
-    std::printf(", \"streams\": %d, \"gigahertz\": %.2f", workers_.memory_streams(), gigahertz_);
+    const kv::MemoryReading reading = workers_.memory_reading();
+    std::printf(", \"streams\": %d, \"cache\": %d, \"gigahertz\": %.2f", reading.streams, reading.cache, gigahertz_);
     print("value", values);
     print("limit", limits);
     std::printf("}\n");

@@ -22,7 +22,7 @@ function build() {
   return program;
 }
 
-function rowOf({ kernel, shape, dtype, threads, streams, gigahertz, value, limit }) {
+function rowOf({ kernel, shape, dtype, threads, streams, cache, gigahertz, value, limit }) {
   const giga = (samples) => summarise(samples.map((sample) => sample / 1e9));
   const workers = threads === 1 ? '1 thread' : `${threads} threads`;
   return {
@@ -37,6 +37,7 @@ function rowOf({ kernel, shape, dtype, threads, streams, gigahertz, value, limit
     reference: { name: 'a plain read of the same memory', ...giga(limit) },
     target: { ratio: 0.9 },
     memoryStreams: streams,
+    prefetchCache: cache,
     gigahertz,
     ...stamp(),
   };

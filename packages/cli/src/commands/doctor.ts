@@ -79,7 +79,7 @@ async function tryDevice(kind: DeviceKind): Promise<string> {
       { subject: kind, given: computed, wanted },
     );
   }
-  const streams = kind === 'cpu' ? `, memory streams: ${await device.memoryStreams()}` : '';
+  const streams = kind === 'cpu' ? `, memory streams: ${await device.memoryStreams()} by cache ${await device.prefetchCache()}` : '';
   return `${describeDevice(device)}${streams}: works`;
 }
 

@@ -236,6 +236,7 @@ export const harmlessExports: Readonly<Record<string, string>> = {
   ...Object.fromEntries(['HostPool', 'MappedFile', 'Recording', 'Stream', 'Tensor'].map((name) => [`${name}.dispose`, nothing])),
   'Device.memory': nothing,
   'Device.memoryStreams': nothing,
+  'Device.prefetchCache': nothing,
   'MappedFile.assertUnchanged': nothing,
   'Stream.assertUsable': nothing,
   'Stream.progress': nothing,
