@@ -22,7 +22,8 @@ bool supports_f16c() {
 }  // namespace
 #endif
 
-Isa best_isa() {
+// AMX aside.
+static Isa best_vectors() {
 #if defined(__x86_64__)
   // The same features as in isa_flags of CMakeLists.txt, which compiles the kernels.
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !supports_f16c()) return Isa::baseline;
@@ -38,7 +39,7 @@ Isa best_isa() {
 
 #if defined(KV_AMX)
 static AmxState find_amx() {
-  if (best_isa() < Isa::avx512 || !__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) {
+  if (best_vectors() < Isa::avx512 || !__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) {
     return AmxState::absent;
   }
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -53,7 +54,9 @@ AmxState amx_state() {
   return found;
 }
 
-bool runs(Isa isa) { return isa == Isa::amx ? amx_state() == AmxState::ready : isa <= best_isa(); }
+Isa best_isa() { return amx_state() == AmxState::ready ? Isa::amx : best_vectors(); }
+
+bool runs(Isa isa) { return isa <= best_isa(); }
 
 const char* isa_name(Isa isa) {
   switch (isa) {

@@ -6,7 +6,7 @@ namespace kv {
 // `amx` is avx512 with tile registers, for the kernels that have a use for them; all others are those of avx512.
 enum class Isa { baseline, avx2, avx512, amx };
 
-// The widest instruction set that runs here, of those that are used unasked: AMX is used only where it is asked for.
+// The widest instruction set that runs here.
 Isa best_isa();
 
 // Whether tile registers can be used. `absent`: the processor has none, the system does not save them, or the compiler

@@ -25,10 +25,7 @@ export interface DeviceOptions {
   readonly index?: number | undefined;
   /** Threads that compute, the stream's own included. Default: one for each available core. */
   readonly threads?: number | undefined;
-  /**
-   * Which build of the CPU kernels to use. Default: the widest that the processor runs, except that 'amx' is used only
-   * where it is asked for.
-   */
+  /** Which build of the CPU kernels to use. Default: the widest that the processor and the system let run. */
   readonly instructionSet?: InstructionSet | undefined;
   /** How many rows of memory a thread reads at once: 1, 2 or 4. Default: what is measured to be fastest. */
   readonly memoryStreams?: MemoryStreams | undefined;

@@ -68,11 +68,11 @@ export interface NativeBinary {
   readonly version: string;
   /** The file that is loaded. */
   readonly path: string;
-  /** The build of the CPU kernels that a device uses unless it asks for another: the widest that runs, AMX aside. */
+  /** The build of the CPU kernels that a device uses unless it asks for another: the widest that runs. */
   readonly instructionSet: InstructionSet;
   /**
-   * Whether a device can ask for 'amx'. 'absent': the processor has no tile registers, the system does not save them, or
-   * the binary's compiler knew none. 'refused': the system does not let this process use them.
+   * Whether 'amx' runs. 'absent': the processor has no tile registers, the system does not save them, or the binary's
+   * compiler knew none. 'refused': the system does not let this process use them.
    */
   readonly amx: 'absent' | 'refused' | 'ready';
 }

@@ -48,17 +48,10 @@ export function runtime({ bun, deno, node }: NodeJS.ProcessVersions): readonly [
   return deno === undefined ? ['Node', `v${node}`] : ['Deno', `${deno}, as Node ${node}`];
 }
 
-/** Why the tile registers of a processor that has them are not used. */
+/** Whether the tile registers of a processor that has them are used. */
 export function describeAmx(amx: NativeBinary['amx']): [string, string][] {
   if (amx === 'absent') return [];
-  return [
-    [
-      'AMX',
-      amx === 'refused'
-        ? 'not used: the system does not let this process use tile registers'
-        : "not used: only by a device made with instructionSet 'amx', for not all tests have run on such a processor yet",
-    ],
-  ];
+  return [['AMX', amx === 'ready' ? 'used' : 'not used: the system does not let this process use tile registers']];
 }
 
 /** Normalises (3, 4), whose root mean square is √12.5, on a device and describes it. */
