@@ -17,6 +17,7 @@ import { availableParallelism, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
+import { checkPackage, createPackageFromTarballData } from '@arethetypeswrong/core';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 const scratch = mkdtempSync(join(tmpdir(), 'kv-pack-'));
@@ -85,8 +86,10 @@ async function checkContents({ path, manifest, tarball, files }) {
     if (size >= largest) throw new Error(`${file} has ${size} bytes; fewer than ${largest} are wanted`);
   }
   await run(process.execPath, [tool('publint'), '--strict', tarball]);
+  const { problems = [] } = await checkPackage(createPackageFromTarballData(new Uint8Array(readFileSync(tarball))));
   // Nobody resolves as Node 10 did.
-  await run(process.execPath, [tool('attw'), '--profile', 'node16', tarball]);
+  const met = problems.filter(({ resolutionKind }) => resolutionKind !== 'node10');
+  if (met.length > 0) throw new Error(`its types are wrong: ${JSON.stringify(met)}`);
 }
 
 async function checkInstalled(one, packed) {
