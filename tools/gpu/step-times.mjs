@@ -22,9 +22,9 @@ export async function readPrompts(runner, sequences, lengths) {
 
 /**
  * The milliseconds of steps of one token of each sequence, chosen on the device; each step is enqueued before the last one is
- * done. With `repeats` every step is fed the same tokens, so that it reads much the same.
+ * done. `before(step)` is called ahead of each. With `repeats` every step is fed the same tokens, so that it reads much the same.
  */
-export async function timeSteps(runner, sequences, steps, { warmUp = 4, repeats = false } = {}) {
+export async function timeSteps(runner, sequences, steps, { warmUp = 4, before = () => undefined, repeats = false } = {}) {
   const { device } = runner.model;
   const rows = sequences.length;
   const ids = device.tensor('i32', ['row'], [rows], Int32Array.from({ length: rows }, (_, i) => i + 2));
@@ -34,6 +34,7 @@ export async function timeSteps(runner, sequences, steps, { warmUp = 4, repeats 
   const times = [];
   const ended = [];
   for (let step = 0; step < warmUp + steps; step += 1) {
+    if (step >= warmUp) before(step - warmUp);
     const entries = sequences.map((sequence, index) => ({ sequence, ids: idOf[index], phase: 'decode' }));
     const logits = await runner.step(entries);
     sample(runner.stream, { logits, settings, steps: sequences.map(() => step), output: chosen });
