@@ -4,17 +4,27 @@ import { InvalidValueError } from '@kv/sparse-core';
 import { describe, expect, it } from 'vitest';
 
 import { Costs } from './costs.js';
+import { simulateFigures } from './figures.js';
 import type { RateName } from './costs.js';
 import h200 from './h200-costs.json' with { type: 'json' };
 import { paperCosts } from './paper-costs.js';
 
 const benchmarks = new URL('../../../../docs/benchmarks/', import.meta.url);
 
-/** The median of a measured row. */
-function measured(file: string, measure: string): number {
-  const { rows } = JSON.parse(readFileSync(new URL(file, benchmarks), 'utf8')) as { rows: { measure: string; result: { median: number } }[] };
-  return rows.find((row) => row.measure === measure)?.result.median ?? NaN;
+interface Measured {
+  readonly measure: string;
+  readonly result: { readonly median: number };
+  readonly reference: { readonly median: number };
 }
+
+function rowOf(file: string, measure: string): Measured {
+  const { rows } = JSON.parse(readFileSync(new URL(file, benchmarks), 'utf8')) as { rows: Measured[] };
+  const none = { median: NaN };
+  return rows.find((row) => row.measure === measure) ?? { measure, result: none, reference: none };
+}
+
+/** The median of a measured row. */
+const measured = (file: string, measure: string): number => rowOf(file, measure).result.median;
 
 /** Measured rows that no point of the tables was made of. */
 function heldOut(costs: Costs): { name: string; predicted: number; median: number }[] {
@@ -42,6 +52,15 @@ function heldOut(costs: Costs): { name: string; predicted: number; median: numbe
     ...[512, 1024, 2048, 4096, 8192].map((chunk) => row('serving-h200.json', `a prompt of 32768 tokens in chunks of ${chunk}`, chunks(32_768, chunk))),
   ];
 }
+
+/** Fig. 16b, which was measured at another clock: of it ratios count. */
+it('says how much longer attention of a prompt takes in chunks', async () => {
+  const [table] = await simulateFigures(['16b'], { model: 'lwm-7b' });
+  for (const [chunk, predicted = NaN] of (table?.rows ?? []).map((row) => row.map(Number))) {
+    const { result, reference } = rowOf('prompt-chunks-h200.json', `attention of a prompt of 32768 tokens in chunks of ${chunk}, 32/32 heads`);
+    expect(Math.abs(predicted / (result.median / reference.median) - 1), `chunks of ${chunk}`).toBeLessThan(0.05);
+  }
+});
 
 describe('the tables of one H200', () => {
   it('have the numbers of the measured rows that they name', () => {
