@@ -12,6 +12,7 @@ const HEADLINES = [
   ['foundation-cpu', 'prefill, 1.1B, 512 tokens of prompt, f16, 2 threads', 'CPU: it reads a prompt of 512 tokens, 2 threads'],
   ['linear', 'linear, 512 × 768 → 2048, f32 weights, 2 threads', 'CPU: linear layer, 512 rows, 768 → 2,048, 2 threads'],
   ['skeleton-cpu', 'prompt of 16384 tokens, 2 threads, clustered at 1/10', 'CPU: a prompt of 16,384 tokens of the small model over a tenth of its blocks'],
+  ['serving-cpu', 'a later token, offload-1/4, 16000 tokens of prompt, 2 threads', 'CPU: a later token behind 16,000, a cache over two memories'],
   ['attention-h200', 'prefill 8x32768', 'H200: prefill attention, 8 prompts of 32K tokens'],
   ['attention-h200', 'prefill 1x131072', 'H200: prefill attention, one of 128K'],
   ['skeleton-h200', '128K, 97 % sparse: estimate, selection and attention', 'H200: attention of 128K tokens over 3 % of its blocks, with the estimate'],
@@ -32,6 +33,12 @@ const HEADLINES = [
   ['batched-steps-h200', 'decode step of 32 sequences of 4096 tokens', 'H200: 32 sequences in one step'],
   ['batched-steps-h200', 'decode step of 64 sequences of 4096 tokens', 'H200: 64 sequences in one step'],
   ['batched-steps-h200', 'decode step of 128 sequences of 4096 tokens', 'H200: 128 sequences in one step'],
+  ['serving-h200', 'step of 8 sequences of 32768 tokens, all that it reads on the device', 'H200: 8 sequences of 32K in one step, a cache over two memories'],
+  [
+    'serving-h200',
+    'scores, top 64 blocks and plan of a layer, 8 sequences of 128K',
+    'H200: choosing 64 blocks for each of 8 key/value heads of 8 sequences of 128K, one layer',
+  ],
   ['linear-h200', 'layers of a block, rows: 1', 'H200: linear layers of a Llama 8B block, one row'],
   ['selection-h200', 'HBW-KV, 131072 tokens before the window, capacity 1024', 'H200: choosing 1,024 of 128K tokens, one layer'],
 ];
