@@ -1,6 +1,7 @@
 // The least squares (line 13), in f64.
 #include "kernels/decompose-attention/decompose-attention.cuda.h"
 #include "ptx/arithmetic.cuda.h"
+#include "ptx/async-copy.cuda.h"
 #include "ptx/mma-f64.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
 
@@ -91,6 +92,11 @@ __device__ void begin_panel(const double* system, const Factor& factor, int n, i
   for (int top = own * 16; top < rows - first; top += (kSolveWarps - warp) * 16) {
     const auto* row = reinterpret_cast<const double2*>(factor.fragment(first + top, 0) + lane * 4);
     const auto* column = reinterpret_cast<const double2*>(factor.fragment(first, 0) + lane * 4);
+    double values[2][4];
+    each_sum(top, [&](int row, int column, int j, int part) {
+      const bool real = first + row < rows && column < size && column <= row;
+      values[j][part] = real ? system[int64_t{first + row} * n + first + column] : 0;
+    });
     double sums[2][4] = {};
 #pragma unroll 4
     for (int k = 0; k < explained; k += 8) {
@@ -102,9 +108,7 @@ __device__ void begin_panel(const double* system, const Factor& factor, int n, i
     }
     each_sum(top, [&](int row, int column, int j, int part) {
       if (first + row >= rows) return;
-      const bool real = column < size && column <= row;
-      const double value = real ? system[int64_t{first + row} * n + first + column] - sums[j][part] : 0;
-      panel[row * kStride + column] = value + (row == column ? ridge : 0);
+      panel[row * kStride + column] = values[j][part] - sums[j][part] + (row == column ? ridge : 0);
     });
   }
 }
@@ -201,7 +205,10 @@ __device__ void solve_backwards(double* system, const Factor& factor, int n, int
   for (int first = (n - 1) / kPanel * kPanel; first >= 0; first -= kPanel) {
     const int size = min(kPanel, n - first);
     double below[kPanel] = {};
-    if (thread < first) factor.load_column(first, thread, below);
+    if (thread < first) {
+      factor.load_column(first, thread, below);
+      ptx::prefetch_line(factor.fragment(first - kPanel, 0) + thread * (128 / sizeof(double)));  // what comes next
+    }
     if (thread / kWarp < group) {
       const int own = min(lane, size - 1);
       double column[kPanel];
