@@ -8,7 +8,7 @@ namespace kv {
 //              blockTable [slot, kvHead, block], keyCounts [slot, kvHead], slots [batch], queryStart [boundary],
 //              valueScales [valueBlock, blockToken] or undefined, meanRows [slot, kvHead] or undefined,
 //              valueRows [token, kvHead, chosen], weights [token, kvHead, chosen, groupHead] or undefined, counts [token, kvHead],
-//              logSumExp [token, queryHead], valueBlocks, tau, missingMass)
+//              logSumExp [token, queryHead], ranges [token, queryHead, part, bound] or undefined, valueBlocks, tau, missingMass)
 Napi::Value select_by_mass(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument scores = call.tensor(1);
@@ -37,9 +37,12 @@ Napi::Value select_by_mass(const Napi::CallbackInfo& info) {
   arguments.weights = call.optional_output(10).as<float>();
   arguments.counts = call.output(11).as<int32_t>();
   arguments.log_sum_exp = call.output(12).as<float>();
-  arguments.block_count = static_cast<int32_t>(call.integer(13));
-  arguments.tau = call.number(14);
-  arguments.missing = static_cast<MissingMass>(call.integer(15));
+  const TensorArgument ranges = call.optional_tensor(13);
+  arguments.ranges = ranges.as<float>();
+  if (arguments.ranges != nullptr) arguments.range_parts = static_cast<int32_t>(ranges.extent(2));
+  arguments.block_count = static_cast<int32_t>(call.integer(14));
+  arguments.tau = call.number(15);
+  arguments.missing = static_cast<MissingMass>(call.integer(16));
   return call.enqueue("selectByMass",
                       [arguments](ExecutionContext& context) { return select_by_mass(arguments, context); });
 }

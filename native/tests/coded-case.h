@@ -42,6 +42,8 @@ struct CodedCase : KeyScoresCase<CodedSizes> {
   Bytes codes;
   Bytes decoded;
   std::vector<int32_t> from, to, heads;
+  static constexpr int kRangeParts = 3;
+  std::vector<float> ranges;
 
   int groups() const { return sizes.head_dim / sizes.sub_dim; }
   int books() const { return sizes.separate ? groups() : 1; }
@@ -70,6 +72,7 @@ struct CodedCase : KeyScoresCase<CodedSizes> {
     test.decoded.assign(test.keys.size(), 0xa5);
     test.codes.assign(static_cast<size_t>(test.all_blocks() * coded_block_bytes(test.groups(), sizes.bits)), 0xa5);
     test.draw_queries(random, 100, 30);
+    test.ranges.assign(static_cast<size_t>(test.tokens() * test.query_heads() * kRangeParts * 2), 7);
     test.place(random);
     return test;
   }
@@ -101,6 +104,8 @@ struct CodedCase : KeyScoresCase<CodedSizes> {
   CodedKeyScoresArguments scoring() {
     CodedKeyScoresArguments a;
     a.coded = coded();
+    a.ranges = ranges.data();
+    a.range_parts = kRangeParts;
     describe(a);
     return a;
   }
@@ -146,6 +151,28 @@ struct CodedCase : KeyScoresCase<CodedSizes> {
         return !(std::abs(product - exact) <= error);
       };
     });
+  }
+
+  // How many rows and heads have other least and largest scores than their ranges say.
+  int64_t wrong_ranges() const {
+    int64_t wrong = 0;
+    for (int row = 0; row < tokens() * query_heads(); ++row) {
+      const int slot = slot_numbers[static_cast<size_t>(row / query_heads() / sizes.rows)];
+      const int held = counts[static_cast<size_t>(slot * sizes.kv_heads + row % query_heads() / sizes.group)];
+      float least = INFINITY, most = -INFINITY, given_least = INFINITY, given_most = -INFINITY;
+      for (int token = 0; token < held; ++token) {
+        const float score = scores[static_cast<size_t>(row * score_stride() + token)];
+        least = std::min(least, score);
+        most = std::isnan(score) || std::isnan(most) ? NAN : std::max(most, score);
+      }
+      for (int part = 0; part < kRangeParts; ++part) {
+        const float* range = &ranges[static_cast<size_t>(row * kRangeParts + part) * 2];
+        given_least = std::min(given_least, range[0]);
+        given_most = std::isnan(range[1]) || std::isnan(given_most) ? NAN : std::max(given_most, range[1]);
+      }
+      wrong += std::isnan(most) ? !std::isnan(given_most) : given_most != most || given_least != least;
+    }
+    return wrong;
   }
 
  private:

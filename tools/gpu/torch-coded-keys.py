@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, timed
 
 BLOCK, KV_HEADS, QUERY_HEADS, HEAD_DIM, CENTROIDS, BITS = 64, 8, 32, 128, 8192, 13
+PARTS = 256  # of ranges of scores
 TAU = 0.9
 
 
@@ -100,7 +101,8 @@ class Scores:
         self.tensors = [keys.pool, keys.centroids, self.query, self.scores, table,
                         torch.full((KV_HEADS,), keys.tokens, device='cuda', dtype=torch.int32),
                         torch.zeros(1, device='cuda', dtype=torch.int32), torch.tensor([0, 1], device='cuda', dtype=torch.int32)]
-        self.sizes = numbers(*keys.sizes, QUERY_HEADS, keys.blocks)
+        self.ranges = torch.full((QUERY_HEADS, PARTS, 2), float('nan'), device='cuda')
+        self.sizes = numbers(*keys.sizes, QUERY_HEADS, keys.blocks, 0)
 
     def run(self, library):
         assert library.kv_coded_key_scores(self.sizes, pointers_of(self.tensors), ctypes.c_float(HEAD_DIM ** -0.5), stream()) == 0
@@ -108,7 +110,8 @@ class Scores:
     def run_and_choose(self, library):
         """Scores of a spread with which lists have about 5 % of the tokens, and the lists, on the device."""
         scale = ctypes.c_float(3.5 * HEAD_DIM ** -0.5)
-        assert library.kv_coded_key_scores(self.sizes, pointers_of(self.tensors), scale, stream()) == 0
+        sizes = numbers(*self.keys.sizes, QUERY_HEADS, self.keys.blocks, PARTS)
+        assert library.kv_coded_key_scores(sizes, pointers_of([*self.tensors, self.ranges]), scale, stream()) == 0
         assert library.kv_select_by_mass(self.list_sizes, pointers_of(self.list_tensors), ctypes.c_double(TAU), stream()) == 0
 
     def make_lists(self):
@@ -117,8 +120,8 @@ class Scores:
         self.list_tensors = [self.scores, torch.zeros(QUERY_HEADS, device='cuda'), *self.tensors[4:],
                              torch.empty(KV_HEADS, capacity, device='cuda', dtype=torch.int32),
                              torch.empty(KV_HEADS, capacity, QUERY_HEADS // KV_HEADS, device='cuda'), self.counts,
-                             torch.empty(QUERY_HEADS, device='cuda')]
-        self.list_sizes = numbers(1, QUERY_HEADS, KV_HEADS, tokens, self.keys.blocks, blocks, capacity)
+                             torch.empty(QUERY_HEADS, device='cuda'), self.ranges]
+        self.list_sizes = numbers(1, QUERY_HEADS, KV_HEADS, tokens, self.keys.blocks, blocks, capacity, PARTS)
 
     def sort(self):
         """PyTorch's choice: a sort of all shares of a head."""

@@ -48,7 +48,7 @@ class Choice:
         self.table = torch.randperm(blocks, device='cuda').to(torch.int32)
         self.tensors = [self.scores, torch.zeros(QUERY_HEADS, device='cuda'), self.table, int32([tokens] * KV_HEADS), int32([0]),
                         int32([0, 1]), self.value_rows, self.weights, self.counts, self.log_sum_exp]
-        self.sizes = (ctypes.c_int64 * 7)(1, QUERY_HEADS, KV_HEADS, tokens, tokens // BLOCK_TOKENS, blocks, capacity)
+        self.sizes = (ctypes.c_int64 * 8)(1, QUERY_HEADS, KV_HEADS, tokens, tokens // BLOCK_TOKENS, blocks, capacity, 0)
 
     def run(self):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

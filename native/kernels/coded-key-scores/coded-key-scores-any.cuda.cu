@@ -1,7 +1,6 @@
 // Scores from codes of any shape, with one thread for each token. It serves whatever the tensor-core kernel does not take.
-#include "kernels/coded-key-scores/coded-key-scores.cuda.h"
+#include "kernels/coded-key-scores/coded-key-scores-ranges.cuda.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
-#include "shared/key-scores/entry-head.cuda.h"
 
 namespace kv::cuda {
 namespace {
@@ -14,6 +13,7 @@ template <class Q>
 __global__ void __launch_bounds__(kThreads)
     score_tokens(const __grid_constant__ CodedKeyScoresArguments a, const FaultSink faults) {
   __shared__ float queries[kMostCodedDims][kColumns];
+  __shared__ float2 of_warps[kThreads / kWarp][kColumns];  // ranges
   const int head = static_cast<int>(blockIdx.y);
   const EntryHead entry(a, static_cast<int>(blockIdx.z), head, faults);
   const int group_heads = a.query_heads / a.kv_heads;
@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kThreads)
       queries[dim][column] = x;
     }
     __syncthreads();
+    ScoreRange ranges[kColumns];
     for (int index = static_cast<int>(blockIdx.x) * kBlocks + thread / kCodedBlockTokens; index < entry.blocks;
          index += static_cast<int>(gridDim.x) * kBlocks) {
       const int32_t number = entry.block(index, a.block_count, faults);
@@ -56,9 +57,18 @@ __global__ void __launch_bounds__(kThreads)
         if (c >= count) break;
         float* scores = a.scores + (entry.first_row + (first + c) / group_heads) * a.score_token_stride +
                         (head * group_heads + (first + c) % group_heads) * a.score_head_stride;
-        scores[int64_t{index} * kCodedBlockTokens + token] = spoilt ? NAN : sums[c] * a.scale;
+        const float score = spoilt ? NAN : sums[c] * a.scale;
+        scores[int64_t{index} * kCodedBlockTokens + token] = score;
+        ranges[c].add(score);
       }
     }
+    if (a.ranges == nullptr) continue;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      for (int distance = 1; distance < kWarp; distance *= 2) ranges[c].add_lane(distance);
+      if (thread % kWarp == 0) of_warps[thread / kWarp][c] = ranges[c].both();
+    }
+    write_ranges(a, entry, head, first, of_warps);
   }
 }
 
@@ -66,8 +76,9 @@ __global__ void __launch_bounds__(kThreads)
 
 Status coded_key_scores_any(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t stream) {
   constexpr int kMostSplits = 256;
+  const int splits = a.ranges != nullptr && a.range_parts < kMostSplits ? a.range_parts : kMostSplits;
   const int most = (a.table_width + kBlocks - 1) / kBlocks;
-  const dim3 blocks(static_cast<unsigned>(most < 1 ? 1 : most < kMostSplits ? most : kMostSplits),
+  const dim3 blocks(static_cast<unsigned>(most < 1 ? 1 : most < splits ? most : splits),
                     static_cast<unsigned>(a.kv_heads), static_cast<unsigned>(a.batch));
   with_cuda_float_type(a.query_dtype, [&](auto query) {
     score_tokens<decltype(query)><<<blocks, kThreads, 0, stream>>>(a, faults);

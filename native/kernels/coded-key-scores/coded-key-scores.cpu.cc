@@ -7,7 +7,7 @@ namespace kv {
 namespace KV_ISA {
 namespace {
 
-constexpr int kTaskBlocks = 16;  // of one kv head of one batch entry
+constexpr int kTaskBlocks = 16;  // of one kv head of one batch entry, or more where ranges have fewer parts
 constexpr int kMostColumns = 4;  // rows and heads that are scored at once
 
 // A vector of sums has two lanes for a token, of the even and of the odd dims.
@@ -149,6 +149,10 @@ class Columns {
     return first_score_ + column / group_ * a.score_token_stride + column % group_ * a.score_head_stride;
   }
 
+  float* ranges(const CodedKeyScoresArguments& a, int entry, int head, int column) const {
+    return a.ranges_of(a.query_start[entry] + column / group_, head * group_ + column % group_);
+  }
+
  private:
   int group_;
   int count_;
@@ -177,12 +181,42 @@ void spoil(const uint32_t* tokens, float* scores) {
   }
 }
 
-void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task, Workers& workers, int worker) {
+// The least and the largest of so many scores, a multiple of kLanes.
+void write_range(const float* scores, int count, float* range) {
+  Vec least = splat(__builtin_inff());
+  Vec most = splat(-__builtin_inff());
+  VecInt odd = {};
+  for (int i = 0; i < count; i += kLanes) {
+    const Vec own = load(scores + i);
+    least = -maximum(-least, -own);
+    most = maximum(most, own);
+    odd |= own != own;
+  }
+  range[0] = -horizontal_maximum(-least);
+  range[1] = horizontal_maximum(most);
+  for (int lane = 0; lane < kLanes; ++lane) range[1] = odd[lane] != 0 ? __builtin_nanf("") : range[1];
+}
+
+struct Tasks {
+  int blocks;  // of each
+  int count;   // of each entry and kv head
+};
+
+void score_task(const CodedKeyScoresArguments& a, int entry, int head, const Tasks& tasks, int task, Workers& workers, int worker) {
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
   const int blocks = a.key_counts[cache_head] / kCodedBlockTokens;
-  const int first = task * kTaskBlocks;
-  const int end = first + kTaskBlocks < blocks ? first + kTaskBlocks : blocks;
+  const int first = task * tasks.blocks;
+  const int end = first + tasks.blocks < blocks ? first + tasks.blocks : blocks;
   const Columns columns(a, entry, head);
+  if (a.ranges != nullptr) {
+    for (int column = 0; column < columns.count(); ++column) {
+      float* ranges = columns.ranges(a, entry, head, column);
+      for (int part = task; part < a.range_parts; part += tasks.count) {
+        ranges[2 * part] = __builtin_inff();
+        ranges[2 * part + 1] = -__builtin_inff();
+      }
+    }
+  }
   if (first >= end || columns.count() == 0) return;
   const int32_t* table = a.block_table + cache_head * a.table_width;
   const int64_t stride = a.head_dim + 1;  // a pair of an odd last dim has a second number
@@ -209,6 +243,9 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, int task,
         scores[c] += kCodedBlockTokens;
       }
     }
+    if (a.ranges == nullptr) continue;
+    const int tokens = (end - first) * kCodedBlockTokens;
+    for (int c = 0; c < count; ++c) write_range(scores[c] - tokens, tokens, columns.ranges(a, entry, head, column + c) + 2 * task);
   }
 }
 
@@ -223,13 +260,17 @@ void coded_key_scores(const CodedKeyScoresArguments& a, Workers& workers) {
       if (count > longest) longest = count;
     }
   }
-  const int tasks = (longest / kCodedBlockTokens + kTaskBlocks - 1) / kTaskBlocks;
-  if (tasks == 0) return;
+  const int blocks = longest / kCodedBlockTokens;
+  Tasks tasks{kTaskBlocks, 1};
+  if (a.ranges != nullptr && int64_t{kTaskBlocks} * a.range_parts < blocks) tasks.blocks = (blocks + a.range_parts - 1) / a.range_parts;
+  tasks.count = (blocks + tasks.blocks - 1) / tasks.blocks;
+  if (a.ranges != nullptr && tasks.count == 0) tasks.count = 1;
+  if (tasks.count == 0) return;
   const int heads = a.kv_heads;
-  workers.for_each(static_cast<size_t>(a.batch) * heads * tasks, [&](size_t index, int worker) {
-    const int entry = static_cast<int>(index / (static_cast<size_t>(heads) * tasks));
+  workers.for_each(static_cast<size_t>(a.batch) * heads * tasks.count, [&](size_t index, int worker) {
+    const int entry = static_cast<int>(index / (static_cast<size_t>(heads) * tasks.count));
     if (a.query_start[entry] == a.query_start[entry + 1]) return;
-    score_task(a, entry, static_cast<int>(index / tasks % heads), static_cast<int>(index % tasks), workers, worker);
+    score_task(a, entry, static_cast<int>(index / tasks.count % heads), tasks, static_cast<int>(index % tasks.count), workers, worker);
   });
 }
 

@@ -9,12 +9,11 @@
 // What bounds it is the look-ups: 32 lanes read random banks, 3.5 words of the same bank on average.
 #include <type_traits>
 
-#include "kernels/coded-key-scores/coded-key-scores.cuda.h"
+#include "kernels/coded-key-scores/coded-key-scores-ranges.cuda.h"
 #include "ptx/arithmetic.cuda.h"
 #include "ptx/mma.cuda.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
 #include "shared/cuda/overlapped-launch.cuda.h"
-#include "shared/key-scores/entry-head.cuda.h"
 
 namespace kv::cuda {
 namespace {
@@ -110,8 +109,9 @@ class Queries {
 
   __device__ const uint32_t (&operand(int chunk, int step) const)[2] { return operands_[chunk][step]; }
 
-  // Writes the sums of a block.
-  __device__ void write(int64_t first_token, const float (&sums)[kProducts][4]) const {
+  // Writes the sums of a block, and adds them to the ranges of the columns, if these count.
+  template <bool kRanges>
+  __device__ void write(int64_t first_token, const float (&sums)[kProducts][4], ScoreRange (&ranges)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (scores_[i] == nullptr) continue;
@@ -119,8 +119,14 @@ class Queries {
       for (int tile = 0; tile < 2; ++tile) {
         const float(&low)[4] = sums[2 * tile];
         const float(&high)[4] = sums[2 * tile + 1];
-        *reinterpret_cast<float4*>(scores_[i] + first_token + 32 * tile) =
+        const float4 four =
             make_float4(low[i] * factors_[i], low[2 + i] * factors_[i], high[i] * factors_[i], high[2 + i] * factors_[i]);
+        *reinterpret_cast<float4*>(scores_[i] + first_token + 32 * tile) = four;
+        if constexpr (!kRanges) continue;
+        ranges[i].add(four.x);
+        ranges[i].add(four.y);
+        ranges[i].add(four.z);
+        ranges[i].add(four.w);
       }
     }
   }
@@ -207,10 +213,11 @@ __device__ void spoil(uint2 tokens, float (&sums)[kProducts][4]) {
   }
 }
 
-template <int kSubDim, int kBits, int kChunks>
+template <int kSubDim, int kBits, int kChunks, bool kRanges>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     score_blocks(const __grid_constant__ CodedKeyScoresArguments a, const FaultSink faults) {
   extern __shared__ uint4 memory[];
+  __shared__ float2 of_warps[kWarps][kColumns];  // ranges
   auto* book = reinterpret_cast<Entry<kSubDim>*>(memory);
   const int head = static_cast<int>(blockIdx.y);
   ptx::let_next_kernel_start();
@@ -225,6 +232,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const auto number_of = [&](int index) { return index < end ? entry.block(index, a.block_count, faults) : -1; };
   for (int column = 0; column < entry.columns; column += kColumns) {
     const Queries<kSubDim, kChunks> queries(a, entry, head, column);
+    ScoreRange ranges[2];
     int32_t number = number_of(own);
     for (int index = own; index < end; index += kWarps) {
       const int32_t next = number_of(index + kWarps);
@@ -242,10 +250,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
           add_product<3>(words, book, count, &queries.operand(chunk, 0), sums[3]);
         }
         if ((spoilt.x | spoilt.y) != 0) spoil(spoilt, sums);
-        queries.write(int64_t{index} * kCodedBlockTokens, sums);
+        queries.template write<kRanges>(int64_t{index} * kCodedBlockTokens, sums, ranges);
       }
       number = next;
     }
+    if constexpr (!kRanges) continue;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      for (int distance = 4; distance < kWarp; distance *= 2) ranges[i].add_lane(distance);
+      const int lane = static_cast<int>(threadIdx.x) % kWarp;
+      if (lane < 4) of_warps[threadIdx.x / kWarp][lane * 2 + i] = ranges[i].both();
+    }
+    write_ranges(a, entry, head, column, of_warps);
   }
 }
 
@@ -253,7 +269,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
 template <int kSubDim, int kBits, int kChunks>
 Status launch(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t stream) {
-  const auto kernel = score_blocks<kSubDim, kBits, kChunks>;
+  const auto kernel = a.ranges == nullptr ? score_blocks<kSubDim, kBits, kChunks, false> : score_blocks<kSubDim, kBits, kChunks, true>;
   const int64_t bytes = book_bytes<kSubDim, kBits>(a.coded.centroid_count);
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -264,7 +280,8 @@ Status launch(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t s
   if (error != cudaSuccess) return cuda_status(error);
   const int heads = a.kv_heads * a.batch;
   const int even = (kBlocksPerMultiprocessor * multiprocessors + heads - 1) / heads;
-  const int most = (a.table_width + kWarps - 1) / kWarps;
+  const int wide = (a.table_width + kWarps - 1) / kWarps;
+  const int most = a.ranges != nullptr && a.range_parts < wide ? a.range_parts : wide;
   const dim3 blocks(static_cast<unsigned>(most < 1 ? 1 : most < even ? most : even), static_cast<unsigned>(a.kv_heads),
                     static_cast<unsigned>(a.batch));
   return launch_overlapped(kernel, blocks, dim3(kThreads), static_cast<size_t>(bytes), stream, a, faults);

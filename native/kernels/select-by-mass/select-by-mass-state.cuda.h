@@ -84,6 +84,29 @@ struct Launch {
   bool aligned;    // four scores may be loaded at once
 };
 
+// What a row's list has, by its batch entry; -1 where no entry has the row.
+__device__ ListState list_of(const Launch& launch, int64_t list, int entry, bool ascends, bool known) {
+  const SelectByMassArguments& a = launch.a;
+  ListState state{-1, 0, {}};
+  state.cut.bin = kBins;  // no list is cut yet
+  if (!ascends) {
+    report_fault(launch.faults, PagedFault::rows_not_ascending, 0, 0, a.query_tokens);
+  } else if (!known) {
+    report_fault(launch.faults, PagedFault::slot_out_of_range, a.slots[0], 0, a.slot_count);
+  } else if (entry >= 0) {
+    state.slot = a.slots[entry];
+    state.tokens = a.key_counts[int64_t{state.slot} * a.kv_heads + list % a.kv_heads];
+    if (state.tokens < 0 || state.tokens > int64_t{a.table_width} * kValueBlockTokens) {
+      report_fault(launch.faults, PagedFault::cache_overflow, state.slot);
+      state.tokens = 0;
+    } else if (state.tokens > a.score_tokens) {
+      report_fault(launch.faults, SelectByMassFault::too_many_keys, state.slot, list / a.kv_heads, a.score_tokens);
+      state.tokens = 0;
+    }
+  }
+  return state;
+}
+
 // Every other kernel begins at the end, where the one ahead of it has left scores in the L2.
 __device__ inline unsigned block_from_end() { return gridDim.x - 1 - blockIdx.x; }
 

@@ -169,6 +169,16 @@ float largest(const float* scores, int32_t count) {
   return best;
 }
 
+// The same, of ranges of scores.
+float largest(const float* ranges, int32_t parts, int32_t count) {
+  float best = -__builtin_inff();
+  for (int32_t part = 0; part < parts && count > 0 && best == best; ++part) {
+    const float most = ranges[2 * part + 1];
+    best = most <= best ? best : most;
+  }
+  return best;
+}
+
 uint64_t total_share(const float* scores, int32_t count, float most) {
   VecLong sums = {};
   int32_t token = 0;
@@ -228,7 +238,8 @@ struct ChoiceRoom {
 HeadChoice choose(const SelectByMassArguments& a, int64_t row_head, int32_t count, const ChoiceRoom& room) {
   const float* scores = a.scores + row_head * a.score_tokens;
   const float dense = a.dense_log_sum_exp == nullptr ? -__builtin_inff() : a.dense_log_sum_exp[row_head];
-  HeadChoice choice{{largest(scores, count), 0}, kTakesNone, 0};
+  const float most = a.ranges == nullptr ? largest(scores, count) : largest(a.ranges + row_head * a.range_parts * 2, a.range_parts, count);
+  HeadChoice choice{{most, 0}, kTakesNone, 0};
   HeadSum& sum = choice.sum;
   if (!(dense < __builtin_inff())) sum.most = __builtin_nanf("");
   if (!sum.is_sound() || sum.most == -__builtin_inff()) return choice;

@@ -17,21 +17,18 @@ namespace {
 
 // ---- Start ----
 
-// A thread block for each row and query head clears what is counted there; the first of a kv head finds the row's slot.
+// A thread block for each row and query head clears what is counted there; the first of a kv head finds the row's slot, and the
+// ranges of its heads' scores where these are given.
 __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Launch launch) {
   __shared__ int entry;
+  __shared__ bool has_ranges;
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
   const int64_t row_head = blockIdx.x;
   const int thread = static_cast<int>(threadIdx.x);
   clear_bins(launch.memory.bins + row_head * kBins);
-  if (thread == 0) {
-    HeadState head{};
-    head.above = head.in_bin = NAN;
-    launch.memory.heads[row_head] = head;
-    entry = -1;
-  }
   if (row_head % a.group() != 0) return;
+  if (thread == 0) entry = -1;
   __syncthreads();
   const int64_t list = row_head / a.group();
   if (a.score_tokens > a.most_tokens()) clear_bins(launch.memory.list_bins + list * kBins);
@@ -45,30 +42,28 @@ __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Launch
   }
   ascends = __syncthreads_and(ascends);
   known = __syncthreads_and(known);
-  if (thread != 0) return;
-  ListState state{-1, 0, {}};
-  state.cut.bin = kBins;  // no list is cut yet
-  if (!ascends) {
-    report_fault(launch.faults, PagedFault::rows_not_ascending, 0, 0, a.query_tokens);
-  } else if (!known) {
-    report_fault(launch.faults, PagedFault::slot_out_of_range, a.slots[0], 0, a.slot_count);
-  } else if (entry >= 0) {
-    state.slot = a.slots[entry];
-    state.tokens = a.key_counts[int64_t{state.slot} * a.kv_heads + list % a.kv_heads];
-    if (state.tokens < 0 || state.tokens > int64_t{a.table_width} * kValueBlockTokens) {
-      report_fault(launch.faults, PagedFault::cache_overflow, state.slot);
-      state.tokens = 0;
-    } else if (state.tokens > a.score_tokens) {
-      report_fault(launch.faults, SelectByMassFault::too_many_keys, state.slot, row, a.score_tokens);
-      state.tokens = 0;
-    }
+  if (thread == 0) {
+    const ListState state = list_of(launch, list, entry, ascends, known);
+    launch.memory.lists[list] = state;
+    has_ranges = a.ranges != nullptr && state.tokens > 0;
   }
-  launch.memory.lists[list] = state;
+  __syncthreads();
+  for (int h = thread / kWarp; h < a.group(); h += kWarps) {
+    HeadState head{};
+    head.above = head.in_bin = NAN;
+    const auto* parts = reinterpret_cast<const float2*>(a.ranges) + (row_head + h) * a.range_parts;
+    for (int part = thread % kWarp; has_ranges && part < a.range_parts; part += kWarp) {
+      head.scores.most = max(head.scores.most, score_order(parts[part].y));
+      head.scores.least_inverted = max(head.scores.least_inverted, ~score_order(parts[part].x));
+    }
+    head.scores.reduce();
+    if (thread % kWarp == 0) launch.memory.heads[row_head + h] = head;
+  }
 }
 
 // ---- Shares of each head ----
 
-// The range of a head's scores.
+// The range of a head's scores, where it is not given.
 __global__ void __launch_bounds__(kSumThreads) find_range(const __grid_constant__ Launch launch) {
   ptx::follow_previous_kernel();
   const HeadChunk chunk(launch, blockIdx.x, launch.sum_chunks, launch.sum_chunk);
@@ -677,7 +672,7 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
   };
   const size_t sums = heads * static_cast<size_t>(launch.sum_chunks);
   run(start, heads, kThreads);
-  run(find_range, sums, kSumThreads);
+  if (given.ranges == nullptr) run(find_range, sums, kSumThreads);
   run(sum_shares<false>, sums, kSumThreads);
   run(sum_shares<true>, sums, kSumThreads);
   run(mark_tokens, heads * static_cast<size_t>((launch.chunks + 1) / 2), kThreads);

@@ -36,6 +36,8 @@ enum class MissingMass : int32_t {
 struct SelectByMassArguments : PagedBatch {
   const float* scores = nullptr;                // [row, query_head, score_tokens]
   int32_t score_tokens = 0;                     // at least the keys of each row's slot, at most kMostScoredTokens
+  const float* ranges = nullptr;                // [row, query_head, range_parts, 2], or null: as coded_key_scores writes them
+  int32_t range_parts = 0;                      // at least 1 where there are ranges
   int32_t query_heads = 0;                      // a multiple of kv_heads
   const float* dense_log_sum_exp = nullptr;     // [row, query_head]: d; or null, for minus infinity
   const uint16_t* value_scales = nullptr;       // bf16 [value_block, 64], or null: weights are multiplied by them

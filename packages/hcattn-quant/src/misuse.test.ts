@@ -102,6 +102,7 @@ const scores = (device: Device) => ({
     score: (row, head, token) => Math.sin(row + head + token),
   }).arguments,
   denseLogSumExp: device.tensor('f32', ['token', 'queryHead'], [3, 2], new Float32Array(6)),
+  ranges: device.tensor('f32', ['token', 'queryHead', 'part', 'bound'], [3, 2, 1, 2], new Float32Array(12).map((_, i) => (i % 2) * 2 - 1)),
   tau: 0.9,
   missingMass: 'paper' as const,
 });
@@ -158,6 +159,7 @@ const scoredBlocks = (device: Device) => ({
   keyCounts: device.tensor('i32', ['slot', 'kvHead'], [2, 2], Int32Array.of(64, 64, 64, 0)),
   slots: device.tensor('i32', ['batch'], [2], Int32Array.of(1, 0)),
   queryStart: device.tensor('i32', ['boundary'], [3], Int32Array.of(0, 1, 2)),
+  ranges: device.tensor('f32', ['token', 'queryHead', 'part', 'bound'], [2, 4, 3, 2], new Float32Array(48)),
   scale: 0.25,
 });
 
@@ -197,12 +199,13 @@ const functions: readonly MisusedFunction[] = [
     ],
   }),
   misusedOperation(codedKeyScores, scoredBlocks, {
-    outputs: ['scores'],
+    outputs: ['scores', 'ranges'],
     legal: [
-      optional('channelScale'),
+      optional('channelScale|ranges'),
       freeAxis('codedKeys', 'codedBlock'),
       freeAxis('centroids', 'centroid'),
       freeAxis('scores', 'key'),
+      freeAxis('ranges', 'part'),
       anyFinite('scale'),
       anyFloat('query'),
       rowsApart('query|scores'),
@@ -233,9 +236,10 @@ const functions: readonly MisusedFunction[] = [
   misusedOperation(selectByMass, scores, {
     outputs: ['valueRows', 'weights', 'counts', 'logSumExp'],
     legal: [
-      optional('denseLogSumExp|missingMass|weights'),
+      optional('denseLogSumExp|missingMass|weights|ranges'),
       freeAxis('scores', 'key'),
       freeAxis('blockTable', 'block'),
+      freeAxis('ranges', 'part'),
       legalAt('tau', '0\\.5', 'a share'),
     ],
   }),

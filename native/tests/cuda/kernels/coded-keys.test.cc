@@ -53,7 +53,7 @@ std::vector<Case> all_cases() {
 // Encodes, decodes and scores on the GPU. `test` gets what the kernels wrote.
 Status run_on_gpu(CodedCase& test) {
   DeviceBuffer<uint16_t> centroids(test.centroids);
-  DeviceBuffer<float> scales(test.scales), scores(test.scores);
+  DeviceBuffer<float> scales(test.scales), scores(test.scores), ranges(test.ranges);
   DeviceBuffer<uint32_t> index(test.index);
   DeviceBuffer<uint8_t> keys(test.keys), codes(test.codes), decoded(test.decoded), queries(test.queries);
   DeviceBuffer<int32_t> from(test.from), to(test.to), heads(test.heads), table(test.table), counts(test.counts),
@@ -84,6 +84,7 @@ Status run_on_gpu(CodedCase& test) {
   scored.key_counts = counts.get();
   scored.query = queries.get();
   scored.scores = scores.get();
+  scored.ranges = ranges.get();
   Status status = launch_for_python(encode_keys, there, nullptr);
   if (status.ok()) status = launch_for_python(decode_keys, back, nullptr);
   if (status.ok()) status = launch_for_python(coded_key_scores, scored, nullptr);
@@ -92,6 +93,7 @@ Status run_on_gpu(CodedCase& test) {
   test.codes = codes.host();
   test.decoded = decoded.host();
   test.scores = scores.host();
+  test.ranges = ranges.host();
   return status;
 }
 
@@ -108,6 +110,7 @@ Outcome compare(const Case& given, Random& random) {
   const int64_t wrong = there.wrong_scores(tensor_cores ? 0x1p-11 : 0.0);
   outcome.expect(wrong == 0, std::to_string(wrong) + " scores are wrong");
   outcome.expect(here.wrong_scores(0.0) == 0, "scores of the CPU are wrong");
+  outcome.expect(there.wrong_ranges() == 0 && here.wrong_ranges() == 0, "ranges are not those of the scores");
   outcome.expect(fault_for_python()->code == 0, "a fault was reported");
   return outcome;
 }
@@ -238,8 +241,8 @@ KV_FOR_PYTHON int kv_encode_keys(const int64_t* sizes, void* const* pointers, vo
   return kv::tests::result_for_python(kv::tests::launch_for_python(kv::encode_keys, arguments, stream));
 }
 
-// One row of one slot. `sizes`: those of coded_keys_for_python, then query heads, blocks of a kv head. `pointers`: codes,
-// centroids, query, scores, table, counts, slots, query start.
+// One row of one slot. `sizes`: those of coded_keys_for_python, then query heads, blocks of a kv head, parts of ranges or 0.
+// `pointers`: codes, centroids, query, scores, table, counts, slots, query start, and ranges where they have parts.
 KV_FOR_PYTHON int kv_coded_key_scores(const int64_t* sizes, void* const* pointers, float scale, void* stream) {
   kv::CodedKeyScoresArguments arguments;
   arguments.coded = coded_keys_for_python(sizes, pointers, sizes[0] * sizes[6]);
@@ -261,5 +264,7 @@ KV_FOR_PYTHON int kv_coded_key_scores(const int64_t* sizes, void* const* pointer
   arguments.slots = static_cast<const int32_t*>(pointers[6]);
   arguments.query_start = static_cast<const int32_t*>(pointers[7]);
   arguments.scale = scale;
+  arguments.range_parts = static_cast<int32_t>(sizes[7]);
+  if (sizes[7] > 0) arguments.ranges = static_cast<float*>(pointers[8]);
   return kv::tests::result_for_python(kv::tests::launch_for_python(kv::coded_key_scores, arguments, stream));
 }

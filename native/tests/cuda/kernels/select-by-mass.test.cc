@@ -46,6 +46,28 @@ void draw_scores(std::vector<float>& scores, Random& random, bool flat) {
   }
 }
 
+// Between which scores the parts of each row and head are, of parts of all sizes.
+std::vector<float> ranges_of(const SelectByMassArguments& a, const std::vector<float>& scores, const std::vector<int32_t>& starts,
+                             const std::vector<int32_t>& slots, const std::vector<int32_t>& counts) {
+  std::vector<float> ranges(static_cast<size_t>(a.query_tokens) * a.query_heads * a.range_parts * 2, NAN);
+  for (int entry = 0; entry < a.batch; ++entry) {
+    for (int row_head = starts[entry] * a.query_heads; row_head < starts[entry + 1] * a.query_heads; ++row_head) {
+      float* const own = &ranges[static_cast<size_t>(row_head) * a.range_parts * 2];
+      for (int part = 0; part < a.range_parts; ++part) {
+        own[2 * part] = INFINITY;
+        own[2 * part + 1] = -INFINITY;
+      }
+      for (int token = 0; token < counts[slots[entry] * a.kv_heads + row_head % a.query_heads / a.group()]; ++token) {
+        const float score = scores[static_cast<size_t>(row_head) * a.score_tokens + token];
+        float* const part = own + 2 * (token / 3 % a.range_parts);
+        part[0] = std::min(part[0], score);
+        part[1] = std::isnan(score) || std::isnan(part[1]) ? NAN : std::max(part[1], score);
+      }
+    }
+  }
+  return ranges;
+}
+
 Outcome choose(const Case& test, Random& random) {
   const int kv_heads = pick(random, 1, 3);
   const int group = pick_from(random, {1, 2, 4, 4, 5, 8});
@@ -87,6 +109,9 @@ Outcome choose(const Case& test, Random& random) {
   a.capacity = test.has_room ? a.score_tokens + 1 : pick_from(random, {1, 2, 100, std::max(1, a.score_tokens / 3)});
   const bool has_dense = pick(random, 0, 2) != 0;
   const bool has_scales = pick(random, 0, 1) == 0;
+  const bool has_ranges = pick(random, 0, 1) == 0;
+  a.range_parts = pick_from(random, {1, 5, 40, 256});
+  const std::vector<float> ranges = ranges_of(a, scores, starts, slots, counts);
 
   const size_t lists = static_cast<size_t>(rows) * kv_heads;
   std::vector<int32_t> value_rows(lists * a.capacity, -7);
@@ -95,7 +120,7 @@ Outcome choose(const Case& test, Random& random) {
   std::vector<float> log_sum_exp(static_cast<size_t>(rows) * a.query_heads, -7);
 
   const DeviceBuffer<int32_t> starts_buffer(starts), slots_buffer(slots), table_buffer(table), counts_buffer(counts), means_buffer(means);
-  const DeviceBuffer<float> scores_buffer(scores), dense_buffer(dense);
+  const DeviceBuffer<float> scores_buffer(scores), dense_buffer(dense), ranges_buffer(ranges);
   const DeviceBuffer<uint16_t> scales_buffer(scales);
   const DeviceBuffer<int32_t> rows_buffer(value_rows), list_counts_buffer(list_counts);
   const DeviceBuffer<float> weights_buffer(weights), sums_buffer(log_sum_exp);
@@ -106,6 +131,7 @@ Outcome choose(const Case& test, Random& random) {
   on_device.key_counts = counts_buffer.get();
   on_device.scores = scores_buffer.get();
   on_device.dense_log_sum_exp = has_dense ? dense_buffer.get() : nullptr;
+  on_device.ranges = has_ranges ? ranges_buffer.get() : nullptr;
   on_device.value_scales = has_scales ? scales_buffer.get() : nullptr;
   on_device.mean_rows = means_buffer.get();
   on_device.value_rows = rows_buffer.get();
@@ -121,6 +147,7 @@ Outcome choose(const Case& test, Random& random) {
   a.key_counts = counts.data();
   a.scores = scores.data();
   a.dense_log_sum_exp = has_dense ? dense.data() : nullptr;
+  a.ranges = has_ranges ? ranges.data() : nullptr;
   a.value_scales = has_scales ? scales.data() : nullptr;
   a.mean_rows = means.data();
   a.value_rows = value_rows.data();
@@ -175,8 +202,9 @@ TEST("select-by-mass takes what the CPU takes, with the same weights") { run_cas
 
 }  // namespace kv::tests
 
-// sizes: rows, query heads, kv heads, score tokens, table width, value blocks, capacity. pointers: scores, dense
-// log-sum-exp, block table, key counts, slots, query start, value rows, weights, counts, log-sum-exp.
+// sizes: rows, query heads, kv heads, score tokens, table width, value blocks, capacity, parts of ranges or 0.
+// pointers: scores, dense log-sum-exp, block table, key counts, slots, query start, value rows, weights, counts, log-sum-exp, and
+// ranges where they have parts.
 KV_FOR_PYTHON int kv_select_by_mass(const int64_t* sizes, void* const* pointers, double tau, void* stream) {
   kv::SelectByMassArguments a;
   a.query_tokens = a.batch = a.slot_count = kv::tests::size(sizes, 0);
@@ -197,6 +225,8 @@ KV_FOR_PYTHON int kv_select_by_mass(const int64_t* sizes, void* const* pointers,
   a.counts = static_cast<int32_t*>(pointers[8]);
   a.log_sum_exp = static_cast<float*>(pointers[9]);
   a.tau = tau;
+  a.range_parts = kv::tests::size(sizes, 7);
+  if (a.range_parts > 0) a.ranges = static_cast<const float*>(pointers[10]);
   return kv::tests::result_for_python(kv::tests::launch_for_python(kv::select_by_mass, a, stream));
 }
 

@@ -22,6 +22,9 @@ const small: CodedSizes = {
   ],
 };
 
+/** Of the ranges of scores that are asked for. */
+const rangeParts = { f32: 1, f16: 5, bf16: 0 } as const;
+
 /** Scores `[token][queryHead][key]`, with NaN where nothing was written, and the queries as stored. */
 async function score(device: Device, random: Random, sizes: CodedSizes, cache: Cache, dtype: FloatDType, query?: Float64Array) {
   const { kvHeads, group, headDim } = sizes;
@@ -33,17 +36,26 @@ async function score(device: Device, random: Random, sizes: CodedSizes, cache: C
   const whole = [tokens + 1, heads + 1, keys + 20] as const;
   const room = device.tensor('f32', ['token', 'queryHead', 'key'], whole, new Float32Array(whole[0] * whole[1] * whole[2]).fill(NaN));
   const scores = room.slice('token', 0, tokens).slice('queryHead', 0, heads);
+  const parts = rangeParts[dtype];
+  const unwritten = new Float32Array(tokens * heads * parts * 2).fill(7);
+  const ranges = parts === 0 ? undefined : device.tensor('f32', ['token', 'queryHead', 'part', 'bound'], [tokens, heads, parts, 2], unwritten);
   const stream = device.createStream();
   const scale = headDim ** -0.5;
-  codedKeyScores(stream, { ...cache.arguments, query: device.tensor(dtype, axes, [tokens, heads, headDim], elements), scores, scale });
+  codedKeyScores(stream, { ...cache.arguments, query: device.tensor(dtype, axes, [tokens, heads, headDim], elements), scores, ranges, scale });
   await stream.synchronize();
   const all = await room.read();
+  const bounds = await ranges?.read();
   return {
     queries: decode(dtype, elements),
     scale,
     /** Those of one row and head, with what lies behind them. */
     row: (token: number, head: number) => all.subarray((token * whole[1] + head) * whole[2], (token * whole[1] + head + 1) * whole[2]),
     all,
+    /** The least and the largest score of one row and head, if ranges were asked for. */
+    range(token: number, head: number): readonly number[] | undefined {
+      const own = bounds?.subarray((token * heads + head) * parts * 2, (token * heads + head + 1) * parts * 2);
+      return own && [Math.min(...own.filter((_, i) => i % 2 === 0)), Math.max(...own.filter((_, i) => i % 2 === 1))];
+    },
   };
 }
 
@@ -81,6 +93,9 @@ async function checkAgainstOracle(device: Device, random: Random, sizes: CodedSi
         }
       }
       if (!row.subarray(blocks * blockTokens).every(Number.isNaN)) wrong++;
+      const own = row.subarray(0, blocks * blockTokens);
+      const range = result.range(token, head) ?? [Math.min(...own), Math.max(...own)];
+      if (range[0] !== Math.min(...own) || range[1] !== Math.max(...own)) wrong++;
     }
   });
   expect(wrong).toBe(0);
@@ -190,6 +205,7 @@ describeOnDevices('codedKeyScores', ({ open }) => {
         const scores = Array.from(result.row(0, head).subarray(0, length));
         const lost = scores.flatMap((x, token) => (Number.isNaN(x) ? [token] : []));
         expect(lost).toEqual(head < sizes.group ? [] : odd.map((token) => place * blockTokens + token));
+        expect(result.range(0, head)?.[1]).toBe(Math.max(...scores));
       }
     }
   });
@@ -240,6 +256,8 @@ describeOnDevices('codedKeyScores', ({ open }) => {
       [{ scores: room(5, 576) }, ShapeError],
       [{ scale: NaN }, InvalidValueError],
       [{ codedKeys: good.query }, DTypeError],
+      [{ ranges: device.tensor('f32', ['token', 'queryHead', 'part', 'bound'], [3, 6, 0, 2]) }, InvalidValueError],
+      [{ ranges: device.tensor('f32', ['token', 'queryHead', 'part', 'bound'], [3, 5, 4, 2]) }, ShapeError],
       [{ channelScale: device.tensor('f32', ['kvHead', 'dim'], [2, 60]) }, ShapeError],
     ];
     for (const [change, error] of refusals) {

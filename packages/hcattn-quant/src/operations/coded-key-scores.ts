@@ -2,14 +2,17 @@ import type { Stream } from '@kv/sparse-core';
 import { attentionSettings, loadAddon, operation } from '@kv/sparse-core/native';
 import type { CodedKeys } from '../coded-keys.js';
 import { codedKeyRules, expectCodedKeys } from './block-arguments.js';
-import { expectKeyScores, type KeyScoresArguments, scoredRules, tableRules } from './key-scores.js';
+import { expectKeyScores, expectRanges, type KeyScoresArguments, rangesRule, type ScoreRanges, scoredRules, tableRules } from './key-scores.js';
 
-export interface CodedKeyScoresArguments extends CodedKeys, KeyScoresArguments {}
+export interface CodedKeyScoresArguments extends CodedKeys, KeyScoresArguments {
+  /** Written where given: `selectByMass` then reads the scores once less. */
+  readonly ranges?: ScoreRanges | undefined;
+}
 
 /** In the order of `native/bindings/coded-key-scores.binding.cc`. */
-const rules = [...scoredRules, ...codedKeyRules, ...tableRules] as const;
+const rules = [...scoredRules, ...codedKeyRules, rangesRule, ...tableRules] as const;
 
-const enqueue = operation('codedKeyScores', rules, ['scores']);
+const enqueue = operation('codedKeyScores', rules, ['scores', 'ranges']);
 
 /**
  * Scores of every row and query head with every coded token of the row's slot, straight from the codes (HCAttention,
@@ -23,11 +26,12 @@ const enqueue = operation('codedKeyScores', rules, ['scores']);
  * lead outside, and counts that are no multiples of 64, reject the stream's next wait with an InvalidValueError
  */
 export function codedKeyScores(stream: Stream, args: CodedKeyScoresArguments): void {
-  enqueue(stream, args, ([query, scores, codes, centroids, channelScale, ...batch], [rows]) => {
+  enqueue(stream, args, ([query, scores, codes, centroids, channelScale, ranges, ...batch], [rows]) => {
     const name = 'codedKeyScores';
     expectCodedKeys(name, rows.shape[2], args);
     expectKeyScores(name, args);
+    expectRanges(name, args.ranges);
     const [scale] = attentionSettings(name, { scale: args.scale });
-    loadAddon().codedKeyScores(stream.native, query, scores, codes, centroids, channelScale, args.codeBits, ...batch, scale);
+    loadAddon().codedKeyScores(stream.native, query, scores, codes, centroids, channelScale, args.codeBits, ranges, ...batch, scale);
   });
 }

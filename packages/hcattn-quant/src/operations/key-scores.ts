@@ -1,5 +1,5 @@
 import { type FloatDType, ShapeError, type TensorHandle } from '@kv/sparse-core';
-import { batchRules, expectHeads, floats } from '@kv/sparse-core/native';
+import { batchRules, expectHeads, expectThat, floats } from '@kv/sparse-core/native';
 import { blockTokens } from '../quantized-blocks.js';
 
 /** Rows of answers, which keys in blocks of codes their slots have, and where their scores go. */
@@ -18,6 +18,25 @@ export interface KeyScoresArguments {
   readonly queryStart: TensorHandle<'i32', readonly ['boundary']>;
   /** Scores are multiplied by this; usually `1 / sqrt(headDim)`. */
   readonly scale: number;
+}
+
+/**
+ * f32, contiguous: the least and the largest score of each part of a row and head's tokens. Which tokens are in a part is the
+ * device's choice, and a part may have none.
+ */
+export type ScoreRanges = TensorHandle<'f32', readonly ['token', 'queryHead', 'part', 'bound']>;
+
+export const rangesRule = {
+  name: 'ranges',
+  dtype: ['f32'],
+  shape: ['token', 'queryHead', 'part', 2],
+  layout: 'contiguous',
+  optional: true,
+} as const;
+
+/** @throws InvalidValueError for ranges of no parts */
+export function expectRanges(operation: string, ranges: ScoreRanges | undefined): void {
+  if (ranges !== undefined) expectThat(operation, 'ranges', ranges.shape, ranges.shape[2] > 0, 'of one part or more');
 }
 
 /** The first arguments of such an operation, in the order of `native/bindings/key-scores.h`. */

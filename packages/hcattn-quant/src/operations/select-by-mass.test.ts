@@ -2,7 +2,7 @@ import { type Device, DTypeError, InvalidValueError, ShapeError } from '@kv/spar
 import { describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { scoredTokens, type ScoredSizes, type ScoredTokens } from '../testing/scored-tokens.js';
-import { type MissingMass, selectByMass } from './select-by-mass.js';
+import { type MissingMass, selectByMass, type SelectByMassArguments } from './select-by-mass.js';
 
 interface Settings {
   readonly tau: number;
@@ -11,6 +11,7 @@ interface Settings {
   readonly dense?: number;
   /** Of each row of values. */
   readonly scales?: Float64Array;
+  readonly ranges?: SelectByMassArguments['ranges'];
 }
 
 const sizes: ScoredSizes = {
@@ -27,7 +28,7 @@ const sizes: ScoredSizes = {
 
 /** Enqueues the choice and reads it. */
 async function choose(device: Device, given: ScoredTokens, settings: Settings, stream = device.createStream()) {
-  const { tau, missingMass, dense, scales } = settings;
+  const { tau, missingMass, dense, scales, ranges } = settings;
   const { scores, keyCounts, valueRows, weights, counts, logSumExp } = given.arguments;
   const [tokens, queryHeads] = scores.shape;
   const heads = (numbers: number) => device.tensor('f32', ['token', 'queryHead'], [tokens, queryHeads], new Float32Array(tokens * queryHeads).fill(numbers));
@@ -38,6 +39,7 @@ async function choose(device: Device, given: ScoredTokens, settings: Settings, s
     ...given.arguments,
     tau,
     missingMass,
+    ranges,
     denseLogSumExp: dense === undefined ? undefined : heads(dense),
     valueScales: scales && device.tensor('bf16', ['valueBlock', 'blockToken'], [blocks, 64], encode('bf16', scales)),
     meanRows: missingMass === 'meanValue' ? device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], meanRows) : undefined,
@@ -281,6 +283,29 @@ describeOnDevices('selectByMass', ({ open }) => {
     for (const head of [0, 1]) expect(listed.reduce((sum, _, i) => sum + choice.weight(0, head, i), 0)).toBeCloseTo(1, 4);
   });
 
+  it('takes the same where ranges of scores are given, which say less than scores', async () => {
+    const device = open();
+    const random = new Random(14);
+    for (const odd of [[], [-Infinity, 0, -0], [NaN, Infinity]]) {
+      const given = { ...sizes, chosen: 40, score: randomScores(random, odd) };
+      const scored = scoredTokens(device, random, given);
+      const [tokens, heads, keys] = scored.arguments.scores.shape;
+      const numbers = await scored.arguments.scores.read();
+      const parts = 3;
+      const bounds = Float32Array.from({ length: tokens * heads * parts * 2 }, (_, i) => {
+        const [row, kvHead] = [Math.floor(i / (heads * parts * 2)), Math.floor((Math.floor(i / (parts * 2)) % heads) / given.group)];
+        const count = row < scored.rows ? scored.tokensOf(scored.entryOf(row), kvHead) : 0;
+        const first = Math.floor(i / (parts * 2)) * keys;
+        const own = numbers.subarray(first, first + count).filter((_, token) => token % parts === Math.floor(i / 2) % parts);
+        return i % 2 === 0 ? Math.min(...own) : Math.max(...own);
+      });
+      const ranges = device.tensor('f32', ['token', 'queryHead', 'part', 'bound'], [tokens, heads, parts, 2], bounds);
+      const wanted = await choose(device, scored, { tau: 0.9 });
+      const found = await choose(device, scored, { tau: 0.9, ranges });
+      expect(found.bytes).toEqual(wanted.bytes);
+    }
+  });
+
   it('shows NaN and plus infinity in their row and head alone, which takes no token', async () => {
     const device = open();
     for (const odd of [NaN, Infinity]) {
@@ -385,6 +410,7 @@ describeOnDevices('selectByMass', ({ open }) => {
       [{ weights: device.tensor('f32', ['token', 'kvHead', 'chosen', 'groupHead'], [4, 2, 192, 2]) }, ShapeError],
       [{ valueScales: device.tensor('bf16', ['valueBlock', 'blockToken'], [1, 64]) }, ShapeError],
       [{ counts: good.logSumExp as never }, DTypeError],
+      [{ ranges: device.tensor('f32', ['token', 'queryHead', 'part', 'bound'], [4, 6, 0, 2]) }, InvalidValueError],
     ] as const;
     for (const [change, error] of refusals) {
       expect(() => {

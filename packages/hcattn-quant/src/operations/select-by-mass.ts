@@ -1,6 +1,7 @@
 import { InvalidValueError, ShapeError, type Stream, type TensorHandle } from '@kv/sparse-core';
 import { batchRules, expectShape, expectThat, loadAddon, operation } from '@kv/sparse-core/native';
 import { blockTokens } from '../quantized-blocks.js';
+import { expectRanges, rangesRule, type ScoreRanges } from './key-scores.js';
 
 /**
  * What becomes of the share of attention that falls on tokens which a head did not take. `renormalise`: weights sum to 1
@@ -51,6 +52,8 @@ export interface SelectByMassArguments {
   readonly counts: TensorHandle<'i32', readonly ['token', 'kvHead']>;
   /** f32: the logarithm of what the weights were divided by, for `mergeAttention`. */
   readonly logSumExp: TensorHandle<'f32', readonly ['token', 'queryHead']>;
+  /** As `codedKeyScores` wrote them of the same scores. Default: they are found. */
+  readonly ranges?: ScoreRanges | undefined;
 }
 
 /** In the order of `native/bindings/select-by-mass.binding.cc`. */
@@ -66,6 +69,7 @@ const rules = [
   { name: 'weights', dtype: ['f32'], shape: ['token', 'kvHead', 'chosen', 'groupHead'], layout: 'contiguous', optional: true },
   { name: 'counts', dtype: ['i32'], shape: ['token', 'kvHead'], layout: 'contiguous' },
   { name: 'logSumExp', dtype: ['f32'], shape: ['token', 'queryHead'], layout: 'contiguous' },
+  rangesRule,
 ] as const;
 
 const enqueue = operation('selectByMass', rules, ['valueRows', 'weights', 'counts', 'logSumExp']);
@@ -102,6 +106,7 @@ export function selectByMass(stream: Stream, args: SelectByMassArguments): void 
         given: weights,
       });
     }
+    expectRanges(name, args.ranges);
     expectThat(name, 'tau', tau, typeof tau === 'number' && tau > 0 && tau <= 1, 'a number above 0, at most 1');
     expectThat(name, 'missingMass', missingMass, missingMasses.includes(missingMass), `one of ${missingMasses.join(', ')}`);
     const isCount = Number.isInteger(valueBlocks) && valueBlocks >= 0 && valueBlocks <= 2 ** 25;

@@ -15,6 +15,9 @@ export interface ChoiceSizes {
   readonly hostKeys: boolean;
 }
 
+/** As many as a device has thread blocks for a head, or nearly. */
+const rangeParts = 256;
+
 type Flat<D extends DType> = Tensor<D, readonly ['element']>;
 
 /** Elements, of 4 bytes each, for one row of each slot in the largest layer. */
@@ -39,7 +42,7 @@ export class ChoiceRoom implements Disposable {
   readonly rows: number;
   readonly #keys: number;
   readonly #chosen: number;
-  readonly #onDevice: Readonly<Record<'scores' | 'logSumExps', Flat<'f32'>>>;
+  readonly #onDevice: Readonly<Record<'scores' | 'ranges' | 'logSumExps', Flat<'f32'>>>;
   readonly #onHost: Readonly<Record<'valueRows' | 'counts', Flat<'i32'>> & Record<'output', Flat<'f32'>>>;
   /** Without keys on the host. */
   readonly #weights: Flat<'f32'> | undefined;
@@ -64,6 +67,7 @@ export class ChoiceRoom implements Disposable {
       return [
         {
           scores: flat(device, 'f32', heads * keys),
+          ranges: flat(device, 'f32', heads * rangeParts * 2),
           logSumExps: flat(device, 'f32', heads),
         },
         {
@@ -93,7 +97,7 @@ export class ChoiceRoom implements Disposable {
   /** Room for rows of the n-th group of a layer's kv heads: with `weights`, or with `exact` where keys are on the host. */
   of({ query: { shape, axes, dtype }, blockTable }: RowsOverBlocks, nth: number) {
     const [keys, chosen, weights, exact] = [this.#keys, this.#chosen, this.#weights, this.#exact];
-    const { scores, logSumExps } = this.#onDevice;
+    const { scores, ranges, logSumExps } = this.#onDevice;
     const { valueRows, counts, output } = this.#onHost;
     const [rows, queryHeads, headDim] = shape;
     const kvHeads = blockTable.shape[1];
@@ -101,6 +105,7 @@ export class ChoiceRoom implements Disposable {
     const ofHeads = (flat: Flat<'f32'>) => part(flat, rows * queryHeads).view(['token', 'queryHead'], [rows, queryHeads]);
     return {
       scores: part(scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
+      ranges: part(ranges, rows * queryHeads * rangeParts * 2).view(['token', 'queryHead', 'part', 'bound'], [rows, queryHeads, rangeParts, 2]),
       logSumExp: ofHeads(logSumExps),
       valueRows: part(valueRows, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]),
       counts: part(counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),

@@ -113,9 +113,10 @@ export class CodedBlocks implements BlockCodec {
   #choose(stream: Stream, rows: RowsOverBlocks, denseLogSumExp: AttentionPart['logSumExp'], room: GroupRoom): void {
     const { values, valueScales, means } = this.#pools.host;
     const { scores, valueRows, weights, counts, exact, logSumExp } = room;
+    const ranges = this.#keys.findsRanges ? room.ranges : undefined;
     const { blockTable, keyCounts, slots, queryStart } = rows;
-    this.#keys.score(stream, rows, scores);
-    const batch = { blockTable, keyCounts, slots, queryStart, denseLogSumExp, scores };
+    this.#keys.score(stream, rows, scores, ranges);
+    const batch = { blockTable, keyCounts, slots, queryStart, denseLogSumExp, scores, ranges };
     const choice = { ...this.#choice, valueRows, weights, counts, valueBlocks: values.shape[0] };
     if (exact === undefined) selectByMass(stream, { ...batch, ...choice, valueScales, meanRows: means?.rowsOf(this.#index), logSumExp });
     else {

@@ -40,6 +40,7 @@ class IntegerKeys implements KeyPool {
   codecOf(): KeyCodec {
     const codes = { ...this.#format, quantizedKeys: this.#quantizedKeys };
     return {
+      findsRanges: false,
       encode: (stream: Stream, keys: DenseKeys, moves: readonly BlockMove[]) => quantizeKv(stream, { ...codes, keys, ...listsOf(moves) }),
       decode: (stream: Stream, keys: DenseKeys, moves: readonly BlockMove[]) => dequantizeKv(stream, { ...codes, keys, ...listsOf(moves) }),
       score: (stream: Stream, rows: RowsOverBlocks, scores: Scores) => quantizedKeyScores(stream, { ...codes, ...rows, scores }),

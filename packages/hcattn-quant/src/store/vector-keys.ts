@@ -6,7 +6,7 @@ import { codedKeyScores } from '../operations/coded-key-scores.js';
 import { decodeKeys } from '../operations/decode-keys.js';
 import { encodeKeys } from '../operations/encode-keys.js';
 import { type BlockMove, listsOf, type RowsOverBlocks } from './block-codec.js';
-import type { DenseKeys, KeyCodec, KeyFormat, KeyPool, Scores } from './key-format.js';
+import type { DenseKeys, KeyCodec, KeyFormat, KeyPool, Ranges, Scores } from './key-format.js';
 
 /** Keys in codes of codebooks. */
 export function vectorKeys(placed: PlacedCodebooks): KeyFormat {
@@ -39,15 +39,16 @@ class VectorKeys implements KeyPool {
   codecOf(_layer: KvLayer, index: number): KeyCodec {
     const codes = { ...this.#placed.layer(index), codedKeys: this.#codedKeys };
     return {
+      findsRanges: true,
       encode: (stream: Stream, keys: DenseKeys, moves: readonly BlockMove[]) =>
         encodeKeys(stream, { ...codes, keys, ...listsOf(moves) }),
       decode: (stream: Stream, keys: DenseKeys, moves: readonly BlockMove[]) =>
         decodeKeys(stream, { ...codes, keys, ...listsOf(moves) }),
-      score(stream: Stream, rows: RowsOverBlocks, scores: Scores) {
+      score(stream: Stream, rows: RowsOverBlocks, scores: Scores, ranges: Ranges | undefined) {
         const [first, end] = [rows.firstKvHead, rows.firstKvHead + rows.blockTable.shape[1]];
         const centroids = codes.centroids.slice('kvHead', first, end);
         const channelScale = codes.channelScale?.slice('kvHead', first, end);
-        codedKeyScores(stream, { ...codes, ...rows, centroids, channelScale, scores });
+        codedKeyScores(stream, { ...codes, ...rows, centroids, channelScale, scores, ranges });
       },
     };
   }
