@@ -81,9 +81,8 @@ void HostBells::thread_main() {
       if (stop_.load()) return;
     }
     for (Clock::time_point rang = Clock::now(); expected_.load() > 0 && !stop_.load();) {
-      const Clock::time_point now = Clock::now();
-      if (answer()) rang = now;
-      else if (now - rang > kSpin) std::this_thread::sleep_for(kNap);
+      if (answer()) rang = Clock::now();
+      else if (Clock::now() - rang > kSpin) std::this_thread::sleep_for(kNap);
       else relax();
     }
   }

@@ -5,7 +5,6 @@
 namespace kv {
 namespace {
 
-constexpr int kWarps = 2;         // of a thread block; each sums a piece
 constexpr int kLaneDims = 4;      // that a thread sums
 constexpr int kRowsAtOnce = 16;  // of a piece, on their way over the link
 
@@ -39,25 +38,24 @@ struct alignas(kLaneDims * sizeof(T)) LaneDims {
   T dims[kLaneDims];
 };
 
-// A warp sums a piece for all query heads, in the order of its rows, as the host does.
+// Of so few registers that a thread block finds room on a multiprocessor which the scores of other heads have filled.
+constexpr int kBlocksOfRegisters = 16;
+
+// A thread block of one warp sums a piece for all query heads, in the order of its rows, as the host does.
 template <class T, int kGroup>
-__global__ void __launch_bounds__(kWarps * kWarp) sum_pieces(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kWarp, kBlocksOfRegisters) sum_pieces(const __grid_constant__ Launch launch) {
   const WeightedValuesArguments& a = launch.a;
-  const int64_t warp = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t list = warp / launch.most_pieces;
-  const auto piece = static_cast<int32_t>(warp % launch.most_pieces);
-  if (list >= a.lists()) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t list = blockIdx.x / launch.most_pieces;
+  const auto piece = static_cast<int32_t>(blockIdx.x % launch.most_pieces);
   const DevicePart part(a, list);
   if (piece >= part.pieces()) return;
   const int32_t first = part.first + piece * kPieceRows;
   const int32_t count = min(kPieceRows, part.first + part.rows - first);
   const int64_t listed = list * a.capacity + first;
   // The piece of the list comes over the link once, and at once.
-  __shared__ int32_t numbers_of_all[kWarps][kPieceRows];
-  __shared__ float weights_of_all[kWarps][kPieceRows * kGroup];
-  int32_t* numbers = numbers_of_all[threadIdx.x / kWarp];
-  float* weights = weights_of_all[threadIdx.x / kWarp];
+  __shared__ int32_t numbers[kPieceRows];
+  __shared__ float weights[kPieceRows * kGroup];
   for (int row = lane; row < count; row += kWarp) {
     const int32_t number = a.value_rows[listed + row];
     const bool outside = number < 0 || number >= a.pool_rows;
@@ -109,8 +107,7 @@ __global__ void add_pieces(const __grid_constant__ Launch launch) {
 template <class T>
 Status sum_on(cudaStream_t stream, const Launch& launch) {
   const auto run = [&](void (*kernel)(Launch)) {
-    const int64_t warps = launch.a.lists() * launch.most_pieces;
-    kernel<<<static_cast<unsigned>((warps + kWarps - 1) / kWarps), kWarps * kWarp, 0, stream>>>(launch);
+    kernel<<<static_cast<unsigned>(launch.a.lists() * launch.most_pieces), kWarp, 0, stream>>>(launch);
     return launch_status();
   };
   switch (launch.a.group) {

@@ -28,8 +28,8 @@ export interface CodedPools {
 export interface Overlap {
   /** Undefined where one group is all. */
   readonly groups: HeadGroups | undefined;
-  /** For what is summed on the host, where the device is another one. */
-  readonly link: LinkStream | undefined;
+  /** For what is summed on the host, where the device is another one: of each group, so that none waits for another's. */
+  readonly links: readonly LinkStream[];
 }
 
 /** Keys of a layer in codes on the device, their values on the host. */
@@ -87,7 +87,7 @@ export class CodedBlocks implements BlockCodec {
   }
 
   attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
-    const { groups, link } = this.#overlap;
+    const { groups, links } = this.#overlap;
     // What belongs to a group lies together in a step of one row alone.
     if (groups === undefined || rows.query.shape[0] > 1) {
       const room = this.#room.of(rows, 0);
@@ -102,10 +102,10 @@ export class CodedBlocks implements BlockCodec {
       const [first, end] = [firstHead, (firstHead += group.query.shape[1])];
       const logSumExp = part.logSumExp.slice('queryHead', first, end);
       this.#choose(stream, group, logSumExp, room);
-      const other = this.#sum(link?.behind(stream) ?? stream, group, room);
+      const other = this.#sum(links[nth]?.behind(stream) ?? stream, group, room);
       return { output: part.output.slice('queryHead', first, end), logSumExp, other };
     });
-    link?.join(stream);
+    for (const link of links) link.join(stream);
     for (const each of parts) mergeAttention(stream, each);
   }
 

@@ -24,7 +24,7 @@ export class CodedCache implements CodeCache {
   readonly #room: ChoiceRoom;
   /** Of each layer. */
   readonly #groups: readonly HeadGroups[];
-  readonly #link: LinkStream | undefined;
+  readonly #links: readonly LinkStream[];
 
   /** What it takes of a host pool. */
   static hostBytes(sizes: CodedSizes): number {
@@ -44,7 +44,7 @@ export class CodedCache implements CodeCache {
     // A mean value has one table for all kv heads.
     const groups = missingMass === 'meanValue' ? 1 : headGroupsOf(layers, capacity);
     const isGrouped = groups > 1;
-    [this.#keys, this.#pools, this.#room, this.#groups, this.#link] = madeTogether((own) => {
+    [this.#keys, this.#pools, this.#room, this.#groups, this.#links] = madeTogether((own) => {
       const keys = own(format.createPool(layers, device, blocks));
       const memory = hostMemoryOf('hcAttentionStore', device, hostPool, CodedCache.hostBytes(options));
       const host = own(new HostBlocks(options, memory));
@@ -57,7 +57,7 @@ export class CodedCache implements CodeCache {
         { ids: new BlockIds('coded blocks', blocks), blockBytes, host, staged },
         own(new ChoiceRoom(options, memory)),
         isGrouped ? layers.map((layer) => own(new HeadGroups(layer, capacity, groups))) : [],
-        isGrouped && device.kind === 'cuda' ? own(new LinkStream(device)) : undefined,
+        isGrouped && device.kind === 'cuda' ? Array.from({ length: groups }, () => own(new LinkStream(device))) : [],
       ];
     });
   }
@@ -67,7 +67,7 @@ export class CodedCache implements CodeCache {
   }
 
   codecOf(layer: KvLayer, index: number): BlockCodec {
-    const overlap = { groups: this.#groups[index], link: this.#link };
+    const overlap = { groups: this.#groups[index], links: this.#links };
     return new CodedBlocks(index, this.#keys.codecOf(layer, index), this.#pools, this.#room, this.#choice, overlap);
   }
 
@@ -81,6 +81,6 @@ export class CodedCache implements CodeCache {
 
   [Symbol.dispose](): void {
     const { host, staged } = this.#pools;
-    for (const each of [this.#keys, host, staged, this.#room, ...this.#groups, this.#link]) each?.[Symbol.dispose]();
+    for (const each of [this.#keys, host, staged, this.#room, ...this.#groups, ...this.#links]) each?.[Symbol.dispose]();
   }
 }
