@@ -12,8 +12,8 @@ namespace kv {
 
 constexpr MemoryReading kMemoryReadings[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 2}, {4, 2}};
 
-// The fastest of kMemoryReadings for the kernels of `isa`, measured now on the calling thread: about 10 ms, and 20 ms at
-// most unless the thread does not get its core. The first if none is clearly faster.
+// The fastest of kMemoryReadings for the kernels of `isa`, measured now on the calling thread: about 10 ms. No round
+// of all begins after 20 ms. The first if none is clearly faster.
 MemoryReading probe_memory_reading(Isa isa);
 
 // Calls `use` with what that found, which a process measures once for each instruction set, in the background. `use` is
