@@ -1,7 +1,7 @@
 // Times answers and prompts over a cache in two memories beside our dense cache. Prints rows for docs/benchmarks, one a line.
 // In the test kit:
 //   ./node tools/gpu/serving-bench.mjs MODEL [--parts prompts,steps,reading,answers,fit,apart] [--prompt 32768] [--sequences 8]
-//     [--long 131072] [--answers 32] [--rows 8192] [--rounds 2] [--steps 25] [--warm 40] [--device cuda]
+//     [--long 131072] [--answers 32] [--rows 8192] [--rounds 2] [--steps 24] [--warm 200] [--device cuda]
 import { parseArgs } from 'node:util';
 import { Model } from '../../packages/model/dist/index.js';
 import { createDevice } from '../../packages/sparse-core/dist/index.js';
@@ -20,8 +20,8 @@ const { values, positionals } = parseArgs({
     answers: { type: 'string', default: '32' },
     rows: { type: 'string', default: '8192' },
     rounds: { type: 'string', default: '2' },
-    steps: { type: 'string', default: '25' },
-    warm: { type: 'string', default: '40' },
+    steps: { type: 'string', default: '24' },
+    warm: { type: 'string', default: '200' },
     device: { type: 'string', default: 'cuda' },
   },
   allowPositionals: true,

@@ -52,7 +52,7 @@ __global__ void load_pieces(const __grid_constant__ FetchBlocksArguments a, cons
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedStorage*>(memory);
   const int lane = static_cast<int>(threadIdx.x);
-  ptx::follow_previous_kernel();
+  ptx::wait_for_previous_kernel();
   const int count = checked_loads(a, faults);
   const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
   const int own = count > first ? (count - first + step - 1) / step : 0;
@@ -102,6 +102,8 @@ __global__ void load_pieces(const __grid_constant__ FetchBlocksArguments a, cons
     }
     request(nth + kLoading);
   }
+  // Not before: thread blocks of the next kernel that wait would take room from what runs beside the loads.
+  ptx::let_next_kernel_start();
   if (lane == 0) ptx::bulk_store_wait<0>();
 }
 
