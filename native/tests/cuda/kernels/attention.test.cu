@@ -103,6 +103,8 @@ std::vector<Case> decode_cases() {
            {"slots", PagedFault::slot_out_of_range},
            {"rows", PagedFault::rows_not_ascending}}) {
     add(name + " that lead outside", decode_of({200, 1, 64}), [fault = fault](Case& test) { test.outside = fault; });
+    add(name + " of many sequences that lead outside", decode_of(std::vector<int>(90, 20)),
+        [fault = fault](Case& test) { test.outside = fault; });
   }
   if (only_small_cases()) return list.cases;
   const auto lengths = decode_of({1, 15, 16, 17, 63, 64, 65, 1000, 4000, 0, 333});
@@ -120,6 +122,11 @@ std::vector<Case> decode_cases() {
   add("one long sequence", decode_of({16000}), unchanged);
   add("long sequences", decode_of({9000, 16000, 12345, 64, 8000}), [](Case& test) { test.kv_heads = 8; });
   add("many short sequences", decode_of(std::vector<int>(300, 70)), unchanged);
+  const auto eight_kv_heads = [](Case& test) { test.query_heads = test.kv_heads = 8; };
+  add("more cache heads than thread blocks keep", decode_of(std::vector<int>(300, 70)), eight_kv_heads);
+  std::vector<int> uneven(100);
+  for (int i = 0; i < 100; ++i) uneven[i] = i % 9 == 0 ? 0 : i * 7919 % 1500;
+  add("many sequences of uneven lengths", decode_of(uneven), eight_kv_heads);
   add("shifted by 1e4", decode_of({900, 5000}), [](Case& test) { test.shift_scores = true; });
   add("a few queries each", few_queries_each(), unchanged);
   add("a few queries each, all keys", few_queries_each(), [](Case& test) { test.causal = false; });
