@@ -1,5 +1,6 @@
 #include "kernels/embedding/embedding.h"
 #include "shared/cuda/elements.cuda.h"
+#include "shared/cuda/overlapped-launch.cuda.h"
 
 namespace kv {
 namespace {
@@ -23,6 +24,7 @@ __device__ bool all_inside(const EmbeddingArguments& a, bool reports, FaultSink 
 
 template <class From, class To>
 __global__ void copy_rows(EmbeddingArguments a, FaultSink faults) {
+  ptx::follow_previous_kernel();
   const int64_t token = blockIdx.x;
   To* to = static_cast<To*>(a.output) + token * a.output_stride;
   const int64_t row = requested_row(a, token);
@@ -44,13 +46,14 @@ Status embedding_cuda(const EmbeddingArguments& a, ExecutionContext& context) {
   if (a.tokens == 0) return Status::success();
   const auto tokens = static_cast<unsigned>(a.tokens);
   const unsigned threads = a.features > 1024 ? 1024 : 256;  // a thread's few reads wait for memory together
+  Status status;
   with_cuda_float_type(a.table_dtype, [&](auto from) {
     with_cuda_float_type(a.output_dtype, [&](auto to) {
-      copy_rows<decltype(from), decltype(to)>
-          <<<tokens, threads, 0, stream_of(context)>>>(a, context.faults(describe_embedding_fault));
+      status = launch_overlapped(copy_rows<decltype(from), decltype(to)>, tokens, threads, 0, stream_of(context), a,
+                                 context.faults(describe_embedding_fault));
     });
   });
-  return launch_status();
+  return status;
 }
 
 }  // namespace kv
