@@ -7,10 +7,11 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { PNG } from 'pngjs';
 import { readTexts } from '../../packages/eval/dist/index.js';
-import { Model, prefill } from '../../packages/model/dist/index.js';
+import { Model } from '../../packages/model/dist/index.js';
 import { clusteredBlockScores, selectKeyBlocks, verticalSlashBlockScores } from '../../packages/skeleton-prefill/dist/index.js';
-import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { createDevice } from '../../packages/sparse-core/dist/index.js';
 import { decomposeLayer } from './attention-parts.mjs';
+import { readPrompt } from './read-prompt.mjs';
 
 const { values } = parseArgs({
   options: {
@@ -31,20 +32,11 @@ async function readLayer(ids) {
   const folder = fileURLToPath(new URL('../../models/needle-8m', import.meta.url));
   const device = createDevice({ threads: 2 });
   const model = await Model.open(folder, { device });
-  const dense = densePrefill();
   let found;
-  const reading = {
-    name: 'dense',
-    attend(stream, call) {
-      if (call.store.layer.index === layer) found = readParts(device, stream, call);
-      return dense.attend(stream, call);
-    },
-  };
-  const runner = model.createRunner({ policy: kvPolicy({ prefill: reading }), contextTokens: tokens, maxBatchRows: tokens });
-  const sequence = runner.openSequence();
-  (await prefill(runner, sequence, await idsOf(model, ids))).dispose();
+  await readPrompt(model, await idsOf(model, ids), (stream, call) => {
+    if (call.store.layer.index === layer) found = readParts(device, stream, call);
+  });
   const read = await found;
-  runner.dispose();
   model.dispose();
   return read;
 }

@@ -7,10 +7,11 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import ts from 'typescript';
 import { readTexts } from '../../packages/eval/dist/index.js';
-import { Model, prefill } from '../../packages/model/dist/index.js';
+import { Model } from '../../packages/model/dist/index.js';
 import { skeletonPrefill } from '../../packages/skeleton-prefill/dist/index.js';
-import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { createDevice } from '../../packages/sparse-core/dist/index.js';
 import { decomposeLayer } from './attention-parts.mjs';
+import { readPrompt } from './read-prompt.mjs';
 import { keepRows, stamp, summarise } from './results.mjs';
 import { blocksOfSyntheticMap, blockTokens } from './synthetic-maps.mjs';
 
@@ -27,22 +28,6 @@ const row = (measure, shapes, unit, samples, kind = 'small-model') => ({
   measure,
   ...{ shapes, device: 'cpu', kind, unit, better: 'higher', result: summarise(samples), chart: false, ...stamp() },
 });
-
-/** Reads a prompt; `see` gets every layer's call and may keep what it reads of it. */
-async function readPrompt(count, prefillAttention, see = () => undefined, onReport = undefined) {
-  const reading = {
-    ...prefillAttention,
-    attend(stream, call) {
-      see(stream, call);
-      return prefillAttention.attend(stream, call);
-    },
-  };
-  const runner = model.createRunner({ policy: kvPolicy({ prefill: reading }), contextTokens: count, maxBatchRows: count });
-  const logits = await prefill(runner, runner.openSequence(), ids.subarray(0, count), { onReport });
-  await logits.read();
-  logits.dispose();
-  runner.dispose();
-}
 
 /** What of the attention map of a head may be left out. Rows begin behind the first eighth, where there is something to leave. */
 function measureHead(queryOf, keyOf, scale) {
@@ -115,7 +100,7 @@ function normalShareBelow(z) {
 /** Every head of the small model behind one text. */
 async function mapsOfModel() {
   const reads = [];
-  await readPrompt(tokens, densePrefill(), (stream, { query, keys, scale, store }) => {
+  await readPrompt(model, ids.subarray(0, tokens), (stream, { query, keys, scale, store }) => {
     reads.push(Promise.all([query.read(stream), keys.read(stream), scale, store.layer]));
   });
   const heads = [];
@@ -141,7 +126,8 @@ async function prompts() {
   for (const count of [1024, 2048, 4096, 8192, 16384]) {
     let density = 1;
     const skeleton = skeletonPrefill({ epsilon, denseLastRows: 0 });
-    await readPrompt(count, skeleton, undefined, (report) => (density = report.density));
+    const onReport = (report) => (density = report.density);
+    await readPrompt(model, ids.subarray(0, count), () => undefined, { attention: skeleton, onReport });
     rows.push(row(`left out of ${count} tokens, skeleton ε = ${epsilon}`, { model: 'needle-8m', tokens: count, epsilon }, '%', [100 * (1 - density)]));
   }
   return rows;
@@ -186,7 +172,7 @@ async function thresholdsOfMoments() {
     },
   );
   const reads = [];
-  await readPrompt(tokens, densePrefill(), (stream, call) => {
+  await readPrompt(model, ids.subarray(0, tokens), (stream, call) => {
     const parts = Object.values(decomposeLayer(device, stream, call));
     reads.push(Promise.all(parts.map((part) => part.read(stream))));
   });

@@ -5,8 +5,9 @@
 //   node tools/bench/block-overlap.mjs
 import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
-import { Model, prefill } from '../../packages/model/dist/index.js';
-import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { Model } from '../../packages/model/dist/index.js';
+import { createDevice } from '../../packages/sparse-core/dist/index.js';
+import { queriesAndKeys } from './read-prompt.mjs';
 import { keepRows, stamp, summarise } from './results.mjs';
 
 const [tokens, steps, blockTokens, chosenBlocks, sinkBlocks, windowBlocks] = [16_000, 256, 32, 64, 1, 3];
@@ -15,24 +16,6 @@ const folder = fileURLToPath(new URL('../../models/needle-8m', import.meta.url))
 const model = await Model.open(folder, { device: createDevice({ threads: 2 }) });
 const { queryHeads, kvHeads, headDim } = model.config;
 const group = queryHeads / kvHeads;
-
-/** Queries and keys of each layer, `[token, head, dim]`. */
-async function readText(ids) {
-  const reads = [];
-  const dense = densePrefill();
-  const reading = {
-    name: 'reading',
-    attend(stream, call) {
-      reads.push(Promise.all([call.query.read(stream), call.keys.read(stream)]));
-      return dense.attend(stream, call);
-    },
-  };
-  const runner = model.createRunner({ policy: kvPolicy({ prefill: reading }), contextTokens: ids.length, maxBatchRows: ids.length });
-  (await prefill(runner, runner.openSequence(), ids)).dispose();
-  const read = await Promise.all(reads);
-  runner.dispose();
-  return read;
-}
 
 /** The two corners that ArkVale scores a block by (`cuboidMean`): `[vector, dim]`. */
 function cornersOf(keys, kvHead, block) {
@@ -69,7 +52,7 @@ function chosenOf(queries, corners, row, kvHead) {
 
 const text = readFileSync(`${folder}/documents/constitution/document.txt`, 'utf8');
 const ids = (await model.tokenizer.encode(text)).subarray(0, tokens);
-const layers = await readText(ids);
+const layers = await queriesAndKeys(model, ids);
 const shares = windows.map(() => []);
 for (const [queries, keys] of layers) {
   for (let kvHead = 0; kvHead < kvHeads; kvHead++) {

@@ -5,9 +5,10 @@
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { readTexts } from '../../packages/eval/dist/index.js';
-import { Model, prefill } from '../../packages/model/dist/index.js';
+import { Model } from '../../packages/model/dist/index.js';
 import { decomposeAttention, decompositionStateBytes, selectKeyBlocks } from '../../packages/skeleton-prefill/dist/index.js';
-import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { createDevice } from '../../packages/sparse-core/dist/index.js';
+import { readPrompt } from './read-prompt.mjs';
 import { keepRows, stamp, summarise } from './results.mjs';
 
 const options = { tokens: { type: 'string', default: '8192' }, steps: { type: 'string', default: '8' }, budget: { type: 'string', default: '0.125' } };
@@ -22,26 +23,11 @@ const folder = fileURLToPath(new URL('../../models/needle-8m', import.meta.url))
 const model = await Model.open(folder, { device });
 const ids = (await model.tokenizer.encode((await readTexts(`${folder}/eval/ppl.jsonl.gz`)).join('\n'))).subarray(0, tokens);
 
-/** Reads the prompt densely, so many rows a step; `see` gets every layer's call. */
-async function readPrompt(maxBatchRows, see) {
-  const dense = densePrefill();
-  const reading = {
-    ...dense,
-    attend(stream, call) {
-      see(stream, call);
-      return dense.attend(stream, call);
-    },
-  };
-  const runner = model.createRunner({ policy: kvPolicy({ prefill: reading }), contextTokens: tokens, maxBatchRows });
-  (await prefill(runner, runner.openSequence(), ids)).dispose();
-  runner.dispose();
-}
-
 /** The blocks that the last `rows` rows of the prompt take in each layer, of an estimate in steps of `stepRows`. */
 async function listsOf(stepRows, seed) {
   const states = new Map();
   const lists = [];
-  await readPrompt(stepRows, (stream, { query, store, batch, rope, scale }) => {
+  const see = (stream, { query, store, batch, rope, scale }) => {
     const { index, queryHeads, kvHeads, headDim } = store.layer;
     const pairs = rope.inverseFrequencies.length;
     const state = states.get(index) ?? device.tensor('u8', ['byte'], [decompositionStateBytes({ queryHeads, kvHeads, headDim, pairs })]);
@@ -66,7 +52,8 @@ async function listsOf(stepRows, seed) {
     const blocks = device.tensor('i32', ['queryHead', 'queryTile', 'listedBlock'], [queryHeads, rows / tileRows, tokens / blockTokens]);
     selectKeyBlocks(stream, { ...parts, horizontal: own, threshold: { budget }, tileRows, keyBlocks: blocks, keyBlockCounts: counts });
     lists.push(Promise.all([blocks.read(stream), counts.read(stream)]));
-  });
+  };
+  await readPrompt(model, ids, see, { maxBatchRows: stepRows });
   for (const state of states.values()) state.dispose();
   return (await Promise.all(lists)).flatMap(([blocks, counts]) =>
     Array.from(counts, (count, list) => new Set(blocks.subarray((list * tokens) / blockTokens, (list * tokens) / blockTokens + count))),
@@ -76,7 +63,7 @@ async function listsOf(stepRows, seed) {
 /** Of each tile of the last `rows` rows the share of attention that falls on each block. */
 async function sharesOfBlocks() {
   const reads = [];
-  await readPrompt(tokens, (stream, { query, keys, scale, store }) => {
+  await readPrompt(model, ids, (stream, { query, keys, scale, store }) => {
     reads.push(Promise.all([query.read(stream), keys.read(stream), scale, store.layer]));
   });
   const shares = [];

@@ -6,8 +6,9 @@
 import { fileURLToPath } from 'node:url';
 import { encodeExample, readRetrievalExamples } from '../../packages/eval/dist/index.js';
 import { codedBlockBytes, decodeKeys, encodeKeys, loadCodebooks, placeCodebooks } from '../../packages/hcattn-quant/dist/index.js';
-import { Model, prefill } from '../../packages/model/dist/index.js';
-import { createDevice, densePrefill, kvPolicy } from '../../packages/sparse-core/dist/index.js';
+import { Model } from '../../packages/model/dist/index.js';
+import { createDevice } from '../../packages/sparse-core/dist/index.js';
+import { queriesAndKeys } from './read-prompt.mjs';
 import { keepRows, stamp, summarise } from './results.mjs';
 
 const [tau, length, lastRows, shownTokens, blockTokens] = [0.9, 4096, 64, 300, 64];
@@ -17,24 +18,6 @@ const device = createDevice({ threads: 2 });
 const model = await Model.open(folder, { device });
 const { layers, queryHeads, kvHeads, headDim } = model.config;
 const scale = 1 / Math.sqrt(headDim);
-
-/** Queries `[token, queryHead, dim]` and keys `[token, kvHead, dim]` of each layer. */
-async function readPrompt(ids) {
-  const reads = [];
-  const dense = densePrefill();
-  const reading = {
-    name: 'reading',
-    attend(stream, call) {
-      reads.push(Promise.all([call.query.read(stream), call.keys.read(stream)]));
-      return dense.attend(stream, call);
-    },
-  };
-  const runner = model.createRunner({ policy: kvPolicy({ prefill: reading }), contextTokens: ids.length, maxBatchRows: ids.length });
-  (await prefill(runner, runner.openSequence(), ids)).dispose();
-  const read = await Promise.all(reads);
-  runner.dispose();
-  return read.map(([queries, keys]) => ({ queries, keys, tokens: ids.length }));
-}
 
 /** The softmax of a row of a query head over the tokens up to its own. */
 function attentionOf({ queries, keys }, row, head) {
@@ -99,7 +82,7 @@ const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`)).f
 const rows = [];
 for (const example of examples) {
   const { prompt } = await encodeExample(model.tokenizer, example);
-  const read = await readPrompt(prompt);
+  const read = (await queriesAndKeys(model, prompt)).map(([queries, keys]) => ({ queries, keys, tokens: prompt.length }));
   const last = Array.from({ length: lastRows }, (_, index) => prompt.length - lastRows + index);
   const byLayer = read.map((layer) =>
     last.flatMap((at) => Array.from({ length: queryHeads }, (_, head) => 100 * chosenShare(attentionOf(layer, at, head)))),
