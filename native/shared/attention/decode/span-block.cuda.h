@@ -94,8 +94,6 @@ class SpanBlock {
 
  private:
   static constexpr int kThreads = 32 * Cache::kWarps;
-  // Cache heads of a thread that are kept from when they were read: the first, and as many as lie where partials will.
-  static constexpr int kMostHeads = 1 + sizeof(Shared::partials) / (kThreads * sizeof(DecodeHead));
   static constexpr int kFewUnits = 8;  // a span of so few units gains nothing by prefetching
 
   static __device__ DecodeSpans spans_of(const DecodeTotals& totals) {
@@ -108,7 +106,7 @@ class SpanBlock {
   // and values that are read first, although they may still be written.
   __device__ void prepare() {
     using EntriesAhead = typename Cache::EntriesAhead;
-    prepared_ = cache_heads_of_thread() <= kMostHeads && share_out(EntriesAhead(parameters_.arguments), nullptr);
+    prepared_ = cache_heads_of_thread() == 1 && share_out(EntriesAhead(parameters_.arguments), nullptr);
     if (prepared_ && begin_ < end_) prefetch();
   }
 
@@ -120,19 +118,7 @@ class SpanBlock {
       ptx::prefetch_line(parameters_.value_table + first_lookup_);
     }
     DecodeHead head = head_;
-    bool same = begin_cache_head_ == end_cache_head_ || entries_.renew(begin_cache_head_, head);
-    // What they read does not depend on what is found.
-#pragma unroll 4
-    for (int cache_head = begin_cache_head_ + 1; cache_head < end_cache_head_; ++cache_head) {
-      head = kept(cache_head);
-      same &= entries_.renew(cache_head, head);
-    }
-    return same;
-  }
-
-  // Any but the first.
-  __device__ DecodeHead& kept(int cache_head) const {
-    return reinterpret_cast<DecodeHead*>(&shared_.partials)[(cache_head - begin_cache_head_ - 1) * kThreads + threadIdx.x];
+    return begin_cache_head_ == end_cache_head_ || entries_.renew(begin_cache_head_, head);
   }
 
   // Writes to shared memory how many units all entries have, and the entry that holds the first unit of this thread
@@ -141,26 +127,13 @@ class SpanBlock {
   __device__ bool share_out(const AnyEntries& entries, const FaultSink* faults) {
     DecodeTotals own = {0, 0};  // of this thread's cache heads
     bool inside = true;
-    const bool keeps = cache_heads_of_thread() <= kMostHeads;
-    const auto add = [&](int cache_head, const DecodeHead& head) {
+    for (int cache_head = begin_cache_head_; cache_head < end_cache_head_; ++cache_head) {
+      DecodeHead head;
+      inside = entries.read_head(cache_head, faults, head);
+      if (!inside) break;
       if (cache_head == begin_cache_head_) head_ = head;
-      else if (keeps) kept(cache_head) = head;
       own.units += int64_t{entries.packs(head)} * entries.units(head);
       own.entries += entries.packs(head);
-    };
-    if (begin_cache_head_ < end_cache_head_) {
-      DecodeHead head;
-      inside = entries.read_head(begin_cache_head_, faults, head);
-      if (inside) add(begin_cache_head_, head);
-    }
-    constexpr int kAtOnce = 4;
-    for (int first = begin_cache_head_ + 1; inside && first < end_cache_head_; first += kAtOnce) {
-      DecodeHead heads[kAtOnce];
-      inside = entries.read_heads(first, end_cache_head_ - first, faults, heads);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (inside && first + i < end_cache_head_) add(first + i, heads[i]);
-      }
     }
     if (!__syncthreads_and(inside)) return false;
     DecodeTotals sum = own;
@@ -199,9 +172,7 @@ class SpanBlock {
       if (unit < begin + units) break;
       begin += units;
       entry.index += entries.packs(head);
-      ++entry.cache_head;
-      if (cache_heads_of_thread() <= kMostHeads) head = kept(entry.cache_head);
-      else entries.read_head(entry.cache_head, nullptr, head);
+      entries.read_head(++entry.cache_head, nullptr, head);
     }
     entry.pack = static_cast<int>((unit - begin) / entries.units(head));
     entry.index += entry.pack;

@@ -39,35 +39,30 @@ class DecodeEntries {
 
   __device__ int cache_heads() const { return arguments_.batch * arguments_.kv_heads; }
 
-  // Reads `count` cache heads from `first` on, at most kMost. Whether the rows and the slots are inside their tensors. If
-  // not, nothing else may be asked of these cache heads. Reports what is out of range to `faults`, if that is not null.
-  // The heads' reads do not depend on each other, so that their latencies overlap.
-  template <int kMost>
-  __device__ bool read_heads(int first, int count, const FaultSink* faults, DecodeHead (&heads)[kMost]) const {
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      heads[i] = {};
-      if (i >= count) continue;
-      const int32_t* start = arguments_.query_start + batch_entry(first + i);
-      heads[i] = {read(start), read(start + 1), slot(first + i), 0};
-    }
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      if (i < count && is_inside(heads[i])) heads[i].keys = read(arguments_.key_counts + table_row(first + i, heads[i].slot));
-    }
-    bool inside = true;
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      if (i < count) inside &= check(heads[i], faults);
-    }
-    return inside;
-  }
-
+  // Whether the rows and the slot are inside their tensors. If not, nothing else may be asked of this cache head.
+  // Reports what is out of range to `faults`, if that is not null.
   __device__ bool read_head(int cache_head, const FaultSink* faults, DecodeHead& head) const {
-    DecodeHead heads[1];
-    const bool inside = read_heads(cache_head, 1, faults, heads);
-    head = heads[0];
-    return inside;
+    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
+    head = {read(start), read(start + 1), slot(cache_head), 0};
+    const bool ascends =
+        head.first_token >= 0 && head.end_token >= head.first_token && head.end_token <= arguments_.query_tokens;
+    if (!ascends || head.slot < 0 || head.slot >= arguments_.slot_count) {
+      if (faults == nullptr) return false;
+      if (ascends) {
+        report_fault(*faults, PagedFault::slot_out_of_range, head.slot, 0, arguments_.slot_count);
+      } else {
+        report_fault(*faults, PagedFault::rows_not_ascending, 0, 0, arguments_.query_tokens);
+      }
+      return false;
+    }
+    head.keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
+    if (fit(head.keys)) return true;
+    if (faults != nullptr) {
+      const bool part = kWholeUnits && head.keys % kUnitTokens != 0;
+      report_fault(*faults, part ? PagedFault::part_of_block : PagedFault::cache_overflow, head.slot, 0, kUnitTokens);
+    }
+    head.keys = 0;
+    return true;
   }
 
   // Reads the number of keys again. False if anything else in the tables has changed, or if the number of units has.
@@ -136,31 +131,6 @@ class DecodeEntries {
  private:
   static __device__ int32_t read(const int32_t* number) { return kAhead ? __ldcg(number) : *number; }
   __device__ int32_t slot(int cache_head) const { return read(arguments_.slots + batch_entry(cache_head)); }
-  __device__ bool ascends(const DecodeHead& head) const {
-    return head.first_token >= 0 && head.end_token >= head.first_token && head.end_token <= arguments_.query_tokens;
-  }
-  __device__ bool is_inside(const DecodeHead& head) const {
-    return ascends(head) && head.slot >= 0 && head.slot < arguments_.slot_count;
-  }
-  // Whether a head that was read is inside its tensors. A count of keys that does not fit becomes 0.
-  __device__ bool check(DecodeHead& head, const FaultSink* faults) const {
-    if (!is_inside(head)) {
-      if (faults == nullptr) return false;
-      if (ascends(head)) {
-        report_fault(*faults, PagedFault::slot_out_of_range, head.slot, 0, arguments_.slot_count);
-      } else {
-        report_fault(*faults, PagedFault::rows_not_ascending, 0, 0, arguments_.query_tokens);
-      }
-      return false;
-    }
-    if (fit(head.keys)) return true;
-    if (faults != nullptr) {
-      const bool part = kWholeUnits && head.keys % kUnitTokens != 0;
-      report_fault(*faults, part ? PagedFault::part_of_block : PagedFault::cache_overflow, head.slot, 0, kUnitTokens);
-    }
-    head.keys = 0;
-    return true;
-  }
   __device__ int packs_of(int queries) const { return (queries * group_ + kPackRows - 1) / kPackRows; }
   __device__ int rows_of(int queries, const DecodeEntry& entry) const {
     return min(kPackRows, queries * group_ - entry.pack * kPackRows);

@@ -123,7 +123,7 @@ std::vector<Case> decode_cases() {
   add("long sequences", decode_of({9000, 16000, 12345, 64, 8000}), [](Case& test) { test.kv_heads = 8; });
   add("many short sequences", decode_of(std::vector<int>(300, 70)), unchanged);
   const auto eight_kv_heads = [](Case& test) { test.query_heads = test.kv_heads = 8; };
-  add("more cache heads than thread blocks keep", decode_of(std::vector<int>(300, 70)), eight_kv_heads);
+  add("many sequences of many kv heads", decode_of(std::vector<int>(300, 70)), eight_kv_heads);
   std::vector<int> uneven(100);
   for (int i = 0; i < 100; ++i) uneven[i] = i % 9 == 0 ? 0 : i * 7919 % 1500;
   add("many sequences of uneven lengths", decode_of(uneven), eight_kv_heads);
