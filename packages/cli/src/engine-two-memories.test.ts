@@ -3,7 +3,7 @@ import type { PrefillAttention } from '@kv/sparse-core';
 import { enqueuedFailure, enqueueFailure, liveBytes } from '@kv/sparse-core/testing';
 import { hierarchicalStore } from '@kv/hierarchical-kv';
 import { hieraSparsePrefill } from '@kv/hierasparse';
-import { hcAttentionPrefill } from '@kv/hcattn-quant';
+import { hcAttentionPrefill, hcAttentionStore } from '@kv/hcattn-quant';
 import { skeletonPrefill } from '@kv/skeleton-prefill';
 import { openPolicy } from '@kv/policies';
 import { createEngine } from '@kv/serve-scheduler';
@@ -77,6 +77,12 @@ it.each([
   expect(() => createEngine(model, { ...settings, policy })).toThrow(CapabilityError);
   expect(() => createEngine(model, { ...settings, policy })).toThrow(message);
   expect(await liveBytes(device, live)).toBe(live);
+});
+
+it('refuses prompts of HieraSparse over a cache of codes, by name, when the engine is made', () => {
+  const store = hcAttentionStore({ keys: 'int8', values: 'int8', valuesOn: 'device' });
+  const policy = kvPolicy({ prefill: hieraSparsePrefill(), store });
+  expect(() => createEngine(model, { ...settings, policy })).toThrow(/needs the capability 'hierasparse: .*which 'hcattn int8 keys, int8 values' lacks/);
 });
 
 it('refuses to keep prompts in host memory that was opened for the sequences alone', async () => {

@@ -47,7 +47,7 @@ const answers = ({ all, ofTasks }) => answerFigures(all, ofTasks);
 const rows = scores.filter(({ name }) => !values['rows-only'] || name !== 'dense').flatMap((score) => {
   const { name, all, kvBytes, perplexity, beyondDense } = score;
   const row = (measure, shapes, unit, better, figures, standardError) => ({
-    ...{ measure: `${measure}, ${name}`, shapes: `needle-8m, ${shapes}`, device: 'cpu', kind: 'small-model', unit, better },
+    ...{ measure: `${measure}, ${name}`, shapes: `needle-8m, ${shapes}`, device: results[0].device, kind: 'small-model', unit, better },
     result: figures(score),
     ...(name !== 'dense' && { reference: { name: 'dense', ...figures(dense) } }),
     ...(Number.isFinite(standardError) && { standardError }),
