@@ -1,12 +1,12 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-import { hierarchicalDeviceBytes, hierarchicalStore } from '@kv/hierarchical-kv';
+import { hierarchicalDeviceBytes, hierarchicalHostBytes, hierarchicalStore } from '@kv/hierarchical-kv';
 import { Model, prefill } from '@kv/model';
 import type { Runner } from '@kv/model';
-import { createDevice, kvPolicy } from '@kv/sparse-core';
-import { Random } from '@kv/sparse-core/testing';
-import { afterAll, expect, it } from 'vitest';
+import { hostPool, kvPolicy } from '@kv/sparse-core';
+import { describeOnDeviceKinds, Random } from '@kv/sparse-core/testing';
+import { expect, it } from 'vitest';
 
 import { needleModel } from './testing/run-kv.js';
 
@@ -17,10 +17,6 @@ const seed = Number(process.env.KV_COMPLETIONS_SEED ?? 14);
 const [contextTokens, maxTokens] = [448, 24];
 const blocks = { budgetTokens: 160, sinkTokens: 32, localWindow: 32 };
 
-const model = await Model.open(needleModel, { device: createDevice({ threads: 2 }) });
-afterAll(() => {
-  model.dispose();
-});
 const golden = JSON.parse(readFileSync(join(needleModel, 'golden.json'), 'utf8')) as { prompts: { ids: number[] }[] };
 const text = golden.prompts.flatMap(({ ids }) => ids);
 
@@ -61,22 +57,26 @@ function piece(random: Random, tokens: number): number[] {
   return text.slice(start, start + tokens);
 }
 
-it.each([1, 8])('greedy completions of %i at once are the same with all blocks on the device, and with as few as a step reads', async (sequences) => {
-  const random = new Random(seed);
-  const layers = Array.from({ length: model.config.layers }, (_, index) => ({ ...model.config, index }));
-  const capacity = { device: model.device, slots: sequences + 1, tokensPerSlot: contextTokens, tokens: (sequences + 1) * contextTokens };
-  const [all, few] = [Number.MAX_SAFE_INTEGER, hierarchicalDeviceBytes(blocks, layers, capacity, sequences)].map((deviceBytes) => {
-    const policy = kvPolicy({ store: hierarchicalStore({ ...blocks, deviceBytes }) });
-    return model.createRunner({ policy, contextTokens, sequences: sequences + 1 });
-  }) as [Runner, Runner];
-  let done = 0;
-  for (; done < completions / 2; done += sequences) {
-    const shared = piece(random, random.integer(200, contextTokens - maxTokens - 40));
-    const own = Array.from({ length: sequences }, () => ({ kept: shared.length - random.integer(0, 64), rest: piece(random, random.integer(1, 40)) }));
-    const prompts = { shared, own };
-    expect(await complete(few, prompts)).toEqual(await complete(all, prompts));
-  }
-  console.log(`${done} greedy completions of ${sequences} at once, seed ${seed}: 0 differences`);
-  few.dispose();
-  all.dispose();
-}, 7_200_000);
+describeOnDeviceKinds('greedy completions', ({ open }) => {
+  it.each([1, 8])('of %i at once are the same with all blocks on the device, and with as few as a step reads', async (sequences) => {
+    using model = await Model.open(needleModel, { device: open() });
+    const random = new Random(seed);
+    const layers = Array.from({ length: model.config.layers }, (_, index) => ({ ...model.config, index }));
+    const capacity = { device: model.device, slots: sequences + 1, tokensPerSlot: contextTokens, tokens: (sequences + 1) * contextTokens };
+    const runnerOf = async (deviceBytes: number): Promise<Runner> => {
+      using pool = await hostPool(model.device, { bytes: hierarchicalHostBytes(blocks, layers, capacity) });
+      const policy = kvPolicy({ store: hierarchicalStore({ ...blocks, deviceBytes, hostPool: pool }) });
+      return model.createRunner({ policy, contextTokens, sequences: sequences + 1 });
+    };
+    using all = await runnerOf(Number.MAX_SAFE_INTEGER);
+    using few = await runnerOf(hierarchicalDeviceBytes(blocks, layers, capacity, sequences));
+    let done = 0;
+    for (; done < completions / 2; done += sequences) {
+      const shared = piece(random, random.integer(200, contextTokens - maxTokens - 40));
+      const own = Array.from({ length: sequences }, () => ({ kept: shared.length - random.integer(0, 64), rest: piece(random, random.integer(1, 40)) }));
+      const prompts = { shared, own };
+      expect(await complete(few, prompts)).toEqual(await complete(all, prompts));
+    }
+    console.log(`${done} greedy completions of ${sequences} at once, seed ${seed}: 0 differences`);
+  }, 7_200_000);
+});

@@ -18,9 +18,9 @@ const prompt = (seed: number, tokens = 40): number[] =>
 const dense = densePagedStore({ dtype: 'f32', blockTokens: 16 });
 
 describeOnDevices('what fails in one row of a batch', (kind) => {
-  const use = (body: (runner: Runner, model: Model) => Promise<void>, select?: KvSelector): Promise<void> => {
+  const use = (body: (runner: Runner, model: Model) => Promise<void>, select?: KvSelector, sequences = 8): Promise<void> => {
     const policy = kvPolicy({ store: dense, ...(select && { select }) });
-    return withRunner(needleModel, { kind, policy, sequences: 8, contextTokens: 128 }, body);
+    return withRunner(needleModel, { kind, policy, sequences, contextTokens: 128 }, body);
   };
 
   async function open(runner: Runner, seed: number): Promise<Sequence> {
@@ -68,6 +68,28 @@ describeOnDevices('what fails in one row of a batch', (kind) => {
       await runner.stream.synchronize();
     }),
   );
+
+  it('a row of NaN leaves the bits of 63 neighbours in a recorded step', () =>
+    use(
+      async (runner, model) => {
+        const decode = async (bad: number): Promise<Float32Array[]> => {
+          const entries = Array.from({ length: 64 }, (_, index): BatchEntry => ({ sequence: runner.openSequence(), ids: prompt(index, 3), phase: 'prefill-end' }));
+          await step(runner, entries);
+          using outside = model.device.tensor('i32', ['token'], [1], Int32Array.of(bad));
+          const rows = rowsOf(await step(runner, entries.map(({ sequence }, index) => ({ sequence, ids: index === 40 ? outside : [7 + index], phase: 'decode' }))));
+          for (const { sequence } of entries) sequence.dispose();
+          return rows;
+        };
+        const [wanted, rows] = [await decode(9), await decode(-1)];
+        const [failing] = rows.splice(40, 1);
+        wanted.splice(40, 1);
+        expect(failing?.every(Number.isNaN)).toBe(true);
+        expect(rows).toHaveLength(63);
+        expect(rows).toEqual(wanted);
+      },
+      undefined,
+      64,
+    ));
 
   it('a token that sample could not choose ends its own request, and the runner lives', () =>
     use(async (runner, model) => {
