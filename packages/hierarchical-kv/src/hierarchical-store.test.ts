@@ -21,13 +21,13 @@ const range = (length: number) => Array.from({ length }, (_, index) => index);
 const plenty = 2 ** 26;
 
 describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
-  async function run(options: Partial<HierarchicalOptions> = {}, { seed = 1, tokens = slots * tokensPerSlot } = {}) {
+  async function run(options: Partial<HierarchicalOptions> = {}, { seed = 1, tokens = slots * tokensPerSlot, recorded = false } = {}) {
     const device = open();
     const all = { deviceBytes: plenty, ...options };
     const capacity = { device, slots, tokensPerSlot, tokens };
     using pool = await hostPool(device, { bytes: hierarchicalHostBytes(all, [layer], capacity) });
     const [store] = hierarchicalStore({ ...all, hostPool: pool }).create([layer], capacity) as [KvStore];
-    const settings = { device, random: new Random(seed), dtype: 'f16', slots, group } as const;
+    const settings = { device, random: new Random(seed), dtype: 'f16', slots, group, recorded } as const;
     return new StoreRun(store, densePrefill(), settings, () => new HeldRows('f16', layer.headDim));
   }
 
@@ -64,6 +64,13 @@ describeOnDeviceKinds('hierarchicalStore', ({ open }: TestDevice) => {
       const bits = await steps(resident, (entries, phase) => resident.step(entries, phase));
       expect(await steps(capped, (entries, phase) => capped.step(entries, phase))).toEqual(bits);
     }
+  });
+
+  it('gives the same bits with its steps recorded, however few blocks the device has', async () => {
+    const options = { budgetTokens: 256, deviceBytes: bytesFor({ budgetTokens: 256 }, slots) };
+    const [plain, recorded] = [await run(options), await run(options, { recorded: true })];
+    const bits = await steps(plain, (entries, phase) => plain.step(entries, phase));
+    expect(await steps(recorded, (entries, phase) => recorded.step(entries, phase))).toEqual(bits);
   });
 
   it('counts hits, misses and working sets of its slots, and evicts them', async () => {

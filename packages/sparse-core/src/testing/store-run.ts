@@ -19,6 +19,8 @@ export interface StoreRunOptions {
   readonly group: number;
   /** How often a GPU rounds weights, or the output of a part, on the way to a result. Default: 1. */
   readonly roundings?: number | undefined;
+  /** Whether steps of answers are recorded and replayed. Default: no. */
+  readonly recorded?: boolean | undefined;
 }
 
 /** Drives a store as a model does, beside an oracle of what it holds of each kv head of each slot. */
@@ -124,7 +126,7 @@ export class StoreRun<Head extends HeldRows> {
     phase: 'prefill' | 'decode',
     prune?: (head: Head) => void,
   ) {
-    const { device, random, dtype, group } = this.#options;
+    const { device, random, dtype, group, recorded = false } = this.#options;
     const { kvHeads, headDim } = this.store.layer;
     const { store, stream } = this;
     const batch = createRowBatch(device, stream, entries);
@@ -156,8 +158,16 @@ export class StoreRun<Head extends HeldRows> {
     const output = device.tensor(device.kind === 'cuda' ? dtype : 'f32', axes, shape);
     const scale = headDim ** -0.5;
     const call = { batch, keys: rowTensor(keys), values: rowTensor(values) };
+    const answer = () => {
+      store.append(stream, call);
+      store.startDecode(stream, { batch, query, output, scale })();
+    };
     store.prepare(stream, batch);
-    store.append(stream, call);
+    if (phase === 'prefill') store.append(stream, call);
+    else if (recorded) {
+      using recording = stream.record(answer);
+      stream.replay(recording);
+    } else answer();
     store.advance(batch);
     if (phase === 'prefill') {
       const rope = ropeDescription({ headDim, theta: 10_000 });
@@ -171,7 +181,7 @@ export class StoreRun<Head extends HeldRows> {
         scale,
         rope,
       });
-    } else store.startDecode(stream, { batch, query, output, scale })();
+    }
     const bits = Float32Array.from(decode(output.dtype, await output.read(stream)));
     for (const tensor of [batch, call.keys, call.values, query, output]) tensor.dispose();
     return { queries: decode(dtype, elements), bits };
