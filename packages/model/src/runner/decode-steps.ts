@@ -29,6 +29,10 @@ class DecodeStep implements Disposable {
   readonly #ids: DeviceIds;
   readonly #rows: RowBatch;
   readonly #logits: Logits;
+  /** The first rows of it, by their number: steps of as many sequences follow each other. */
+  readonly #firstLogits = new Map<number, Logits>();
+  /** Ids of rows that follow each other, likewise. */
+  readonly #idRows = new Map<string, DeviceIds>();
   readonly #recording: Recording;
   /** The step of sequences that are dense in every layer, where all stores have one of their own. */
   readonly #dense: Recording | undefined;
@@ -98,7 +102,9 @@ class DecodeStep implements Disposable {
       this.#copyIds(entries);
       stream.replay(this.#recordingFor(entries));
       for (const { store } of this.#layers) store.advance(rows);
-      stream.copy(this.#logits.slice('row', 0, count), logits);
+      const scored = this.#firstLogits.get(count) ?? this.#logits.slice('row', 0, count);
+      this.#firstLogits.set(count, scored);
+      stream.copy(scored, logits);
       return logits;
     });
   }
@@ -116,9 +122,16 @@ class DecodeStep implements Disposable {
     let first = 0;
     while (first < entries.length) {
       const ids = idsOnDevice(entries, first);
-      if (ids.length > 0) stream.copy(ids, this.#ids.slice('token', first, first + ids.length));
+      if (ids.length > 0) stream.copy(ids, this.#rowsOfIds(first, first + ids.length));
       first += ids.length + 1; // behind them are no ids, or those of the host
     }
+  }
+
+  #rowsOfIds(first: number, end: number): DeviceIds {
+    const name = `${first} ${end}`;
+    const rows = this.#idRows.get(name) ?? this.#ids.slice('token', first, end);
+    this.#idRows.set(name, rows);
+    return rows;
   }
 
   /** Entries behind those given have no rows. Kernels want a slot of each, and none twice: they name the unused ones. */

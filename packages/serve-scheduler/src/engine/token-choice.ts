@@ -15,6 +15,8 @@ export class TokenChoice implements Disposable {
   /** The tokens of all rows, and then why there are none. */
   readonly #chosen: TensorHandle<'i32', readonly ['row']>;
   readonly #ids: readonly DeviceIds[];
+  /** The parts of `#chosen` that were asked for, by where they begin and end: steps ask for the same ones. */
+  readonly #parts = new Map<string, TensorHandle<'i32', readonly ['row']>>();
 
   constructor(stream: Stream, rows: number) {
     this.#rows = rows;
@@ -42,8 +44,8 @@ export class TokenChoice implements Disposable {
         // As in `generateTokens`: a draw follows from the seed and the token's position.
         steps: rows.map(({ tokens }) => tokens.length),
         recent,
-        output: this.#chosen.slice('row', first, first + rows.length),
-        outcomes: this.#chosen.slice('row', this.#rows + first, this.#rows + first + rows.length),
+        output: this.#part(first, first + rows.length),
+        outcomes: this.#part(this.#rows + first, this.#rows + first + rows.length),
       });
     } finally {
       logits.dispose();
@@ -61,7 +63,15 @@ export class TokenChoice implements Disposable {
   }
 
   [Symbol.dispose](): void {
+    this.#parts.clear();
     this.#chosen.dispose();
+  }
+
+  #part(first: number, end: number): TensorHandle<'i32', readonly ['row']> {
+    const name = `${first} ${end}`;
+    const part = this.#parts.get(name) ?? this.#chosen.slice('row', first, end);
+    this.#parts.set(name, part);
+    return part;
   }
 }
 

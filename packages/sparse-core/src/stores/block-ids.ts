@@ -47,11 +47,13 @@ export class BlockIds {
    */
   allocate(count: number): Int32Array {
     this.expectAvailable(count);
-    return Int32Array.from({ length: count }, () => {
+    const ids = new Int32Array(count);
+    for (let index = 0; index < count; index++) {
       const id = this.#free.pop() ?? this.#next++;
       this.#holders[id] = 1;
-      return id;
-    }).sort();
+      ids[index] = id;
+    }
+    return ids.sort();
   }
 
   /** A holder more for each. */
@@ -77,6 +79,7 @@ export class BlockIds {
    * that are given by all of their holders, all but the last.
    */
   toReplace<Written extends WrittenBlock>(written: readonly Written[]): Written[] {
+    if (written.length === 0) return [];
     const left = new Map<number, number>();
     return written.filter(({ id, holds = 1 }) => {
       const holders = left.get(id) ?? this.holders(id);

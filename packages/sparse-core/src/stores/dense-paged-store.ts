@@ -290,10 +290,11 @@ export class DensePagedStore implements KvStore {
     this.#slots.expectUsable('resize', stream);
     const blocks = this.#slots.blocks(slot);
     const missing = counts.map((count, kvHead) => Math.max(0, this.#blocksOf(count) - blocks.count(kvHead)));
-    let fresh = this.#pool.ids.allocate(missing.reduce((sum, count) => sum + count, 0));
+    const fresh = this.#pool.ids.allocate(missing.reduce((sum, count) => sum + count, 0));
+    let first = 0;
     missing.forEach((count, kvHead) => {
-      blocks.push(kvHead, fresh.subarray(0, count));
-      fresh = fresh.subarray(count);
+      blocks.push(kvHead, fresh, first, first + count);
+      first += count;
     });
     if (missing.some((count) => count > 0)) this.#writeTable(stream, slot);
     this.#slots.write(stream, slot, counts);
@@ -361,6 +362,7 @@ export class DensePagedStore implements KvStore {
   /** What rows lack that are not known to fit: blocks, and copies in the place of those that others hold too. */
   #lackingFor(all: readonly RowBatchEntry[]): LackingBlocks {
     const entries = all.filter(({ slot, rows }) => !this.#slots.hasRoom(slot, rows));
+    if (entries.length === 0) return { store: this, entries, missing: [], shared: [] };
     const missing: MissingBlocks[] = [];
     const written: HeldBlock[] = [];
     const { ids, blockTokens } = this.#pool;
@@ -389,12 +391,13 @@ export class DensePagedStore implements KvStore {
       this.#replace(stream, shared, ids.allocate(shared.length));
       for (const slot of new Set(shared.map(({ slot }) => slot))) this.#writeTable(stream, slot);
     }
-    let fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, 0));
+    const fresh = ids.allocate(missing.reduce((sum, { count }) => sum + count, 0));
+    let first = 0;
     for (const { slot, kvHead, count } of missing) {
       const blocks = this.#slots.blocks(slot);
-      this.#tables.set(this.#index, slot, kvHead, blocks.count(kvHead), fresh.subarray(0, count));
-      blocks.push(kvHead, fresh.subarray(0, count));
-      fresh = fresh.subarray(count);
+      this.#tables.set(this.#index, slot, kvHead, blocks.count(kvHead), fresh, first, first + count);
+      blocks.push(kvHead, fresh, first, first + count);
+      first += count;
     }
     for (const { slot } of entries) this.#slots.keepRoom(slot, this.#roomFor(slot));
   }
@@ -420,7 +423,10 @@ export class DensePagedStore implements KvStore {
 
   /** Rows that fit behind what a slot holds: as many as in the fullest of its kv heads. */
   #roomFor(slot: number): number {
-    return Math.min(...this.lengths(slot).map((held, kvHead) => this.roomOf(slot, kvHead) - held));
+    const lengths = this.lengths(slot);
+    let room = Infinity;
+    for (let kvHead = 0; kvHead < lengths.length; kvHead++) room = Math.min(room, this.roomOf(slot, kvHead) - (lengths[kvHead] ?? 0));
+    return room;
   }
 
   /** Frees the blocks behind so many tokens of each kv head. */

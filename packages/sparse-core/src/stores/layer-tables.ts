@@ -32,20 +32,21 @@ export class LayerTables implements Disposable {
     return this.#all.slice('entry', first, first + this.#slots * kvHeads * this.#width).view(['slot', 'kvHead', 'block'], shape);
   }
 
-  /** Says which blocks a kv head of a slot has from `index` on, with the next `write`. */
-  set(layer: number, slot: number, kvHead: number, index: number, blocks: Int32Array): void {
+  /** Says which blocks a kv head of a slot has from `index` on, with the next `write`: `blocks` from `first` on to before `end`. */
+  set(layer: number, slot: number, kvHead: number, index: number, blocks: Int32Array, first: number, end: number): void {
     const row = (this.#first[layer] ?? NaN) + (slot * (this.#kvHeads[layer] ?? NaN) + kvHead) * this.#width + index;
-    for (let block = 0; block < blocks.length; block++) {
-      this.#at.push(row + block);
+    for (let block = first; block < end; block++) {
+      this.#at.push(row + block - first);
       this.#entries.push(blocks[block] ?? NaN);
     }
   }
 
   /** Enqueues all that was said since the last time. */
   write(stream: Stream): void {
-    const [at, entries] = [Int32Array.from(this.#at), Int32Array.from(this.#entries)];
+    if (this.#at.length === 0) return;
+    const [at, entries] = [new Int32Array(this.#at), new Int32Array(this.#entries)];
     [this.#at, this.#entries] = [[], []];
-    if (at.length > 0) writeEntries(stream, { table: this.#all, at, entries });
+    writeEntries(stream, { table: this.#all, at, entries });
   }
 
   [Symbol.dispose](): void {

@@ -32,10 +32,11 @@ export class SlotBlocks {
     return Array.from(this.#counts, (_, kvHead) => this.of(kvHead));
   }
 
-  push(kvHead: number, ids: Int32Array): void {
-    const count = this.count(kvHead);
-    this.#counts[kvHead] = count + ids.length;
-    this.of(kvHead, count).set(ids);
+  /** Behind those of a kv head, `ids` from `first` on to before `end`. Makes no view of them: every layer comes here in a step. */
+  push(kvHead: number, ids: Int32Array, first = 0, end = ids.length): void {
+    const from = kvHead * this.#width + this.count(kvHead) - first;
+    for (let index = first; index < end; index++) this.table[from + index] = ids[index] ?? NaN;
+    this.#counts[kvHead] = this.count(kvHead) + end - first;
   }
 
   replace(kvHead: number, index: number, id: number): void {
