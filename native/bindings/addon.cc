@@ -44,6 +44,7 @@
   OPERATION(decodeAttentionQuantized, decode_attention_quantized) \
   OPERATION(prefillAttention24, prefill_attention_24) \
   OPERATION(observationScores, observation_scores)          \
+  OPERATION(placeBlocks, place_blocks)                      \
   OPERATION(planBlocks, plan_blocks)                        \
   OPERATION(pooledBlockScores, pooled_block_scores)         \
   OPERATION(prefillAttention, prefill_attention)            \

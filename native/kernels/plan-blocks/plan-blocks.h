@@ -1,8 +1,8 @@
 // Plans a step's reads of blocks of which all are in host memory and some on the device. The device's pool of blocks begins
 // with fixed places for the first and the last blocks of each sequence; behind them is a cache of the others. Chosen blocks
 // that the cache has are hits. The others take the places of the blocks that were not chosen for longest, of equal ones
-// those of lower places, and places that hold nothing first: in the order of the batch's lists they get those places in
-// ascending order. Nothing that is chosen in this step leaves, and what several lists choose is loaded once.
+// those of lower places, and places that hold nothing, or what was never chosen, first: in the order of the batch's lists they get those
+// places in ascending order. Nothing that is chosen in this step leaves, and what several lists choose is loaded once.
 #pragma once
 
 #include <string>

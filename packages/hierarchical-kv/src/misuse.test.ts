@@ -17,6 +17,7 @@ import * as hierarchicalKv from './index.js';
 import { blockMetadata } from './operations/block-metadata.js';
 import { blockScores } from './operations/block-scores.js';
 import { fetchBlocks } from './operations/fetch-blocks.js';
+import { placeBlocks } from './operations/place-blocks.js';
 import { planBlocks, workingSetSteps } from './operations/plan-blocks.js';
 import { selectTopBlocks } from './operations/select-top-blocks.js';
 
@@ -87,6 +88,18 @@ const planned = (device: Device) => ({
   rows: 1,
 });
 
+const placed = (device: Device) => ({
+  ...batch(device),
+  blockTable: table(device),
+  sourceTable: table(device),
+  where: zeros(device, ['hostBlock'], [12], -1),
+  holds: zeros(device, ['cachedBlock'], [8], -1),
+  usedAt: zeros(device, ['cachedBlock'], [8]),
+  loads: zeros(device, ['end', 'load'], [2, slotCount * kvHeads * width]),
+  loadCount: zeros(device, ['one'], [1]),
+  ...{ rows: 1, blockTokens, sinkBlocks: 1, firstCached: 8 },
+});
+
 const fetched = (device: Device) => ({
   hostKeys: device.tensor('f16', ['hostBlock', 'blockToken', 'dim'], [3, 4, 8], halves(96)),
   hostValues: device.tensor('f16', ['hostBlock', 'blockToken', 'dim'], [3, 4, 8], halves(96)),
@@ -126,6 +139,16 @@ const functions: readonly MisusedFunction[] = [
   misusedOperation(planBlocks, planned, {
     outputs: ['where', 'holds', 'usedAt', 'clock', 'history', 'demand', 'readTable', 'readCounts', 'loads', 'loadCount'],
     legal: [freeAxis('blockTable', 'block'), freeAxis('where', 'hostBlock'), freeAxis('loads', 'load'), moreRows, ...single, moreEntries],
+  }),
+  misusedOperation(placeBlocks, placed, {
+    outputs: ['where', 'holds', 'usedAt', 'loads', 'loadCount'],
+    legal: [
+      freeAxis('where', 'hostBlock'),
+      freeAxis('loads', 'load'),
+      legalAt('rows|sinkBlocks|firstCached', '\\d+', 'any number of them'),
+      ...single,
+      moreEntries,
+    ],
   }),
   misusedOperation(fetchBlocks, fetched, { outputs: ['keys', 'values'], legal: [freeAxis('loads', 'load'), ...single] }),
 ];

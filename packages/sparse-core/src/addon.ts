@@ -222,6 +222,9 @@ export interface Addon {
   selectTopBlocks(stream: NativeStream, scores: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
     queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, budgets: NativeTensor, blockTokens: number,
     sinkBlocks: number, recentBlocks: number): void;
+  placeBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
+    queryStart: NativeTensor, sourceTable: NativeTensor, where: NativeTensor, holds: NativeTensor, usedAt: NativeTensor,
+    loads: NativeTensor, loadCount: NativeTensor, rows: number, blockTokens: number, sinkBlocks: number, firstCached: number): void;
   planBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
     queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, where: NativeTensor, holds: NativeTensor,
     usedAt: NativeTensor, clock: NativeTensor, history: NativeTensor, demand: NativeTensor, readTable: NativeTensor,
@@ -230,14 +233,8 @@ export interface Addon {
   fetchBlocks(stream: NativeStream, hostKeys: NativeTensor, hostValues: NativeTensor, keys: NativeTensor, values: NativeTensor,
     loads: NativeTensor, loadCount: NativeTensor, checksums: NativeTensor | undefined): void;
   transferBlocks(stream: NativeStream, source: NativeTensor, destination: NativeTensor, copies: Int32Array): void;
-  copyIndexMap(
-    stream: NativeStream,
-    keys: NativeTensor,
-    values: NativeTensor,
-    fromSlot: number,
-    toSlot: number,
-    copies: NativeTensor,
-  ): void;
+  copyIndexMap(stream: NativeStream, keys: NativeTensor, values: NativeTensor, fromSlot: number, toSlot: number,
+    copies: NativeTensor): void;
   copyValues(
     stream: NativeStream,
     values: NativeTensor,

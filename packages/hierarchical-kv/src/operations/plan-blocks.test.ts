@@ -54,11 +54,19 @@ describeOnDevices('planBlocks', ({ open }) => {
       const room = fixed.sinkBlocks + fixed.recentBlocks + random.integer(1, 9);
       const cached = sequences.slots.length * kvHeads * room + random.integer(0, 8);
       const args = { ...placeSequences(device, sequences), ...emptyCache(device, sequences, { ...fixed, room, cached }), blockTokens, rows: slotCount };
+      const firstCached = slotCount * kvHeads * (fixed.sinkBlocks + fixed.recentBlocks);
       const oracle = new PlanOracle({ ...fixed, heads: slotCount * kvHeads, blockTokens, cached });
       for (let step = 0; step < 18; step++) {
         const forgotten = random.integer(0, args.where.shape[0] - 1);
         stream.write(args.where.slice('hostBlock', forgotten, forgotten + 1), Int32Array.of(-1));
         oracle.forget(forgotten);
+        const brought = random.integer(0, args.where.shape[0] - 1);
+        const place = oracle.place(brought);
+        if (place !== undefined) {
+          stream.write(args.where.slice('hostBlock', brought, brought + 1), Int32Array.of(firstCached + place));
+          stream.write(args.holds.slice('cachedBlock', place, place + 1), Int32Array.of(brought));
+          stream.write(args.usedAt.slice('cachedBlock', place, place + 1), Int32Array.of(0));
+        }
         const chosen = new Int32Array(slotCount * kvHeads * room);
         const chosenCounts = new Int32Array(slotCount * kvHeads);
         const lists = Array.from(sequences.slots, (slot, entry) => ({ slot, rows: sequences.rows[entry] }))

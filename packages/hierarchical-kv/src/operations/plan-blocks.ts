@@ -74,7 +74,7 @@ const enqueue = operation('planBlocks', rules, [
  * sequence have places of their own on the device: block `b` of kv head `h` of slot `s` is in place
  * `(s * kvHeads + h) * (sinkBlocks + recentBlocks) + (b < sinkBlocks ? b : sinkBlocks + b % recentBlocks)`. Behind all these
  * places is a cache of the others, of which `holds` says how many it has. Chosen blocks that it lacks take the places of
- * those that no step chose for longest, of equal ones the lower places, and places that hold nothing first. What several
+ * those that no step chose for longest, of equal ones the lower places; places that hold nothing, or what was never chosen, first. What several
  * sequences choose is loaded once, and nothing that this step chooses leaves. Every device makes the same plan.
  * @throws ShapeError, DTypeError, DeviceError, DisposedError
  * @throws InvalidValueError when a list has no room for the first and the last blocks, or `loads` none for all chosen blocks;

@@ -92,11 +92,12 @@ export class HierarchicalLayerStore implements KvStore {
   prepare(stream: Stream, batch: RowBatch): void {
     const entries = entriesOf('prepare', batch);
     this.#expectCached(entries);
+    this.#parts.prompts.join(stream);
     this.#host.prepare(stream, batch);
     this.#serve(stream);
     this.#parts.demand.ask(stream);
     for (const { slot, rows } of entries) {
-      this.#selecting.delete(slot);
+      if (this.#selecting.size > 0) this.#selecting.delete(slot);
       if (!this.#current.has(slot)) this.#refresh(stream, slot, rows === 1);
     }
   }
@@ -135,8 +136,9 @@ export class HierarchicalLayerStore implements KvStore {
   /** @throws InvalidValueError for rows that are not those of the last `append` */
   attend(stream: Stream, given: AttentionCall): void {
     const { batch, query, output, scale } = checkedCall('attend', given);
-    const { device, prompts, sizes } = this.#parts;
+    const { device, prompts } = this.#parts;
     const { blockTable, keyCounts } = this.#host.denseBlocks();
+    const following = this.#parts.next();
     let first = 0;
     for (const { slot, rows } of batch.entries) {
       const newest = this.#newestRows(slot, rows);
@@ -147,11 +149,12 @@ export class HierarchicalLayerStore implements KvStore {
         output: output.slice('token', first, first + rows),
         scale,
         earlier: this.onHost(slot, rows),
-        next: () => this.#parts.next()?.onHost(slot, 0),
+        next: following && (() => following.onHost(slot, 0)),
         saved: this.#saved,
         keyCounts: keyCounts.slice('slot', slot, slot + 1),
         queryStart: start ?? batch.queryStart,
-        described: { metadata: device.metadata, checksums: device.checksums, metadataTable: blockTable.slice('slot', slot, slot + 1), method: sizes.metadata },
+        device,
+        hostTable: blockTable.slice('slot', slot, slot + 1),
       });
       first += rows;
     }
@@ -168,6 +171,8 @@ export class HierarchicalLayerStore implements KvStore {
     const { sizes, device, scratch } = this.#parts;
     const { sinkBlocks, recentBlocks, capacity } = sizes;
     expectThat('startDecode', 'rows', batch.rows, batch.rows <= capacity.slots, `at most ${capacity.slots}, one for each sequence`);
+    // Replays of a recorded step come behind `prepare`.
+    if (!stream.recording) this.#parts.prompts.join(stream);
     const { slots, queryStart, rows } = batch;
     const { keys: hostKeys, values: hostValues, blockTable, keyCounts } = this.#host.denseBlocks();
     const { keys, values } = device.pool;
@@ -188,14 +193,15 @@ export class HierarchicalLayerStore implements KvStore {
   }
 
   /** Selecting reads the keys where they are, on the host. */
-  makeDense(_stream: Stream, slot: number): Promise<() => void> {
+  makeDense(stream: Stream, slot: number): Promise<() => void> {
+    this.#parts.prompts.join(stream);
     return Promise.resolve(() => void this.#selecting.add(slot));
   }
 
   /** Tokens move within host memory. What was read of them on the device, and what their blocks are scored by, is made anew. */
   keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
     const former = this.#host.blockIds(slot).map((held) => held.slice());
-    this.#parts.prompts.forget(slot);
+    this.#settle(stream, slot);
     this.#host.keep(stream, slot, selection, outcomes);
     this.#selecting.delete(slot);
     this.#current.delete(slot);
@@ -205,16 +211,16 @@ export class HierarchicalLayerStore implements KvStore {
 
   truncate(stream: Stream, slot: number, tokens: number): void {
     const former = this.#host.blockIds(slot).map((held) => held.slice());
+    this.#settle(stream, slot);
     this.#host.truncate(stream, slot, tokens);
     if (tokens === 0) return;
-    this.#parts.prompts.forget(slot);
     this.#forget(stream, former, (held, kvHead) => held.subarray(Math.floor((this.lengths(slot)[kvHead] ?? 0) / blockTokens)));
     this.#current.delete(slot);
   }
 
   copy(stream: Stream, fromSlot: number, toSlot: number, dropped = 0): void {
+    this.#settle(stream, toSlot);
     this.#host.copy(stream, fromSlot, toSlot, dropped);
-    this.#parts.prompts.forget(toSlot);
     this.#current.delete(toSlot);
   }
 
@@ -238,14 +244,15 @@ export class HierarchicalLayerStore implements KvStore {
 
   /** Its blocks leave the cache, those that other sequences share too. The first and the last stay: their places are the slot's. */
   evict(stream: Stream, slot: number): void {
+    this.#parts.prompts.join(stream);
     this.#parts.device.forget(stream, joined(this.#host.blockIds(slot)));
   }
 
   release(stream: Stream, slot: number): void {
     const { device, demand, index } = this.#parts;
     const former = this.#host.blockIds(slot).map((held) => held.slice());
+    this.#settle(stream, slot);
     this.#host.release(stream, slot);
-    this.#parts.prompts.forget(slot);
     this.#forget(stream, former, (held) => held.filter((id) => this.#host.ids.holders(id) === 0));
     device.resetDemand(stream, slot);
     demand.reset(index, slot);
@@ -356,6 +363,12 @@ export class HierarchicalLayerStore implements KvStore {
     const checked = device.checksums && { checksums: device.checksums, values };
     const of = { slots, queryStart, keyCounts, rows, ...checked };
     blockMetadata(stream, { ...of, keys, blockTable, metadata: device.metadata, metadataTable: blockTable, method: sizes.metadata });
+  }
+
+  /** What goes on beside the stream is done, and what was read of a slot's prompt is no longer so. */
+  #settle(stream: Stream, slot: number): void {
+    this.#parts.prompts.join(stream);
+    this.#parts.prompts.forget(slot);
   }
 
   #forget(stream: Stream, heads: readonly Int32Array[], lost: (held: Int32Array, kvHead: number) => Int32Array): void {

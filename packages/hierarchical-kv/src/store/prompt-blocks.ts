@@ -1,7 +1,12 @@
 import { appendKv, type AppendCall, type AppendKvArguments, type AttentionCall, byteSize, type PagedBlocks, prefillAttention, type RowBatch, type Stream, type Tensor, transferBlocks } from '@kv/sparse-core';
 import { KvBlockPool, LinkStream, madeTogether } from '@kv/sparse-core/native';
-import { blockMetadata, type BlockMetadataArguments } from '../operations/block-metadata.js';
-import { blockBytes, blockTokens, type LayerSizes, tableWidth } from './block-sizes.js';
+import type { BlockTableHandle } from '../operations/block-batch.js';
+import { blockMetadata } from '../operations/block-metadata.js';
+import { fetchBlocks } from '../operations/fetch-blocks.js';
+import { placeBlocks, type PlaceBlocksArguments } from '../operations/place-blocks.js';
+import type { PlannedBlocks } from '../operations/plan-blocks.js';
+import { blockBytes, blockTokens, fixedPlaces, type LayerSizes, tableWidth } from './block-sizes.js';
+import type { DeviceBlocks } from './device-blocks.js';
 
 /** What the host has of a prompt in one layer. */
 export interface HostPrompt {
@@ -18,16 +23,18 @@ export interface HostPrompt {
 /** Rows of one prompt in one layer, behind what the host has of it. */
 export interface PromptRows extends Pick<AttentionCall, 'query' | 'output' | 'scale'>, Pick<AppendCall, 'keys' | 'values'> {
   readonly earlier: HostPrompt;
-  /** The same of the next layer, if there is one. */
-  readonly next: () => HostPrompt | undefined;
+  /** The same of the next layer. Left out for the last one. */
+  readonly next: (() => HostPrompt) | undefined;
   /** Whether the host has the rows already. */
   readonly saved: boolean;
   /** i32 `[1, kvHead]`: tokens, those of the rows included. */
   readonly keyCounts: PagedBlocks['keyCounts'];
   /** i32: 0 and the number of rows. */
   readonly queryStart: RowBatch['queryStart'];
-  /** Where the metadata of the blocks goes that the rows fill. */
-  readonly described: Pick<BlockMetadataArguments, 'metadata' | 'metadataTable' | 'method' | 'checksums'>;
+  /** Where the blocks go that the rows fill, and what they are scored by. */
+  readonly device: DeviceBlocks;
+  /** i32: the blocks of the host, by which `device` knows them. */
+  readonly hostTable: BlockTableHandle;
 }
 
 /**
@@ -44,29 +51,40 @@ export class PromptBlocks implements Disposable {
   /** Every block of a kv head is behind the one before. */
   readonly #table: Tensor<'i32', readonly ['slot', 'kvHead', 'block']>;
   readonly #slots: Tensor<'i32', readonly ['batch']>;
+  readonly #placed: { readonly [Name in 'loads' | 'loadCount']: PlannedBlocks[Name] & Tensor };
+  readonly #sizes: LayerSizes;
   readonly #width: number;
 
   static bytes({ layer, capacity, dtype }: LayerSizes): number {
     const blocks = layer.kvHeads * tableWidth(capacity);
-    return blocks * blockBytes(layer.headDim, byteSize(dtype)) + 4 * (blocks + 1);
+    return blocks * blockBytes(layer.headDim, byteSize(dtype)) + 4 * (3 * blocks + 2);
   }
 
   /** @throws OutOfMemoryError */
-  constructor({ layer, capacity, dtype }: LayerSizes) {
+  constructor(sizes: LayerSizes) {
+    const { layer, capacity, dtype } = sizes;
     const { device } = capacity;
     const { kvHeads, headDim } = layer;
+    this.#sizes = sizes;
     this.#width = tableWidth(capacity);
     const blocks = kvHeads * this.#width;
-    [this.#link, this.#pool, this.#table, this.#slots] = madeTogether((own) => [
+    [this.#link, this.#pool, this.#table, this.#slots, this.#placed] = madeTogether((own) => [
       own(new LinkStream(device)),
       own(new KvBlockPool({ memory: device, dtype, headDim, blockTokens, blocks })),
       own(device.tensor('i32', ['slot', 'kvHead', 'block'], [1, kvHeads, this.#width], Int32Array.from({ length: blocks }, (_, block) => block))),
       own(device.tensor('i32', ['batch'], [1], Int32Array.of(0))),
+      { loads: own(device.tensor('i32', ['end', 'load'], [2, blocks])), loadCount: own(device.tensor('i32', ['one'], [1])) },
     ]);
   }
 
   get byteLength(): number {
-    return this.#pool.byteLength + this.#table.byteLength + this.#slots.byteLength;
+    const { loads, loadCount } = this.#placed;
+    return [this.#table, this.#slots, loads, loadCount].reduce((sum, { byteLength }) => sum + byteLength, this.#pool.byteLength);
+  }
+
+  /** Puts what comes next on the stream behind what goes on beside it. */
+  join(stream: Stream): void {
+    this.#link.join(stream);
   }
 
   /** Says that a slot, or any, holds other tokens than it did. */
@@ -89,10 +107,11 @@ export class PromptBlocks implements Disposable {
   }
 
   /**
-   * Attention of the rows over all that their slot holds. They are appended first, if they were not. Where the same rows pass one
-   * layer after the other, what the next layer has in front of them is loaded behind it.
+   * Attention of the rows over all that their slot holds. They are appended first, if they were not. Beside it, and beside what the
+   * stream does until it comes here again, the blocks go to the host, and into the device's cache as long as it has room. Where
+   * the same rows pass one layer after the other, what the next layer has in front of them is loaded behind that.
    */
-  attend(stream: Stream, { keys, values, query, output, scale, earlier, next, described, saved, keyCounts, queryStart }: PromptRows): void {
+  attend(stream: Stream, { keys, values, query, output, scale, earlier, next, device, hostTable, saved, keyCounts, queryStart }: PromptRows): void {
     const rows = query.shape[0];
     const { layer, slot, tokens } = earlier;
     if (!isSame(this.#holds, { layer, slot, tokens: tokens.map((held) => held + rows) })) {
@@ -101,22 +120,35 @@ export class PromptBlocks implements Disposable {
     }
     const batch = { slots: this.#slots, queryStart };
     const blocks = { ...this.#blocks, keyCounts };
-    const checked = described.checksums && { values: blocks.values };
-    blockMetadata(stream, { ...batch, ...described, ...checked, keys: blocks.keys, blockTable: this.#table, keyCounts, rows });
-    if (!saved) this.#save(this.#link.behind(stream), earlier, rows);
+    const { metadata, checksums } = device;
+    const checked = checksums && { checksums, values: blocks.values };
+    const scored = { metadata, metadataTable: hostTable, method: this.#sizes.metadata, ...checked };
+    blockMetadata(stream, { ...batch, ...scored, keys: blocks.keys, blockTable: this.#table, keyCounts, rows });
+    const beside = this.#link.behind(stream);
+    if (!saved) this.#save(beside, earlier, rows);
+    this.#keep(beside, device, { ...batch, blockTable: hostTable, keyCounts, rows });
     prefillAttention(stream, { ...batch, query, output, blocks, scale, causal: true });
-    // Whoever knows that the stream's work is done knows it of the copies too.
-    this.#link.join(stream);
+    // Whoever knows that the stream's work on a prompt is done knows it of the copies too.
+    if (next === undefined) this.#link.join(stream);
     const isNext = isSame(this.#before, { ...earlier, layer: layer - 1 }) && tokens.some((held) => held > 0);
     this.#before = earlier;
-    const following = isNext ? next() : undefined;
-    if (following === undefined) return;
+    if (!isNext || next === undefined) return;
+    const following = next();
     this.#load(this.#link.behind(stream), following);
     this.#holds = following;
   }
 
   get #blocks(): Omit<PagedBlocks, 'keyCounts'> {
     return { keys: this.#pool.keys, values: this.#pool.values, blockTable: this.#table };
+  }
+
+  /** Brings the blocks that the rows filled into the cache, as long as it has room. */
+  #keep(stream: Stream, { cache, pool }: DeviceBlocks, batch: Pick<PlaceBlocksArguments, 'slots' | 'queryStart' | 'keyCounts' | 'blockTable' | 'rows'>): void {
+    const { where, holds, usedAt } = cache;
+    const cached = { where, holds, usedAt, firstCached: fixedPlaces(this.#sizes), sinkBlocks: this.#sizes.sinkBlocks, blockTokens };
+    placeBlocks(stream, { ...batch, ...cached, ...this.#placed, sourceTable: this.#table });
+    const { keys: hostKeys, values: hostValues } = this.#pool;
+    fetchBlocks(stream, { hostKeys, hostValues, keys: pool.keys, values: pool.values, ...this.#placed });
   }
 
   #load(stream: Stream, { host, hostBlocks, tokens }: HostPrompt): void {
@@ -150,6 +182,7 @@ export class PromptBlocks implements Disposable {
     this.#pool.dispose();
     this.#table.dispose();
     this.#slots.dispose();
+    for (const tensor of Object.values(this.#placed)) tensor.dispose();
   }
 }
 

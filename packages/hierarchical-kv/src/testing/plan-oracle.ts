@@ -34,6 +34,17 @@ export class PlanOracle {
     this.#places.delete(hostBlock);
   }
 
+  /** A place of the cache that holds nothing gets this block, as `placeBlocks` gives it. Returns its number there, if there is any. */
+  place(hostBlock: number): number | undefined {
+    const { heads, sinkBlocks, recentBlocks, cached } = this.#sizes;
+    if (this.#places.has(hostBlock)) return undefined;
+    const first = heads * (sinkBlocks + recentBlocks);
+    const taken = new Set(Array.from(this.#places.values(), ({ place }) => place - first));
+    const free = Array.from({ length: cached }, (_, index) => index).find((index) => !taken.has(index));
+    if (free !== undefined) this.#places.set(hostBlock, { place: first + free, usedAt: 0 });
+    return free;
+  }
+
   plan(lists: readonly ReadList[]) {
     const { heads, blockTokens, sinkBlocks, recentBlocks, cached } = this.#sizes;
     const now = ++this.#step;

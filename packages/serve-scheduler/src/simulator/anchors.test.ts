@@ -29,6 +29,13 @@ it('says what an engine with a dense cache did on an H200', async () => {
   }
 });
 
+it('says what an engine with all features did', async () => {
+  const share = await heldAgainst('+LP', '+LP', 8);
+  for (const [what, most] of [['tokens', 0.1], ['mean time between tokens', 0.1], ['mean time to the first token', 0.15]] as const) {
+    expect(Math.abs((share[what] ?? NaN) - 1), what).toBeLessThan(most);
+  }
+});
+
 it('orders the engines as they were measured', async () => {
   const [dense, two] = [await simulateAnchor(trace, 'base', 8), await simulateAnchor(trace, '+LP', 8)];
   expect([dense.tokensPerSecond > two.tokensPerSecond, dense.firstToken < two.firstToken, dense.betweenTokens < two.betweenTokens]).toEqual([true, true, true]);

@@ -12,7 +12,11 @@ it(`holds what a list in the order of use would hold, in ${operations} random op
   let capacity = 64;
   for (let operation = 0; operation < operations; operation++) {
     const choice = random.next();
-    if (choice < 0.98) {
+    if (choice < 0.1) {
+      const block = random.below(4) * 1000 + random.below(40);
+      cache.offer(block);
+      if (list.length < capacity && !list.includes(block)) list = [block, ...list];
+    } else if (choice < 0.98) {
       const block = random.below(4) * 1000 + random.below(40);
       if (cache.read(block) !== list.includes(block)) throw new Error(`block ${block} after ${operation} operations`);
       list = capacity === 0 ? [] : [...list.filter((each) => each !== block), block].slice(-capacity);

@@ -48,11 +48,19 @@ export class BlockCache {
     }
     if (this.#capacity === 0) return false;
     if (this.#places.size >= this.#capacity) this.#drop(this.#oldest);
-    const free = this.#free.pop() ?? this.#unused++;
-    this.#blocks[free] = block;
-    this.#places.set(block, free);
-    this.#append(free);
+    this.#append(this.#put(block));
     return false;
+  }
+
+  /** Takes a block that was not read yet, if it lacks it and has room: it leaves before all others. */
+  offer(block: number): void {
+    if (this.#places.size >= this.#capacity || this.#places.has(block)) return;
+    const place = this.#put(block);
+    this.#older[place] = none;
+    this.#newer[place] = this.#oldest;
+    if (this.#oldest === none) this.#newest = place;
+    else this.#older[this.#oldest] = place;
+    this.#oldest = place;
   }
 
   /** Drops the blocks whose numbers are from `first` to `end - 1`. */
@@ -64,6 +72,13 @@ export class BlockCache {
     this.#unlink(place);
     this.#places.delete(this.#blocks[place] ?? NaN);
     this.#free.push(place);
+  }
+
+  #put(block: number): number {
+    const place = this.#free.pop() ?? this.#unused++;
+    this.#blocks[place] = block;
+    this.#places.set(block, place);
+    return place;
   }
 
   #append(place: number): void {

@@ -29,6 +29,8 @@ const measured = (file: string, measure: string): number => rowOf(file, measure)
 /** Measured rows that no point of the tables was made of. */
 function heldOut(costs: Costs): { name: string; predicted: number; median: number }[] {
   const step = (rows: number, tokens: number) => costs.milliseconds('rows', rows) + 32 * costs.milliseconds('decodeAttention', 8 * tokens);
+  const overTwo = (rows: number, tokens: number) =>
+    step(rows, rows * 2048) + 32 * (costs.milliseconds('selection', rows * (tokens / 32) * 8) + costs.milliseconds('keeping', rows));
   const prompt = (tokens: number) =>
     (tokens / 8192) * costs.milliseconds('rows', 8192) + 32 * costs.milliseconds('prefillAttention', (32 * tokens ** 2) / 2 ** 21);
   const pairs = (first: number, end: number) => (32 * (end ** 2 - first ** 2)) / 2 ** 21;
@@ -47,6 +49,7 @@ function heldOut(costs: Costs): { name: string; predicted: number; median: numbe
     row('skeleton-model-h200.json', 'each later token, 131072 tokens of prompt, f16', step(1, 131_072)),
     row('skeleton-model-h200.json', 'first token, 131072 tokens of prompt, f16', prompt(131_072)),
     row('serving-h200.json', 'scores, top 64 blocks and plan of a layer, 32 sequences of 32K', costs.milliseconds('selection', 262_144)),
+    row('serving-h200.json', 'step of 8 sequences of 32768 tokens, all that it reads on the device', overTwo(8, 32_768)),
     row('serving-h200.json', 'loads of 205 blocks of 2 x 8192 bytes', costs.transfer('gather', 205 * 16_384)),
     row('serving-h200.json', 'loads of 2048 blocks of 2 x 16384 bytes', costs.transfer('gather', 2048 * 32_768)),
     ...[512, 1024, 2048, 4096, 8192].map((chunk) => row('serving-h200.json', `a prompt of 32768 tokens in chunks of ${chunk}`, chunks(32_768, chunk))),

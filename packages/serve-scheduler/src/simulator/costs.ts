@@ -14,7 +14,7 @@ const schema = z.strictObject({
   clockMegahertz: z.number().positive(),
   /** The model whose steps were measured. */
   model: z.strictObject({ parameters: count, layers: count, queryHeads: count, kvHeads: count, headDim: count }),
-  tables: z.strictObject({ rows: table, decodeAttention: table, prefillAttention: table, selection: table, placing: table }),
+  tables: z.strictObject({ rows: table, decodeAttention: table, prefillAttention: table, selection: table, keeping: table, placing: table }),
   gigabytesPerSecond: z.strictObject({ gather: rate, copies: rate, save: rate, saveCopies: rate }),
 });
 
@@ -52,11 +52,6 @@ export class Costs {
     this.#parsed = data;
     this.gpu = data.gpu;
     this.measured = data.model;
-  }
-
-  /** Whether it is one, and no look-alike or proxy. */
-  static is(value: unknown): value is Costs {
-    return typeof value === 'object' && value !== null && #parsed in value;
   }
 
   /** Milliseconds: the first point's before it, and behind the last one the line of the last two goes on. */

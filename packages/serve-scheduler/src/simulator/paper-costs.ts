@@ -37,6 +37,7 @@ export function paperCosts(): Costs {
       decodeAttention: scaled(table.decodeAttention, () => false),
       prefillAttention: scaled(table.prefillAttention, () => true),
       selection: scaled(table.selection, () => false),
+      keeping: scaled(table.keeping, () => false),
       placing: scaled(table.placing, () => false),
     },
     gigabytesPerSecond: {

@@ -132,9 +132,11 @@ describe('simulateFigures', () => {
     const best = perSecond.indexOf(Math.max(...perSecond));
     expect([best > 0, best < perSecond.length - 1]).toEqual([true, true]);
     for (const row of loading?.rows ?? []) {
-      const [, step = NaN, copying = NaN, fastStep = NaN, gathering = NaN] = row.map(Number);
+      const [answers, step = NaN, copying = NaN, fastStep = NaN, gathering = NaN] = row.map(Number);
       expect(copying / gathering).toBeCloseTo(50 / 5.49, 6);
-      expect(step).toBeGreaterThan(fastStep);
+      // All blocks of two prompts fit, so that half of the steps load nothing.
+      if (answers === 2) expect(step).toBeCloseTo(fastStep, 9);
+      else expect(step).toBeGreaterThan(fastStep);
     }
     for (const row of saving?.rows ?? []) expect(Number(row[1])).toBeGreaterThan(Number(row[2]));
     expect(chunks?.rows.map(([tokens]) => tokens)).toEqual([512, 1024, 2048, 4096]);

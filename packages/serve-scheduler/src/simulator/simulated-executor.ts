@@ -25,12 +25,15 @@ export interface SimulatedParts {
   readonly locality?: Locality | undefined;
 }
 
+/** The number of a request's first block of a head. */
+const firstBlock = ({ arrival }: ScheduledRequest, head: number): number => arrival * requestStride + head * (requestStride / sampledHeads);
+
 /** Milliseconds of all steps, by what they went to. */
 export interface SpentTime {
   /** Answers: what all rows pass but attention. */
   weights: number;
   attention: number;
-  /** Scores, the choice of blocks, and their plan. */
+  /** Scores, the choice of blocks, their plan, and what else two memories take where nothing is missing. */
   choice: number;
   loading: number;
   prompts: number;
@@ -63,6 +66,7 @@ export class SimulatedExecutor implements Executor {
 
   compute(batch: Batch): Promise<Step> {
     const missing = this.#parts.features.offload ? this.#read(batch) : 0;
+    if (this.#parts.features.offload) for (const part of batch.prompts) this.#bring(part);
     const spent = this.#milliseconds(batch, missing);
     for (const [part, milliseconds] of Object.entries(spent) as [keyof SpentTime, number][]) {
       this.now += milliseconds;
@@ -103,13 +107,25 @@ export class SimulatedExecutor implements Executor {
       const budget = Math.floor(budgetTokens / blockTokens) - this.#pinned;
       const readers = this.#readersOf(request);
       readers.forEach((reader, head) => {
-        const first = request.arrival * requestStride + head * (requestStride / sampledHeads);
+        const first = firstBlock(request, head);
         for (const block of reader.next(blocks, budget)) if (!this.#cache.read(first + block)) missing += 1;
       });
       const workingSet = readers.reduce((sum, reader) => sum + reader.workingSet, 0) / sampledHeads;
       if (request.state === 'answering') scheduler.observe(request, Math.ceil(workingSet * model.kvHeads));
     }
     return Math.round((missing * model.kvHeads) / sampledHeads);
+  }
+
+  /** Blocks of a prompt go to the device's cache as long as it has room. Those of all layers are taken to come with the last one. */
+  #bring({ request, firstToken, endToken, endLayer }: PromptPart): void {
+    const { scheduler, model } = this.#parts;
+    const { blockTokens, sinkTokens } = scheduler.settings;
+    if (endLayer < model.layers) return;
+    const sinks = Math.ceil(sinkTokens / blockTokens);
+    const [first, end] = [firstToken, endToken].map((tokens) => Math.floor(tokens / blockTokens) - sinks) as [number, number];
+    for (let block = Math.max(0, first); block < end; block++) {
+      for (let head = 0; head < sampledHeads; head++) this.#cache.offer(firstBlock(request, head) + block);
+    }
   }
 
   #readersOf(request: ScheduledRequest): readonly BlockReader[] {
@@ -130,10 +146,12 @@ export class SimulatedExecutor implements Executor {
       return sum + (features.sparse ? Math.min(length, budgetTokens) : length);
     }, 0);
     const scored = answers.reduce((sum, { request: { length } }) => sum + Math.ceil(length / blockTokens), 0);
+    const selection = features.sparse ? costs.milliseconds('selection', scored * kvHeads) : 0;
+    const keeping = features.offload ? costs.milliseconds('keeping', answers.length) : 0;
     return {
       weights: this.#rows(answers.length),
       attention: layers * costs.milliseconds('decodeAttention', read * kvHeads),
-      choice: features.sparse ? layers * costs.milliseconds('selection', scored * kvHeads) : 0,
+      choice: layers * (selection + keeping),
       loading: this.#loading(missing),
       prompts: reading,
     };
