@@ -11,11 +11,16 @@
 #include "kernels/coded-key-scores/coded-key-scores.h"
 #include "kernels/decode-keys/decode-keys.h"
 #include "kernels/encode-keys/encode-keys.h"
+#include "kernels/index-centroids/index-centroids.h"
+#include "runtime/isa.h"
 #include "runtime/workers.h"
 #include "shared/coded-keys/centroid-index.h"
+#include "shared/dispatch/cpu-dispatch.h"
 #include "tests/key-scores-case.h"
 
 namespace kv {
+
+KV_CPU_KERNEL(index_centroids, IndexCentroidsArguments)
 
 struct CodedSizes {
   DType dtype = DType::f16;  // of keys and queries
@@ -56,12 +61,7 @@ struct CodedCase : KeyScoresCase<CodedSizes> {
     const int64_t all_books = int64_t{sizes.kv_heads} * test.books();
     test.centroids.resize(static_cast<size_t>(all_books * book));
     for (uint16_t& number : test.centroids) number = elements::float_to_half(normal(random));
-    const int64_t index_bytes = IndexShape(sizes.centroids, sizes.sub_dim).bytes();
-    test.index.resize(static_cast<size_t>(all_books * index_bytes / 4));
-    for (int64_t i = 0; i < all_books; ++i) {
-      build_centroid_index(&test.centroids[static_cast<size_t>(i * book)], sizes.centroids, sizes.sub_dim,
-                           reinterpret_cast<uint8_t*>(test.index.data()) + i * index_bytes);
-    }
+    test.index_books(best_isa(), 1);
     if (sizes.scaled) {
       for (int i = 0; i < sizes.kv_heads * sizes.head_dim; ++i) test.scales.push_back(std::exp(normal(random)));
     }
@@ -75,6 +75,20 @@ struct CodedCase : KeyScoresCase<CodedSizes> {
     test.ranges.assign(static_cast<size_t>(test.tokens() * test.query_heads() * kRangeParts * 2), 7);
     test.place(random);
     return test;
+  }
+
+  void index_books(Isa isa, int threads) {
+    IndexCentroidsArguments a;
+    a.books = int64_t{sizes.kv_heads} * books();
+    a.centroid_count = sizes.centroids;
+    a.sub_dim = sizes.sub_dim;
+    index.assign(static_cast<size_t>(a.books * IndexShape(sizes.centroids, sizes.sub_dim).bytes() / 4), 0xa5a5a5a5);
+    a.centroids = centroids.data();
+    a.index = reinterpret_cast<uint8_t*>(index.data());
+    Workers workers(threads);
+    ExecutionContext context{workers};
+    context.isa = isa;
+    index_centroids_cpu(a, context);
   }
 
   CodedKeys coded() {

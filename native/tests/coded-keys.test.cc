@@ -24,6 +24,8 @@ TEST("keys in codes are the same on every instruction set and thread count, and 
     CHECK(first.wrong_scores(0.0) == 0 && first.wrong_ranges() == 0);
     on_every_isa([&](Isa isa) {
       CodedCase other = drawn;
+      other.index_books(isa, 3);
+      CHECK(other.index == drawn.index);
       CHECK(other.run_on_cpu(isa, 3));
       CHECK(other.codes == first.codes && other.decoded == first.decoded);
       CHECK(other.wrong_scores(0.0) == 0 && other.wrong_ranges() == 0);

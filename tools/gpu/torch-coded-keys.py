@@ -48,8 +48,7 @@ class Keys:
         self.heads = (self.order // self.blocks).int()
         bytes_of_index = library.kv_centroid_index_bytes(numbers(CENTROIDS, sub_dim))
         host, index = self.centroids.cpu(), torch.zeros(KV_HEADS, bytes_of_index, dtype=torch.uint8)
-        for head in range(KV_HEADS):
-            library.kv_index_centroids(numbers(CENTROIDS, sub_dim), pointers_of([host[head], index[head]]))
+        library.kv_index_centroids(numbers(CENTROIDS, sub_dim, KV_HEADS), pointers_of([host, index]))
         self.index = index.cuda()
         self.sizes = [KV_HEADS, HEAD_DIM, sub_dim, CENTROIDS, BITS]
 

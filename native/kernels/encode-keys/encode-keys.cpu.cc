@@ -24,13 +24,18 @@ class Book {
   int nearest(const float* x) const {
     if (header_.levels < 0 || header_.levels > shape_.most_levels || dims_ > kMostIndexedDims) return nearest_of_all(x);
     if (dims_ > kMostListedDims) return header_.levels == shape_.most_levels ? nearest_in_boxes(x) : nearest_of_all(x);
-    return inside(x) ? nearest_in_leaf(x) : nearest_of_all(x);
+    const int listed = inside(x) ? nearest_in_list(x) : -1;
+    return listed >= 0 ? listed : nearest_of_all(x);
   }
 
  private:
   struct Nearest {
     float distance = __builtin_inff();
     int centroid = -1;
+
+    void take(float other, int number) {
+      if (other < distance || (other == distance && number < centroid)) distance = other, centroid = number;
+    }
   };
 
   bool inside(const float* x) const {
@@ -40,7 +45,8 @@ class Book {
     return true;
   }
 
-  int nearest_in_leaf(const float* x) const {
+  // Below 0 if another centroid may be nearer.
+  int nearest_in_list(const float* x) const {
     const uint8_t* splits = index_ + kIndexHeaderBytes;
     int node = 0;
     for (int level = 0; level < header_.levels; ++level) {
@@ -48,18 +54,42 @@ class Book {
       std::memcpy(&bits, splits + 4 * node, 4);
       float split;
       std::memcpy(&split, &bits, 4);
-      const int dim = static_cast<int>(bits & 1);
+      const int dim = static_cast<int>(bits & 3);
       node = 2 * node + (x[dim < dims_ ? dim : 0] < split ? 1 : 2);
     }
+    uint16_t start;
+    std::memcpy(&start, index_ + shape_.second() + 2 * (node + 1 - (1 << header_.levels)), sizeof start);
     Nearest best;
-    for (int chunk = node + 1 - (1 << header_.levels);;) {
+    for (int chunk = start; chunk < shape_.most_chunks; ++chunk) {
       uint16_t entries[kChunkCentroids + 1];
-      std::memcpy(entries, index_ + shape_.second() + int64_t{16} * chunk, sizeof entries);
-      for (int i = 0; i < kChunkCentroids; ++i) compare(x, entries[i] < count_ ? entries[i] : count_ - 1, best);
-      const int next = entries[kChunkCentroids];
-      if (next <= chunk || next >= shape_.most_chunks) return best.centroid;
-      chunk = next;
+      std::memcpy(entries, index_ + shape_.third() + int64_t{16} * chunk, sizeof entries);
+      compare_chunk(x, entries, best);
+      const uint32_t bits = (entries[kChunkCentroids] & 0x7fffu) << 16;
+      float bound;
+      std::memcpy(&bound, &bits, 4);
+      if (best.distance < bound) return best.centroid / (2 * dims_);
+      if ((entries[kChunkCentroids] & 0x8000u) != 0) break;
     }
+    return -1;
+  }
+
+  // `best.centroid` is where the centroid begins in the book, in bytes.
+  void compare_chunk(const float* x, const uint16_t* entries, Nearest& best) const {
+    const int last = 2 * dims_ * (count_ - 1);
+    const auto entry = [&](int i) {
+      const int given = entries[i < kChunkCentroids ? i : kChunkCentroids - 1] & ~1;
+      return given < last ? given : last;
+    };
+    const auto at = [&](int i) { return centroids_ + entry(i) / 2; };
+#if defined(__AVX2__)
+    if (dims_ == 4) return consider_eight(x, at, best.distance, [&](float distance, int i) { best.take(distance, entry(i)); });
+#endif
+    Nearest own;
+    for (int i = 0; i < kChunkCentroids; ++i) {
+      const float distance = distance_of(x, at(i));
+      if (distance < own.distance) own = {distance, i};
+    }
+    if (own.centroid >= 0) best.take(own.distance, entry(own.centroid));
   }
 
   int nearest_in_boxes(const float* x) const {
@@ -87,9 +117,6 @@ class Book {
 
   float distance_of_box(const float* x, int node) const {
     const uint16_t* box = reinterpret_cast<const uint16_t*>(index_ + kIndexHeaderBytes) + 2 * node * dims_;
-#if defined(__AVX2__)
-    if (dims_ == 4) return distance_of_box_4(x, box);
-#endif
     float distance = 0;
     for (int d = 0; d < dims_; ++d) {
       const float below = half_to_float(box[d]) - x[d];
@@ -105,41 +132,21 @@ class Book {
     const auto* numbers = reinterpret_cast<const uint16_t*>(index_ + shape_.second());
     const auto* ordered = reinterpret_cast<const uint16_t*>(index_ + shape_.third());
     const auto place = [&](int of_leaf) { return static_cast<int>(int64_t{count_} * of_leaf >> header_.levels); };
-    const auto consider = [&](float distance, int i) {
-      const int number = numbers[i] < count_ ? numbers[i] : count_ - 1;
-      if (distance < best.distance || (distance == best.distance && number < best.centroid)) best = {distance, number};
-    };
-#if defined(__AVX2__)
-    if (dims_ == 4 && place(leaf) + kLeafCentroids <= count_) {
-      return consider_eight(x, ordered + int64_t{place(leaf)} * dims_, place(leaf), best.distance, consider);
+    for (int i = place(leaf); i < place(leaf + 1); ++i) {
+      best.take(distance_of(x, ordered + int64_t{i} * dims_), numbers[i] < count_ ? numbers[i] : count_ - 1);
     }
-#endif
-    for (int i = place(leaf); i < place(leaf + 1); ++i) consider(distance_of(x, ordered + int64_t{i} * dims_), i);
   }
 
 #if defined(__AVX2__)
-  static float distance_of_box_4(const float* x, const uint16_t* box) {
-    // What the lowest dims have above x, and the highest below.
-    const __m128 own = _mm_loadu_ps(x);
-    const __m256 both = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(box)));
-    const __m128 below = _mm_sub_ps(_mm256_castps256_ps128(both), own);
-    const __m128 above = _mm_sub_ps(own, _mm256_extractf128_ps(both, 1));
-    // Of a NaN, as of all that is compared here, the second operand is the result.
-    const __m128 away = _mm_max_ps(_mm_setzero_ps(), _mm_max_ps(below, above));
-    const __m128 squares = _mm_mul_ps(away, away);
-    const __m128 pairs = _mm_add_ps(squares, _mm_movehl_ps(squares, squares));
-    return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
-  }
-
-  // Calls consider(distance, number) for those of eight centroids that are as near as `nearest`. What follows a leaf of
-  // fewer is considered with it, which does no harm.
-  template <class Consider>
-  static void consider_eight(const float* x, const uint16_t* centroids, int first, float nearest, Consider&& consider) {
+  // Calls consider(distance, i) for those of eight centroids, at(0) to at(7), that are as near as `nearest`.
+  template <class At, class Consider>
+  static void consider_eight(const float* x, At&& at, float nearest, Consider&& consider) {
     const __m256 own = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(x));
     __m256 rows[4];  // the squares of two centroids each
     for (int i = 0; i < 4; ++i) {
-      const __m256 two = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(centroids + 8 * i)));
-      const __m256 away = _mm256_sub_ps(own, two);
+      const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at(2 * i)));
+      const __m128i second = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at(2 * i + 1)));
+      const __m256 away = _mm256_sub_ps(own, _mm256_cvtph_ps(_mm_unpacklo_epi64(first, second)));
       rows[i] = _mm256_mul_ps(away, away);
     }
     const __m256 a = _mm256_unpacklo_ps(rows[0], rows[1]), b = _mm256_unpackhi_ps(rows[0], rows[1]);
@@ -154,14 +161,24 @@ class Book {
     _mm256_storeu_ps(each, distances);
     // Lane i has centroid 2 * i, and lane i + 4 the one behind it.
     for (int i = 0; i < 8; ++i) {
-      if (near >> i & 1) consider(each[i], first + i % 4 * 2 + i / 4);
+      if (near >> i & 1) consider(each[i], i % 4 * 2 + i / 4);
     }
   }
 #endif
 
   int nearest_of_all(const float* x) const {
     Nearest best;
-    for (int c = 0; c < count_; ++c) compare(x, c, best);
+#if defined(__AVX2__)
+    if (dims_ == 4) {
+      for (int c = 0; c < count_; c += 8) {
+        const auto number = [&](int i) { return c + i < count_ ? c + i : count_ - 1; };
+        const auto at = [&](int i) { return centroids_ + int64_t{4} * number(i); };
+        consider_eight(x, at, best.distance, [&](float distance, int i) { best.take(distance, number(i)); });
+      }
+      return best.centroid;
+    }
+#endif
+    for (int c = 0; c < count_; ++c) best.take(distance_of(x, centroids_ + int64_t{c} * dims_), c);
     return best.centroid;
   }
 
@@ -172,11 +189,6 @@ class Book {
       distance += away * away;
     }
     return distance;
-  }
-
-  void compare(const float* x, int centroid, Nearest& best) const {
-    const float distance = distance_of(x, centroids_ + int64_t{centroid} * dims_);
-    if (distance < best.distance) best = {distance, centroid};
   }
 
   IndexShape shape_;

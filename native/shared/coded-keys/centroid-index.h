@@ -7,17 +7,19 @@
 // An index is bytes, an IndexHeader at first. What it says is checked where it could lead outside of memory, for a tensor
 // may hold anything.
 //
-// Of sub-vectors of one or two dims: a binary tree over the plane, and for each leaf all centroids that can be the nearest
-// one of a sub-vector there.
-//   splits: f32, at kIndexHeaderBytes. The children of node n are 2 n + 1 and 2 n + 2; a sub-vector x goes to the first if
-//     x[dim] < split. The lowest bit of a split is that dim.
-//   chunks: u16 [chunk, 8]: seven centroids in ascending order, the last one repeated where there are fewer, and the
-//     number of the chunk that continues, which is a later one, or 0. The first chunks are the leaves.
-//   Sub-vectors outside of the header's box are compared with every centroid.
+// Of sub-vectors of one to four dims: a binary tree over space, and for each leaf the centroids that can be the nearest one
+// of a sub-vector there, those closest to the leaf first.
+//   splits: f32. The children of node n are 2 n + 1 and 2 n + 2; a sub-vector x goes to the first if x[dim] < split. The
+//     lowest two bits of a split are that dim.
+//   starts: u16 [leaf], the first chunk of each.
+//   chunks: u16 [chunk, 8]: where seven centroids begin in the book, in bytes, in ascending order; and the upper half of an
+//     f32, rounded down, whose sign is no part of it: no other centroid is nearer to the leaf than that distance, squared.
+//     So the search ends when it has found a nearer one, else it goes on with the next chunk. With the sign the list ends.
+//   What is not found so, and sub-vectors outside of the header's box, are compared with every centroid.
 //
-// Of three to eight dims such lists are too long. A binary tree has up to eight centroids in each leaf, and the box of the
+// Of five to eight dims such lists are too long. A binary tree has up to eight centroids in each leaf, and the box of the
 // centroids of each node: a node is passed over if its box is further away than the nearest centroid so far.
-//   boxes: f16 [node, lowest | highest, dim], at kIndexHeaderBytes, in the order of splits.
+//   boxes: f16 [node, lowest | highest, dim], in the order of splits.
 //   numbers: u16 [centroid], those of the centroids in the order of leaves: leaf i has those from centroids * i / leaves on.
 //   centroids: f16 [centroid, dim], in that order.
 //
@@ -28,12 +30,12 @@
 
 namespace kv {
 
-constexpr int kMostListedDims = 2;
+constexpr int kMostListedDims = 4;
 constexpr int kMostIndexedDims = 8;
-constexpr int kMostIndexLevels = 12;
 constexpr int kChunkCentroids = 7;
+constexpr int kChunkWords = 4;
 constexpr int kLeafCentroids = 8;
-constexpr int kIndexHeaderBytes = 32;
+constexpr int kIndexHeaderBytes = 48;
 
 struct IndexHeader {
   int32_t levels;  // the tree has 2^levels leaves
@@ -47,18 +49,17 @@ struct IndexShape {
   int most_levels = 0;  // of boxes: the levels
   int most_chunks = 0;
   int64_t first_bytes = 16;   // of splits or boxes
-  int64_t second_bytes = 0;   // of chunks or numbers
-  int64_t third_bytes = 0;    // of centroids
+  int64_t second_bytes = 0;   // of starts or numbers
+  int64_t third_bytes = 0;    // of chunks or centroids
 
   constexpr IndexShape(int centroids, int sub_dim) {
     if (sub_dim <= kMostListedDims) {
-      // Two centroids for each leaf.
-      while (most_levels < kMostIndexLevels && 4 << most_levels <= centroids) ++most_levels;
-      // Leaves may continue; without splits, all centroids are in one leaf.
-      const int all = (centroids + kChunkCentroids - 1) / kChunkCentroids;
-      most_chunks = 2 << most_levels > all ? 2 << most_levels : all;
+      while (2 << most_levels <= centroids) ++most_levels;
+      const int of_centroid = sub_dim < 3 ? 2 : 1 << (sub_dim - 1);
+      most_chunks = of_centroid * centroids;
       first_bytes = whole(int64_t{4} << most_levels);
-      second_bytes = int64_t{16} * most_chunks;
+      second_bytes = whole(int64_t{2} << most_levels);
+      third_bytes = int64_t{4} * kChunkWords * most_chunks;
     } else if (sub_dim <= kMostIndexedDims) {
       while (kLeafCentroids << most_levels < centroids) ++most_levels;
       first_bytes = whole(int64_t{4} * sub_dim * ((2 << most_levels) - 1));
@@ -74,7 +75,6 @@ struct IndexShape {
  private:
   static constexpr int64_t whole(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 };
-
 // Whether a box at this distance, or anything in it, is further away than `nearest`, whatever rounding did to both.
 constexpr bool certainly_further(float box, float nearest) { return box * 0.99999f > nearest; }
 
@@ -98,7 +98,9 @@ struct BoxWalk {
   }
 };
 
+struct ListLoops;
+
 // Fills in the index of a book, f16 [centroid, sub_dim], all finite. May throw std::bad_alloc.
-void build_centroid_index(const uint16_t* book, int centroids, int sub_dim, uint8_t* index);
+void build_centroid_index(const uint16_t* book, int centroids, int sub_dim, uint8_t* index, const ListLoops& loops);
 
 }  // namespace kv

@@ -148,7 +148,7 @@ const codedBlocks = (device: Device) => ({
 
 const encodedBlocks = (device: Device) => ({
   ...codedBlocks(device),
-  index: device.tensor('u8', ['kvHead', 'book', 'byte'], [2, 1, 32 + 32 + 256], new Uint8Array(2 * 320)),
+  index: device.tensor('u8', ['kvHead', 'book', 'byte'], [2, 1, 48 + 64 + 32 + 512], new Uint8Array(2 * 656)),
 });
 
 const scoredBlocks = (device: Device) => ({

@@ -148,12 +148,7 @@ Outcome compare_codes(const Odd& given, Random& random) {
   const CodedSizes sizes{given.dtype, 128, 4, 1000, 13, false, false, 2, 1, 1, 8, 1};
   CodedCase here = CodedCase::random(random, sizes);
   for (uint16_t& number : here.centroids) number = elements::float_to_half(given.centroid(random));
-  const int64_t book = int64_t{sizes.centroids} * sizes.sub_dim;
-  const int64_t index_bytes = IndexShape(sizes.centroids, sizes.sub_dim).bytes();
-  for (int64_t head = 0; head < sizes.kv_heads; ++head) {
-    build_centroid_index(&here.centroids[static_cast<size_t>(head * book)], sizes.centroids, sizes.sub_dim,
-                         reinterpret_cast<uint8_t*>(here.index.data()) + head * index_bytes);
-  }
+  here.index_books(best_isa(), 2);
   const auto count = static_cast<int64_t>(here.keys.size() / byte_size(sizes.dtype));
   for (int64_t i = 0; i < count; ++i) write_element(sizes.dtype, here.keys, i, given.key(random));
   CodedCase there = here;
@@ -219,10 +214,18 @@ KV_FOR_PYTHON int64_t kv_centroid_index_bytes(const int64_t* sizes) {
   return kv::IndexShape(static_cast<int>(sizes[0]), static_cast<int>(sizes[1])).bytes();
 }
 
-// Fills in the index of one book; both pointers are to host memory.
+// Fills in the indices of books, all in host memory. `sizes`: centroids, dims of a sub-vector, books.
 KV_FOR_PYTHON void kv_index_centroids(const int64_t* sizes, void* const* pointers) {
-  kv::build_centroid_index(static_cast<const uint16_t*>(pointers[0]), static_cast<int>(sizes[0]), static_cast<int>(sizes[1]),
-                           static_cast<uint8_t*>(pointers[1]));
+  kv::IndexCentroidsArguments arguments;
+  arguments.centroids = static_cast<const uint16_t*>(pointers[0]);
+  arguments.index = static_cast<uint8_t*>(pointers[1]);
+  arguments.centroid_count = static_cast<int32_t>(sizes[0]);
+  arguments.sub_dim = static_cast<int32_t>(sizes[1]);
+  arguments.books = sizes[2];
+  kv::Workers workers(8);
+  kv::ExecutionContext context{workers};
+  context.isa = kv::best_isa();
+  kv::index_centroids_cpu(arguments, context);
 }
 
 // `sizes`: those of coded_keys_for_python, then copies, which are all blocks. `pointers`: codes, centroids, keys, index, from, to, kv heads.

@@ -105,9 +105,10 @@ describeOnDevices('encodeKeys', ({ open }) => {
   });
 
   it.each([
-    { subDim: 2, centroids: 100, levels: 5 },
-    { subDim: 4, centroids: 100, levels: 4 },
-    { subDim: 4, centroids: 300, levels: 6 },
+    { subDim: 2, centroids: 100, levels: 6 },
+    { subDim: 4, centroids: 100, levels: 6 },
+    { subDim: 4, centroids: 300, levels: 8 },
+    { subDim: 8, centroids: 300, levels: 6 },
   ])('stays inside its memory whatever an index holds (sub-vectors of $subDim dims, $centroids centroids)', async ({ subDim, centroids, levels }) => {
     const random = new Random(3);
     const sizes = { kvHeads: 1, headDim: 32 * subDim, groups: 32, centroids };
@@ -117,7 +118,7 @@ describeOnDevices('encodeKeys', ({ open }) => {
     for (let round = 0; round < 20; round++) {
       const bytes = Uint8Array.from({ length: placed.index.byteLength }, () => random.integer(0, 255));
       // A box that holds all, and as many levels as there can be.
-      new Float32Array(bytes.buffer, 4, 4).set([-100, -100, 100, 100]);
+      new Float32Array(bytes.buffer, 4, 8).set([-100, -100, -100, -100, 100, 100, 100, 100]);
       new Int32Array(bytes.buffer, 0, 1).set([round < 10 ? levels : random.integer(-1, 40)]);
       stream.write(placed.index, bytes);
       encodeKeys(stream, { ...placed, codedKeys, keys, from: [0], to: [0], kvHeads: [0] });

@@ -9,10 +9,8 @@ export interface IndexCentroidsArguments {
   readonly index: TensorHandle<'u8', readonly ['kvHead', 'book', 'byte']>;
 }
 
-const headerBytes = 32;
-/** Centroids of a chunk of lists, and bytes of a chunk. */
-const [chunkCentroids, chunkBytes] = [7, 16];
-const mostLevels = 12;
+const headerBytes = 48;
+const chunkBytes = 16;
 /** Centroids of a leaf that has a box. */
 const leafCentroids = 8;
 
@@ -20,7 +18,7 @@ const leafCentroids = 8;
 const whole = (bytes: number) => Math.ceil(bytes / 16) * 16;
 
 /**
- * Bytes of the index of one book (`native/shared/coded-keys/centroid-index.h`): lists for one or two dims, boxes for up to
+ * Bytes of the index of one book (`native/shared/coded-keys/centroid-index.h`): lists for up to four dims, boxes for up to
  * eight, and nothing for more.
  * @throws CapabilityError for no centroid, or more than 8192
  */
@@ -33,13 +31,13 @@ export function centroidIndexBytes(centroids: number, subDim: number): number {
     });
   }
   if (subDim > 8) return headerBytes + 16;
-  if (subDim > 2) {
+  if (subDim > 4) {
     const levels = Math.max(0, Math.ceil(Math.log2(centroids / leafCentroids)));
     return headerBytes + whole(4 * subDim * (2 ** (levels + 1) - 1)) + whole(2 * centroids) + whole(2 * centroids * subDim);
   }
-  const levels = Math.min(mostLevels, Math.max(0, Math.floor(Math.log2(centroids)) - 1));
-  const chunks = Math.max(2 ** (levels + 1), Math.ceil(centroids / chunkCentroids));
-  return headerBytes + whole(4 * 2 ** levels) + chunkBytes * chunks;
+  const leaves = 2 ** Math.floor(Math.log2(centroids));
+  const chunks = Math.max(2, 2 ** (subDim - 1)) * centroids;
+  return headerBytes + whole(4 * leaves) + whole(2 * leaves) + chunkBytes * chunks;
 }
 
 const rules = [
