@@ -29,6 +29,16 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, int x, 
       : "memory");
 }
 
+// The same of a tensor of five axes.
+__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, const int (&at)[5], uint64_t* barrier,
+                                   uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

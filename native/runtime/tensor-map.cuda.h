@@ -13,18 +13,22 @@
 
 namespace kv {
 
-// A tensor of 16-bit elements with three axes, innermost first. The innermost axis is contiguous.
-struct TensorBox {
+// A tensor of 16-bit elements, its axes innermost first. The innermost axis is contiguous.
+template <size_t kAxes>
+struct TensorBoxOf {
   DType dtype = DType::f16;
   const void* data = nullptr;  // 16-byte aligned
-  std::array<int64_t, 3> extents = {};
-  std::array<int64_t, 2> strides = {};  // in elements, of axes 1 and 2; multiples of 8
-  std::array<int32_t, 3> box = {};      // elements of one copy; box[0] covers 128 bytes, one row of the swizzle
+  std::array<int64_t, kAxes> extents = {};
+  std::array<int64_t, kAxes - 1> strides = {};  // in elements, of the axes from 1 on; multiples of 8
+  std::array<int32_t, kAxes> box = {};  // elements of one copy; box[0] covers 128 bytes, one row of the swizzle
 };
+
+using TensorBox = TensorBoxOf<3>;
 
 // Fills `map` for copies with the 128-byte swizzle that wgmma reads. The driver's function is looked up at run time,
 // so that the addon loads on machines without a driver.
-inline Status encode_tensor_map(const TensorBox& tensor, CUtensorMap* map) {
+template <size_t kAxes>
+Status encode_tensor_map(const TensorBoxOf<kAxes>& tensor, CUtensorMap* map) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
@@ -34,14 +38,18 @@ inline Status encode_tensor_map(const TensorBox& tensor, CUtensorMap* map) {
     return Status::failure(StatusCode::capability,
                            "the CUDA driver has no tensor maps: install version 525 or later");
   }
-  const cuuint64_t extents[3] = {cuuint64_t(tensor.extents[0]), cuuint64_t(tensor.extents[1]),
-                                 cuuint64_t(tensor.extents[2])};
-  const cuuint64_t strides_in_bytes[2] = {cuuint64_t(tensor.strides[0]) * 2,
-                                          cuuint64_t(tensor.strides[1]) * 2};
-  const cuuint32_t box[3] = {cuuint32_t(tensor.box[0]), cuuint32_t(tensor.box[1]), cuuint32_t(tensor.box[2])};
-  const cuuint32_t every_element[3] = {1, 1, 1};
+  cuuint64_t extents[kAxes];
+  cuuint64_t strides_in_bytes[kAxes];
+  cuuint32_t box[kAxes];
+  cuuint32_t every_element[kAxes];
+  for (size_t axis = 0; axis < kAxes; ++axis) {
+    extents[axis] = cuuint64_t(tensor.extents[axis]);
+    strides_in_bytes[axis] = axis + 1 < kAxes ? cuuint64_t(tensor.strides[axis]) * 2 : 0;
+    box[axis] = cuuint32_t(tensor.box[axis]);
+    every_element[axis] = 1;
+  }
   const CUresult result = reinterpret_cast<Encode>(entry)(
-      map, tensor.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+      map, tensor.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kAxes,
       const_cast<void*>(tensor.data), extents, strides_in_bytes, box, every_element,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

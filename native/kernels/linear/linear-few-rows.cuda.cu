@@ -234,7 +234,12 @@ class Finish {
       const int64_t to_row = first_row + row;
       const int64_t to_out = group.first_out() + out;
       if constexpr (kGated) {
-        write_gated<T>(group.layer(), group.gated_layer(), to_row, to_out, sum_of(row, out), sum_of(row, kTileOuts + out));
+        const auto with_bias = [to_out](const LinearArguments& a, float sum) {
+          return a.bias != nullptr ? sum + bias_of(a, to_out) : sum;
+        };
+        const LinearArguments& gate = group.layer();
+        static_cast<T*>(gate.output)[to_row * gate.output_stride + to_out] = gated_of<T>(
+            with_bias(gate, sum_of(row, out)), with_bias(group.gated_layer(), sum_of(row, kTileOuts + out)));
       } else {
         write_sum<T>(group.layer(), to_row, to_out, sum_of(row, out), before_[i]);
       }

@@ -26,15 +26,11 @@ __device__ void write_sum(const LinearArguments& a, int64_t token, int64_t out, 
   static_cast<T*>(a.output)[token * a.output_stride + out] = from_float<T>(a.accumulate ? before + sum : sum);
 }
 
-// output[token, out] = silu(gate) * up of the two sums (+ bias[out]), rounded as linear and swiglu round one behind the other.
+// silu(gate) * up, of sums with their biases, rounded as linear and swiglu round one behind the other.
 template <class T>
-__device__ void write_gated(const LinearArguments& gate, const LinearArguments& up, int64_t token, int64_t out,
-                            float gate_sum, float up_sum) {
-  const auto rounded = [out](const LinearArguments& a, float sum) {
-    return to_float(from_float<T>(a.bias != nullptr ? sum + bias_of(a, out) : sum));
-  };
-  static_cast<T*>(gate.output)[token * gate.output_stride + out] =
-      from_float<T>(silu(rounded(gate, gate_sum)) * rounded(up, up_sum));
+__device__ T gated_of(float gate, float up) {
+  const auto rounded = [](float sum) { return to_float(from_float<T>(sum)); };
+  return from_float<T>(silu(rounded(gate)) * rounded(up));
 }
 
 }  // namespace kv

@@ -9,6 +9,8 @@ namespace kv {
 
 // Whether linear_skinny computes this layer on the calling thread's device, and sooner than what else there is.
 bool fits_skinny(const LinearArguments& layer);
+// Whether it also gates, with the bits of swiglu behind it.
+bool fits_skinny_gated(const LinearArguments& gate, const LinearArguments& up);
 
 namespace sm90a {
 

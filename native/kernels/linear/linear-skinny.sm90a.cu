@@ -2,7 +2,8 @@
 //
 // Rows of input are the left operand of wgmma, rows of weights its right one. A tile is some neighbouring outputs of
 // one layer, of all rows and over all features. A thread block computes tiles alone, so that a row's bits depend on
-// nothing but the row and the weights.
+// nothing but the row and the weights. Where one layer gates another, every eight outputs of the gate are followed by the
+// same eight of the other layer, so that a thread has both sums of an output.
 #include <algorithm>
 
 #include "kernels/linear/linear-few-rows.cuda.h"
@@ -23,32 +24,34 @@ namespace {
 constexpr int kPanelFeatures = 64;  // a swizzled row of 128 bytes
 constexpr int kPanelBytes = 128;    // of one row
 constexpr int kMostRows = 64;       // of a pass, what wgmma multiplies
-constexpr int kRowsMultiple = 8;    // of the rows of input in shared memory, and of the outputs of a tile
+constexpr int kRowsMultiple = 8;    // of the rows of input in shared memory, and of the outputs of a layer in a tile
 constexpr int kWarpgroupThreads = 128;
-constexpr int kWarpgroupOuts = 64;
+constexpr int kFewOuts = 32;        // of a warpgroup
+constexpr int kManyOuts = 64;
 constexpr int kMostWarpgroups = 2;
-constexpr int kMostOuts = kMostWarpgroups * kWarpgroupOuts;  // of a tile
-constexpr int kSums = kWarpgroupOuts / 2;                    // of a thread
+constexpr int kMostOuts = kMostWarpgroups * kManyOuts;  // of a tile
 // Products of 16 features are added in turn to these many sums, so that one need not wait for the one before it.
 constexpr int kChains = 2;
 constexpr int kMostStages = 16;
 // A multiprocessor has one block, even while the launch before this one ends: two would leave another without work.
 constexpr int kSharedMemory = 227 * 1024;
 
-// Tiles of `kCount` warpgroups' outputs; rows of `kPartsOfRow` parts each, in the 16-bit type of the weights.
-template <class ElementType, class OutputType, int kPartsOfRow, int kCount>
+// Tiles of `kCount` warpgroups of up to `kOutsOfWarpgroup` outputs; rows of `kPartsOfRow` parts each, in the 16-bit type of
+// the weights.
+template <class ElementType, class OutputType, int kPartsOfRow, int kCount, int kOutsOfWarpgroup>
 struct Shape {
   using Element = ElementType;
   using Output = OutputType;
   static constexpr int kRowParts = kPartsOfRow;
   static constexpr int kConsumers = kCount * kWarpgroupThreads;
   static constexpr int kThreads = kConsumers + kWarp;  // and the producer's warp
+  static constexpr int kWarpgroupOuts = kOutsOfWarpgroup;
   static constexpr int kOuts = kCount * kWarpgroupOuts;
   static constexpr int kPanels = (kRowParts == 1 ? 4 : 2) / kCount;  // of a step, which fill a stage
 };
 
 struct Layer {
-  CUtensorMap weight;  // [panel, out, feature]
+  CUtensorMap weight;  // [panel, out, feature]; gated [panel, out / 8, layer, out % 8, feature]
   LinearArguments arguments;
   int first_tile;
 };
@@ -56,8 +59,11 @@ struct Layer {
 struct Parameters {
   Layer layers[LinearLayers::kMost];
   int count;
+  bool gated;           // the first of two layers gates the second, and tiles are of both
+  bool gate_follows;    // in memory, and so in tiles: not the gate's eight outputs but the others are first
+  bool has_bias;        // some layer
   int tiles;            // of all layers
-  int tile_outs;        // of each tile
+  int tile_outs;        // of each tile: rows of weights
   int rows;             // of each part of the input; those that are not there are zeros
   int stages;
   CUtensorMap input;    // [panel, part and row, feature]
@@ -70,6 +76,8 @@ struct Parameters {
   // Bytes of a panel.
   __host__ __device__ int input_bytes(int parts) const { return parts * rows * kPanelBytes; }
   __host__ __device__ int weight_bytes() const { return tile_outs * kPanelBytes; }
+  // Outputs of a layer in a tile.
+  __host__ __device__ int layer_outs() const { return gated ? tile_outs / 2 : tile_outs; }
 };
 
 template <class Shape>
@@ -92,7 +100,7 @@ struct Tile {
     int at = 0;
     while (at + 1 < parameters.count && index >= parameters.layers[at + 1].first_tile) ++at;
     layer = &parameters.layers[at];
-    first_out = (index - layer->first_tile) * parameters.tile_outs;
+    first_out = (index - layer->first_tile) * parameters.layer_outs();
   }
 };
 
@@ -139,14 +147,18 @@ __device__ void produce(const Parameters& parameters, Stages<Shape> stages) {
       uint64_t* full = &stages.ring().full[stages.at().stage];
       ptx::mbarrier_arrive_expect_bytes(full, stage_bytes<Shape>(parameters));
       const int panel = step * Shape::kPanels;
-      ptx::tensor_copy(stages.weights(), &tile.layer->weight, 0, tile.first_out, panel, full, once);
+      if (parameters.gated) {
+        ptx::tensor_copy(stages.weights(), &tile.layer->weight, {0, 0, 0, tile.first_out / kRowsMultiple, panel}, full, once);
+      } else {
+        ptx::tensor_copy(stages.weights(), &tile.layer->weight, 0, tile.first_out, panel, full, once);
+      }
       ptx::tensor_copy(stages.input(), &parameters.input, 0, 0, panel, full);
       stages.advance();
     }
   }
 }
 
-// ---- Consumers: each warpgroup has 64 of a tile's outputs. ----
+// ---- Consumers: each warpgroup has its part of a tile's outputs. ----
 
 template <class Shape>
 class Consumer {
@@ -155,19 +167,20 @@ class Consumer {
       : parameters_(parameters),
         stages_(stages),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroupThreads),
-        first_out_(static_cast<int>(threadIdx.x) / kWarpgroupThreads * kWarpgroupOuts) {}
+        first_out_(static_cast<int>(threadIdx.x) / kWarpgroupThreads * Shape::kWarpgroupOuts) {}
 
   __device__ void run() {
     for (int index = static_cast<int>(blockIdx.x); index < parameters_.tiles; index += static_cast<int>(gridDim.x)) {
       float sums[kSums];
       multiply(sums);
-      write(Tile(parameters_, index), sums);
+      finish(Tile(parameters_, index), sums);
     }
   }
 
  private:
   using Element = typename Shape::Element;
   using Output = typename Shape::Output;
+  static constexpr int kSums = Shape::kWarpgroupOuts / 2;  // of a thread
 
   __device__ void multiply(float (&sums)[kSums]) {
     const int steps = parameters_.steps(Shape::kPanels);
@@ -208,7 +221,7 @@ class Consumer {
 #pragma unroll
         for (int k = 0; k < kPanelFeatures / 16; ++k) {
           const bool is_first = first_step && panel == 0 && part == Shape::kRowParts - 1 && k < kChains;
-          ptx::WgmmaShared<Element, kWarpgroupOuts>::issue(
+          ptx::WgmmaShared<Element, Shape::kWarpgroupOuts>::issue(
               chains[k % kChains], ptx::wgmma_advance(inputs, input_at + 32 * k),
               ptx::wgmma_advance(weights, panel * parameters_.weight_bytes() + 32 * k), !is_first);
         }
@@ -216,45 +229,106 @@ class Consumer {
     }
   }
 
-  // A thread's sums 4 * i .. 4 * i + 3 are of two neighbouring outputs, first of its row, then of the eighth behind it.
-  __device__ void write(const Tile& tile, float (&sums)[kSums]) const {
+  // Where a thread's outputs are: sums 4 * i .. 4 * i + 3 are of the outputs 8 * i and 8 * i + 1, first of its row, then of
+  // the eighth behind it. Where a layer gates, of every two such groups one is the gate's, the other of what it gates.
+  struct Place {
+    const LinearArguments& layer;
+    int64_t first;  // of the layer's outputs
+    int outs;       // from there on
+  };
+
+  __device__ Place place_of(const Tile& tile) const {
     const LinearArguments& a = tile.layer->arguments;
-    // From the thread's first output on.
-    const int64_t first = tile.first_out + first_out_ + thread_ % 4 * 2;
-    const int64_t outs = min(tile.first_out + int64_t{parameters_.tile_outs}, a.out_features) - first;
-    Output* output = static_cast<Output*>(a.output) + first;
-    const bool pairs = a.output_stride % 2 == 0 && reinterpret_cast<uintptr_t>(output) % sizeof(Pair) == 0;
+    const int layers = parameters_.gated ? 2 : 1;
+    const int first = first_out_ / layers;
+    const int end = min(first + Shape::kWarpgroupOuts / layers, parameters_.layer_outs());
+    const int own = first + thread_ % 4 * 2;
+    return {a, tile.first_out + own, static_cast<int>(min(int64_t{end}, a.out_features - tile.first_out)) - own};
+  }
+
+  __device__ int row_of(int half) const { return thread_ / kWarp * 16 + thread_ % kWarp / 4 + 8 * half; }
+
+  // What is rarely asked for is apart, so that few instructions are fetched.
+  __device__ void finish(const Tile& tile, float (&sums)[kSums]) const {
+    const Place place = place_of(tile);
+    const LinearArguments& a = place.layer;
+    if constexpr (Shape::kRowParts > 1) {
+      float scales[2];
+      for (int half = 0; half < 2; ++half) scales[half] = row_of(half) < a.tokens ? parameters_.scales[row_of(half)] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] *= scales[i / 2 % 2];
+    }
+    if (parameters_.has_bias) add_bias(place, sums);
+    if (parameters_.gated) gate(sums);
+    Output* output = static_cast<Output*>(a.output) + place.first;
+    const bool pairs = a.output_stride % 2 == 0 && a.out_features % 2 == 0 &&
+                       reinterpret_cast<uintptr_t>(output) % sizeof(Pair) == 0;
+    if (pairs) {
+      write<Pair>(place, sums);
+    } else {
+      write<Output>(place, sums);
+    }
+  }
+
+  __device__ void add_bias(const Place& place, float (&sums)[kSums]) const {
+    const bool gated = parameters_.gated;
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+      const bool of_second = gated && (i % 2 == 1) != parameters_.gate_follows;
+      const LinearArguments& a = of_second ? parameters_.layers[1].arguments : place.layer;
+#pragma unroll
+      for (int next = 0; next < 2; ++next) {
+        const int out = 8 * (gated ? i / 2 : i) + next;
+        if (a.bias == nullptr || out >= place.outs) continue;
+        const float bias = bias_of(a, place.first + out);
+        sums[4 * i + next] += bias;
+        sums[4 * i + 2 + next] += bias;
+      }
+    }
+  }
+
+  // The results take the places of the first half of the sums.
+  __device__ void gate(float (&sums)[kSums]) const {
+    const bool gate_follows = parameters_.gate_follows;
+#pragma unroll
+    for (int i = 0; i < kSums / 2; ++i) {
+      const int at = i / 4 * 8 + i % 4;
+      const float low = sums[at];
+      const float high = sums[at + 4];
+      sums[i] = to_float(gate_follows ? gated_of<Output>(high, low) : gated_of<Output>(low, high));
+    }
+  }
+
+  // As pairs, of which both outputs are there or neither, or one by one.
+  template <class Unit>
+  __device__ void write(const Place& place, float (&sums)[kSums]) const {
+    constexpr int kOfUnit = sizeof(Unit) / sizeof(Output);
+    const LinearArguments& a = place.layer;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = thread_ / kWarp * 16 + thread_ % kWarp / 4 + 8 * half;
-      if (row >= a.tokens) continue;
-      Output* output_row = output + row * a.output_stride;
-      const float scale = parameters_.scales == nullptr ? 1.0f : parameters_.scales[row];
+      if (row_of(half) >= a.tokens) continue;
+      Output* row = static_cast<Output*>(a.output) + row_of(half) * a.output_stride + place.first;
+      const auto each = [&](const auto& visit) {
+#pragma unroll
+        for (int i = 0; i < kSums / 4; ++i) {
+#pragma unroll
+          for (int next = 0; next < 2; next += kOfUnit) {
+            if (8 * i + next < place.outs) visit(reinterpret_cast<Unit*>(row + 8 * i + next), &sums[4 * i + 2 * half + next]);
+          }
+        }
+      };
       // All that is read is read before the first is written, so that one wait serves them.
-#pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-#pragma unroll
-        for (int next = 0; next < 2; ++next) {
-          float& sum = sums[4 * i + 2 * half + next];
-          const int out = 8 * i + next;
-          if (out >= outs) continue;
-          sum *= scale;
-          if (a.bias != nullptr) sum += bias_of(a, first + out);
-          if (a.accumulate) sum += to_float(output_row[out]);
-        }
+      if (a.accumulate) {
+        each([](const Unit* at, float* sum) {
+          const Unit before = *at;
+          for (int i = 0; i < kOfUnit; ++i) sum[i] += to_float(reinterpret_cast<const Output*>(&before)[i]);
+        });
       }
-#pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-        const float* sum = &sums[4 * i + 2 * half];
-        const Pair pair = {from_float<Output>(sum[0]), from_float<Output>(sum[1])};
-        const int out = 8 * i;
-        if (pairs && out + 1 < outs) {
-          *reinterpret_cast<Pair*>(output_row + out) = pair;
-        } else {
-          if (out < outs) output_row[out] = pair.element[0];
-          if (out + 1 < outs) output_row[out + 1] = pair.element[1];
-        }
-      }
+      each([](Unit* at, const float* sum) {
+        Unit unit;
+        for (int i = 0; i < kOfUnit; ++i) reinterpret_cast<Output*>(&unit)[i] = from_float<Output>(sum[i]);
+        *at = unit;
+      });
     }
   }
 
@@ -295,12 +369,25 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) multiply_skinny(const __gr
 // A matrix [row, column] of 16-bit elements, as [panel, row, feature].
 Status encode(DType dtype, const void* data, int64_t columns, int64_t rows, int64_t stride, int box_rows,
               int box_panels, CUtensorMap* map) {
-  return encode_tensor_map({dtype,
-                            data,
-                            {kPanelFeatures, rows, columns / kPanelFeatures},
-                            {stride, kPanelFeatures},
-                            {kPanelFeatures, box_rows, box_panels}},
+  return encode_tensor_map(TensorBox{dtype,
+                                     data,
+                                     {kPanelFeatures, rows, columns / kPanelFeatures},
+                                     {stride, kPanelFeatures},
+                                     {kPanelFeatures, box_rows, box_panels}},
                            map);
+}
+
+// Two matrices [row, column] of one stride, as [panel, row / 8, matrix, row % 8, feature].
+Status encode_both(DType dtype, const void* first, const void* second, int64_t columns, int64_t rows, int64_t stride,
+                   int box_rows, int box_panels, CUtensorMap* map) {
+  const int64_t apart = (static_cast<const char*>(second) - static_cast<const char*>(first)) / static_cast<int64_t>(byte_size(dtype));
+  return encode_tensor_map(
+      TensorBoxOf<5>{dtype,
+                     first,
+                     {kPanelFeatures, kRowsMultiple, 2, rows / kRowsMultiple, columns / kPanelFeatures},
+                     {stride, apart, kRowsMultiple * stride, kPanelFeatures},
+                     {kPanelFeatures, kRowsMultiple, 2, box_rows / kRowsMultiple, box_panels}},
+      map);
 }
 
 Status find_multiprocessors(int& count) {
@@ -311,16 +398,18 @@ Status find_multiprocessors(int& count) {
 }
 
 int64_t count_tiles(const LinearLayers& layers, int64_t tile_outs) {
+  const int64_t layer_outs = layers.gated ? tile_outs / 2 : tile_outs;
   int64_t tiles = 0;
-  for (int i = 0; i < layers.count; ++i) tiles += (layers.layers[i].out_features + tile_outs - 1) / tile_outs;
+  for (int i = 0; i < layers.divided(); ++i) tiles += (layers.layers[i].out_features + layer_outs - 1) / layer_outs;
   return tiles;
 }
 
 // The fewest outputs of a tile with which the blocks finish in as few rounds as they can.
 int choose_tile_outs(const LinearLayers& layers, int blocks) {
   const int64_t rounds = (count_tiles(layers, kMostOuts) + blocks - 1) / blocks;
-  int outs = kRowsMultiple;
-  while (count_tiles(layers, outs) > rounds * blocks) outs += kRowsMultiple;
+  const int multiple = layers.gated ? 2 * kRowsMultiple : kRowsMultiple;
+  int outs = multiple;
+  while (count_tiles(layers, outs) > rounds * blocks) outs += multiple;
   return outs;
 }
 
@@ -356,20 +445,28 @@ template <class Shape>
 Status launch(const LinearLayers& layers, int tile_outs, int blocks, int64_t first_row, int64_t rows, void* workspace,
               cudaStream_t stream) {
   Parameters parameters{};
-  parameters.count = layers.count;
+  parameters.count = layers.divided();
+  parameters.gated = layers.gated;
+  parameters.gate_follows = layers.gated && layers.layers[0].weight > layers.layers[1].weight;
   parameters.tile_outs = tile_outs;
   parameters.rows = static_cast<int>((rows + kRowsMultiple - 1) / kRowsMultiple * kRowsMultiple);
   for (int i = 0; i < layers.count; ++i) {
     const LinearArguments& a = layers.layers[i];
     Layer& layer = parameters.layers[i];
     layer.arguments = a;
+    parameters.has_bias = parameters.has_bias || a.bias != nullptr;
     layer.arguments.tokens = rows;
     layer.arguments.output =
         static_cast<char*>(a.output) + first_row * a.output_stride * static_cast<int64_t>(byte_size(a.dtype));
+    if (i >= parameters.count) continue;
     layer.first_tile = parameters.tiles;
-    parameters.tiles += static_cast<int>((a.out_features + tile_outs - 1) / tile_outs);
-    const Status status = encode(a.weight_dtype, a.weight, a.in_features, a.out_features, a.weight_stride, tile_outs,
-                                 Shape::kPanels, &layer.weight);
+    parameters.tiles += static_cast<int>((a.out_features + parameters.layer_outs() - 1) / parameters.layer_outs());
+    const void* gated = layers.gated ? layers.layers[1].weight : nullptr;
+    const Status status =
+        layers.gated ? encode_both(a.weight_dtype, std::min(a.weight, gated), std::max(a.weight, gated), a.in_features,
+                                   a.out_features, a.weight_stride, parameters.layer_outs(), Shape::kPanels, &layer.weight)
+                     : encode(a.weight_dtype, a.weight, a.in_features, a.out_features, a.weight_stride, tile_outs,
+                              Shape::kPanels, &layer.weight);
     if (!status.ok()) return status;
   }
   Status status = prepare_input<Shape>(layers.layers[0], first_row, rows, workspace, stream, parameters);
@@ -392,8 +489,9 @@ Status run(const LinearLayers& layers, void* workspace, cudaStream_t stream) {
   Status status = find_multiprocessors(blocks);
   if (!status.ok()) return status;
   const int tile_outs = choose_tile_outs(layers, blocks);
-  const auto launch_pass = tile_outs <= kWarpgroupOuts ? launch<Shape<Element, Output, kPartsOfRow, 1>>
-                                                       : launch<Shape<Element, Output, kPartsOfRow, kMostWarpgroups>>;
+  const auto launch_pass = tile_outs <= kFewOuts                     ? launch<Shape<Element, Output, kPartsOfRow, 1, kFewOuts>>
+                           : tile_outs <= kMostWarpgroups * kFewOuts ? launch<Shape<Element, Output, kPartsOfRow, 2, kFewOuts>>
+                                                                     : launch<Shape<Element, Output, kPartsOfRow, 2, kManyOuts>>;
   const int64_t tokens = layers.layers[0].tokens;
   for (int64_t row = 0; row < tokens && status.ok(); row += kMostRows) {
     const int64_t rows = std::min<int64_t>(kMostRows, tokens - row);
@@ -431,6 +529,14 @@ bool fits_skinny(const LinearArguments& a) {
   if (a.dtype == DType::f32) return true;
   // Measured on an H200: of more rows cuBLASLt is faster.
   return a.dtype == a.weight_dtype && a.tokens <= sm90a::kMostRows;
+}
+
+bool fits_skinny_gated(const LinearArguments& gate, const LinearArguments& up) {
+  constexpr int64_t kMostApart = int64_t{1} << 40;  // bytes, of axes of a tensor map
+  const int64_t apart = static_cast<const char*>(up.weight) - static_cast<const char*>(gate.weight);
+  return gate.dtype == gate.weight_dtype && up.weight_dtype == gate.weight_dtype && fits_skinny(gate) && fits_skinny(up) &&
+         gate.weight_stride == up.weight_stride && gate.out_features % sm90a::kRowsMultiple == 0 &&
+         std::abs(apart) < kMostApart;
 }
 
 }  // namespace kv

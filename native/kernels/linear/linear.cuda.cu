@@ -105,8 +105,10 @@ bool gates_itself(const LinearArguments& gate, const LinearArguments& up) {
 
 Status linear_cuda(const std::vector<LinearArguments>& layers, ExecutionContext& context) {
   const bool gated = is_gated(layers);
-  if (gated && gates_itself(layers[0], layers[1])) {
-    return linear_few_rows({{layers[0], layers[1]}, 2, true}, stream_of(context));
+  if (gated) {
+    const LinearLayers both{{layers[0], layers[1]}, 2, true};
+    if (gates_itself(layers[0], layers[1])) return linear_few_rows(both, stream_of(context));
+    if (fits_skinny_gated(layers[0], layers[1])) return linear_skinny(both, context);
   }
   Status status;
   LinearLayers together;
