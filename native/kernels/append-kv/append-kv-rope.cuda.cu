@@ -1,5 +1,6 @@
 // Of a decode step, whose entries have one row each: a thread block turns the queries of a kv head and its key, and appends
-// the key and the value. One kernel in place of two, whose reads do not wait for each other.
+// the key and the value. One kernel in place of two, whose reads do not wait for each other. Row, position and angle are read
+// while the kernels ahead may still change them; what has changed by the end of these is done again.
 #include "kernels/append-kv/append-kv-rope.cuda.h"
 
 #include "kernels/append-kv/append-kv-tables.cuda.h"
@@ -12,7 +13,12 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kMostHeads = 16;  // the queries of a kv head and its key
 
-// A thread has one pair of every kThreads / kPairs-th head, and one dim of the value.
+// Not in line: there is one copy of its code, for what is computed early and for what is not.
+__device__ __noinline__ Turn turn_apart(int32_t position, float inverse_frequency, float attention_scale) {
+  return turn_by(position, inverse_frequency, attention_scale);
+}
+
+// A thread has one pair of every kThreads / kPairs-th head, and one dim of the value. The first kPairs have an angle each.
 template <class T, int kPairs>
 class Row {
  public:
@@ -23,8 +29,27 @@ class Row {
         first_(first_of(a.turned_keys, pair())),
         second_(second_of(a.turned_keys, pair())) {}
 
-  // All threads call it, and wait for each other before they write.
-  __device__ void read(int64_t token, Turn (&turns)[kPairs]) {
+  // While the kernels ahead may still write there.
+  __device__ void turn_ahead(int64_t token) {
+    if (thread() >= kPairs) return;
+    const RopeArguments& rope = a_.turned_keys;
+    position_ = __ldcg(rope.positions + token);
+    inverse_frequency_ = __ldcg(rope.inverse_frequencies + thread());
+    turn_ = turn_apart(position_, inverse_frequency_, rope.attention_scale);
+  }
+
+  __device__ void turn(int64_t token, Turn (&turns)[kPairs]) {
+    if (thread() >= kPairs) return;
+    const RopeArguments& rope = a_.turned_keys;
+    const int32_t position = rope.positions[token];
+    const float inverse_frequency = rope.inverse_frequencies[thread()];
+    if (position != position_ || inverse_frequency != inverse_frequency_) {
+      turn_ = turn_apart(position, inverse_frequency, rope.attention_scale);
+    }
+    turns[thread()] = turn_;
+  }
+
+  __device__ void read(int64_t token) {
     token_ = token;
 #pragma unroll
     for (int i = 0; i < kHeadsOfThread; ++i) {
@@ -32,7 +57,6 @@ class Row {
     }
     const int64_t value_at = token * a_.row_token_stride + head_ * a_.row_head_stride + thread();
     if (thread() < 2 * kPairs) value_ = static_cast<const T*>(a_.values)[value_at];
-    if (thread() < kPairs) turns[thread()] = turn_of(a_.turned_keys, token, thread());
   }
 
   // `to` is where the token's key and value begin in the pools.
@@ -74,6 +98,9 @@ class Row {
   int64_t token_ = 0;
   Pair<T> pairs_[kHeadsOfThread];
   T value_{};
+  int32_t position_ = 0;
+  float inverse_frequency_ = 0;
+  Turn turn_{};
 };
 
 // An entry may have no row, or several where others have none.
@@ -83,12 +110,18 @@ __global__ void __launch_bounds__(kThreads) turn_and_append(const __grid_constan
   ptx::let_next_kernel_start();
   const int head = static_cast<int>(blockIdx.x);
   const int entry = static_cast<int>(blockIdx.y);
-  prefetch_tables(a, entry, head);
+  const auto inside = [&a](int32_t token) { return min(max(token, 0), a.query_tokens - 1); };
+  const int32_t begin_ahead = inside(__ldcg(a.query_start + entry));
+  const TablesAhead tables = prefetch_tables(a, entry, head);
+  Row<T, kPairs> row(a, head);
+  row.turn_ahead(begin_ahead);
   ptx::wait_for_previous_kernel();
   // The first row is read before the tables are checked, so that the reads do not wait for each other.
-  const int32_t begin = min(max(a.query_start[entry], 0), a.query_tokens - 1);
-  Row<T, kPairs> row(a, head);
-  row.read(begin, turns);
+  fetch_tables(tables);
+  row.read(begin_ahead);
+  const int32_t begin = inside(a.query_start[entry]);
+  if (begin != begin_ahead) row.read(begin);
+  row.turn(begin, turns);
   const int64_t cache_head = int64_t{a.slots[entry]} * a.kv_heads + head;
   if (!__syncthreads_and(looks_sound(a, entry, cache_head, faults))) return;
   const int32_t rows = a.query_start[entry + 1] - begin;
@@ -96,7 +129,8 @@ __global__ void __launch_bounds__(kThreads) turn_and_append(const __grid_constan
   for (int32_t i = 0; i < rows; ++i) {
     if (i > 0) {
       __syncthreads();  // all threads are done with the turns of the row before
-      row.read(begin + i, turns);
+      row.read(begin + i);
+      row.turn(begin + i, turns);
       __syncthreads();
     }
     const int32_t place = count + i;

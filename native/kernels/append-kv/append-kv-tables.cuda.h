@@ -43,16 +43,32 @@ __device__ inline bool looks_sound(const AppendKvArguments& a, int entry, int64_
   return true;
 }
 
-// Brings what the tables say of an entry and kv head to L2: a step's other layers have pushed it out. The kernels ahead may
-// still write there, so that what is read here only says where to look.
-__device__ inline void prefetch_tables(const AppendKvArguments& a, int entry, int head) {
-  if (threadIdx.x != 0) return;
+// Where the tables speak of an entry and kv head, by what they hold while the kernels ahead may still write there: it only
+// says where to look. Null if that is nowhere.
+struct TablesAhead {
+  const int32_t* count = nullptr;
+  const int32_t* block = nullptr;
+};
+
+// For one thread. Brings the lines to L2: a step's other layers have pushed them out.
+__device__ inline TablesAhead prefetch_tables(const AppendKvArguments& a, int entry, int head) {
+  TablesAhead ahead;
+  if (threadIdx.x != 0) return ahead;
   const int32_t slot = __ldcg(a.slots + entry);
-  if (slot < 0 || slot >= a.slot_count) return;
+  if (slot < 0 || slot >= a.slot_count) return ahead;
   const int64_t cache_head = int64_t{slot} * a.kv_heads + head;
-  const int32_t count = __ldcg(a.key_counts + cache_head);
-  if (count < 0 || count / a.block_tokens >= a.table_width) return;
-  ptx::prefetch_line_to_l2(a.block_table + cache_head * a.table_width + count / a.block_tokens);
+  ahead.count = a.key_counts + cache_head;
+  const int32_t count = __ldcg(ahead.count);
+  if (count < 0 || count / a.block_tokens >= a.table_width) return ahead;
+  ahead.block = a.block_table + cache_head * a.table_width + count / a.block_tokens;
+  ptx::prefetch_line_to_l2(ahead.block);
+  return ahead;
+}
+
+// Once the kernels ahead are complete: brings the lines to L1 at once, where one else says where the next is.
+__device__ inline void fetch_tables(const TablesAhead& ahead) {
+  if (ahead.count != nullptr) ptx::prefetch_line(ahead.count);
+  if (ahead.block != nullptr) ptx::prefetch_line(ahead.block);
 }
 
 }  // namespace kv

@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(kThreads)
   ptx::let_next_kernel_start();
   const int head = static_cast<int>(blockIdx.y);
   const int entry = static_cast<int>(blockIdx.z);
-  prefetch_tables(a, entry, head);
+  const TablesAhead ahead = prefetch_tables(a, entry, head);
   ptx::wait_for_previous_kernel();
+  fetch_tables(ahead);
   const int32_t first = a.query_start[entry];
   const int32_t rows = a.query_start[entry + 1] - first;
   const int32_t begin = static_cast<int32_t>(blockIdx.x) * kBlockRows;

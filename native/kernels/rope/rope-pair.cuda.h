@@ -19,11 +19,15 @@ struct Turn {
 };
 
 // The angle is computed in f64: far positions give angles that f32 cannot hold.
-__device__ inline Turn turn_of(const RopeArguments& a, int64_t token, int64_t pair) {
+__device__ inline Turn turn_by(int32_t position, float inverse_frequency, float attention_scale) {
   double sine;
   double cosine;
-  sincos(static_cast<double>(a.positions[token]) * static_cast<double>(a.inverse_frequencies[pair]), &sine, &cosine);
-  return {static_cast<float>(cosine) * a.attention_scale, static_cast<float>(sine) * a.attention_scale};
+  sincos(static_cast<double>(position) * static_cast<double>(inverse_frequency), &sine, &cosine);
+  return {static_cast<float>(cosine) * attention_scale, static_cast<float>(sine) * attention_scale};
+}
+
+__device__ inline Turn turn_of(const RopeArguments& a, int64_t token, int64_t pair) {
+  return turn_by(a.positions[token], a.inverse_frequencies[pair], a.attention_scale);
 }
 
 template <class T>
