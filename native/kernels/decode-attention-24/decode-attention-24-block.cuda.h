@@ -142,29 +142,25 @@ class DecodeBlock24 {
 
   // Merges the warps' partials into `partial`. If that is null, writes the outputs.
   __device__ void merge_warps_of(const Split24& split, int rows, int thread, int threads, Partial* partial) {
-    const auto use = [&](const MergedPartial& merged, int row, int dim) {
+    merge_partials(shared_.partials, kWarps, rows, thread, threads, [&](const MergedPartial& merged, int row, int dim) {
       if (partial != nullptr) {
         merged.write(*partial, row, dim);
-        return;
+      } else {
+        write_output(split, merged, row, dim);
       }
-      write_row<Element>(arguments_, entries().token(split.head, split.entry, row),
-                         entries().query_head(split.entry, row), merged, dim);
-    };
-    merge_warps<kWarps, kHeadDim>(rows, thread, threads, [this](int warp) -> Partial& { return partial_of(warp); },
-                                  use);
+    });
+  }
+
+  __device__ void write_output(const Split24& split, const MergedPartial& merged, int row, int dim) {
+    write_row<Element>(arguments_, entries().token(split.head, split.entry, row), entries().query_head(split.entry, row),
+                       merged, dim);
   }
 
   // Merges all splits of an entry and writes the outputs. All their partials must be written. All threads of the
   // block call it.
   __device__ void merge_splits(const Split24& split) {
-    const int rows = entries().rows(split.head, split.entry);
-    const int warp = threadIdx.x / 32;
-    if (warp < kWarps) {
-      merge_blocks<kWarps>(&partials_[split.first_number], split.count, rows, partial_of(warp));
-    }
-    __syncthreads();
-    merge_warps_of(split, rows, threadIdx.x, kThreads, nullptr);
-    __syncthreads();
+    merge_partials(&partials_[split.first_number], split.count, entries().rows(split.head, split.entry), threadIdx.x,
+                   kThreads, [&](const MergedPartial& merged, int row, int dim) { write_output(split, merged, row, dim); });
   }
 
   // ---- The streaming warps. ----

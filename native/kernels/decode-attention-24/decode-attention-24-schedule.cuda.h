@@ -79,7 +79,7 @@ class WorkList24 {
   // Builds the list early, while the kernels ahead may still change the tables. All threads of the block call it.
   // False if rows or slots are outside their tensors; the list must not be used then.
   __device__ bool build_early() {
-    early_ = heads_of_thread_ == 1 && build(EntriesAhead(arguments_), nullptr);
+    early_ = heads_of_thread_ == 1 && build(Entries(arguments_, true), nullptr);
     return early_;
   }
 
@@ -133,11 +133,9 @@ class WorkList24 {
   __device__ const Entries& entries() const { return entries_; }
 
  private:
-  using EntriesAhead = DecodeEntries<kBlock24Tokens, kRows, true>;
   static constexpr unsigned kFullWarp = 0xffffffffu;
 
-  template <typename AnyEntries>
-  __device__ bool build(const AnyEntries& entries, const FaultSink* faults) {
+  __device__ bool build(const Entries& entries, const FaultSink* faults) {
     int2 own = {0, 0};
     bool inside = true;
     for (int cache_head = begin_; cache_head < end_; ++cache_head) {

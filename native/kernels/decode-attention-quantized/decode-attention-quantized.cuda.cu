@@ -191,8 +191,7 @@ class QuantizedCache {
   static constexpr int kHeadDim = kDim;
   static constexpr bool kSpansOfEntries = true;
   using Parameters = cuda::Parameters;
-  using Entries = DecodeEntries<kUnitTokens, kPackRows, false, true>;
-  using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true, true>;
+  using Entries = DecodeEntries<kUnitTokens, kPackRows, true>;
   using Shared = SharedStorage<kDim, kKeyBits, kValueBits>;
   using Writer = RotatedWriter<Element, kDim>;
 
@@ -209,12 +208,12 @@ class QuantizedCache {
     ptx::prefetch(static_cast<const uint8_t*>(of_keys ? arguments_.keys : arguments_.values) + block * bytes, bytes);
   }
 
-  __device__ void stream_split(const DecodeEntry& entry, int first_unit, int end_unit) {
+  __device__ void stream_split(const DecodeEntry& entry, const DecodeHead& head, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
-    if (entries_.key_count(entry.cache_head) == 0) end_unit = first_unit;
-    WarpStream<kDim, kKeyBits, kValueBits> stream(parameters_, shared_.ring[warp], entries_.table_row(entry.cache_head),
-                                                  first_unit, end_unit);
-    rotate_queries(entry);
+    if (head.keys == 0) end_unit = first_unit;
+    WarpStream<kDim, kKeyBits, kValueBits> stream(parameters_, shared_.ring[warp],
+                                                  entries_.table_row(entry.cache_head, head.slot), first_unit, end_unit);
+    rotate_queries(entry, head);
     __syncthreads();
     QuantizedWarp<kDim, kKeyBits, kValueBits> attention(shared_.query, shared_.scales[warp]);
     for (int unit = first_unit; unit < end_unit; ++unit) {
@@ -235,13 +234,13 @@ class QuantizedCache {
 
  private:
   // Scaled too. Rows beyond the pack are zeros, and their results are not written.
-  __device__ void rotate_queries(const DecodeEntry& entry) {
+  __device__ void rotate_queries(const DecodeEntry& entry, const DecodeHead& head) {
     const int lane = threadIdx.x % 32;
     for (int row = threadIdx.x / 32; row < kPackRows; row += kWarps) {
       float dims[kDim / 32] = {};
-      if (row < entries_.rows(entry)) {
+      if (row < entries_.rows(head, entry)) {
         const Element* query = static_cast<const Element*>(arguments_.query) +
-                               entries_.token(entry, row) * arguments_.query_token_stride +
+                               entries_.token(head, entry, row) * arguments_.query_token_stride +
                                entries_.query_head(entry, row) * arguments_.query_head_stride;
 #pragma unroll
         for (int g = 0; g < kDim / 32; ++g) dims[g] = to_float(query[32 * g + lane]) * arguments_.scale;

@@ -9,6 +9,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "kernels/decode-attention/decode-attention.cuda.h"
 #include "ptx/async-copy.cuda.h"
 #include "shared/attention/decode/span-block.cuda.h"
@@ -72,6 +74,8 @@ class WarpStream {
         next_entry_(next_token_ / arguments_.block_tokens),
         next_in_block_(next_token_ % arguments_.block_tokens),
         end_token_(end_unit * kUnitTokens) {
+    // The compiler would compute them anew for every step.
+    asm volatile("" : "+r"(end_token_), "+r"(key_count_), "+l"(own_offset_), "+l"(key_table_), "+l"(value_table_));
     look_up();
     for (int stage = 0; stage < kStages<kHeadDim> - 1; ++stage) request();
   }
@@ -141,15 +145,15 @@ class WarpStream {
   Stage<Element, kHeadDim> (&ring_)[kStages<kHeadDim>];
   const int32_t* key_table_;
   const int32_t* value_table_;
-  const int key_count_;
+  int key_count_;
   const int own_row_;  // of each kRowsAtOnce rows, and the chunk of it, that this lane copies
   const int own_chunk_;
-  const int64_t own_offset_;
+  int64_t own_offset_;
   const uint64_t policy_ = ptx::evict_first_policy();
   int next_token_;
   int next_entry_;  // of the tables
   int next_in_block_;
-  const int end_token_;
+  int end_token_;
   int next_key_block_ = 0;
   int next_value_block_ = 0;
   int write_stage_ = 0;
@@ -168,7 +172,6 @@ class DenseCache {
   static constexpr bool kSpansOfEntries = kDim == 64;  // of 128 dims, idle thread blocks cost more than second splits
   using Parameters = cuda::Parameters;
   using Entries = cuda::Entries;
-  using EntriesAhead = DecodeEntries<kUnitTokens, kPackRows, true>;
   using Shared = SharedStorage<Element, kDim>;
 
   using Writer = MeanWriter<Element>;
@@ -191,13 +194,13 @@ class DenseCache {
                   piece_tokens * kDim * sizeof(Element));
   }
 
-  __device__ void stream_split(const DecodeEntry& entry, int first_unit, int end_unit) {
+  __device__ void stream_split(const DecodeEntry& entry, const DecodeHead& head, int first_unit, int end_unit) {
     const int warp = threadIdx.x / 32;
-    WarpStream<Element, kDim> stream(parameters_, shared_.ring[warp], entries_.table_row(entry.cache_head),
-                                         entries_.key_count(entry.cache_head), first_unit, end_unit);
+    WarpStream<Element, kDim> stream(parameters_, shared_.ring[warp],
+                                     entries_.table_row(entry.cache_head, head.slot), head.keys, first_unit, end_unit);
     WarpAttention<Element, kDim, kStepTokens> attention(arguments_.scale);
-    set_rows(entry, attention);
-    const int fewest_visible = entries_.visible_keys(entry, 0);
+    set_rows(entry, head, attention);
+    const int fewest_visible = entries_.visible_keys(head, entry, 0);
     for (int unit = first_unit; unit < end_unit; ++unit) {
       auto& stage = stream.next();
       const int first_key = unit * kUnitTokens + warp * kStepTokens;
@@ -205,22 +208,22 @@ class DenseCache {
     }
     ptx::async_copy_wait<0>();
     __syncthreads();
-    write_partial(attention, entries_.rows(entry), shared_.partials[warp]);
+    write_partial(attention, entries_.rows(head, entry), shared_.partials[warp]);
     __syncthreads();
   }
 
  private:
   // Rows beyond the pack are zeros, and their results are not read.
-  __device__ void set_rows(const DecodeEntry& entry,
+  __device__ void set_rows(const DecodeEntry& entry, const DecodeHead& head,
                            WarpAttention<Element, kDim, kStepTokens>& attention) {
     for (int half = 0; half < 2; ++half) {
       const int row = threadIdx.x % 32 / 4 + 8 * half;
-      if (row < entries_.rows(entry)) {
+      if (row < entries_.rows(head, entry)) {
         attention.set_row(half,
                           static_cast<const Element*>(arguments_.query) +
-                              entries_.token(entry, row) * arguments_.query_token_stride +
+                              entries_.token(head, entry, row) * arguments_.query_token_stride +
                               entries_.query_head(entry, row) * arguments_.query_head_stride,
-                          entries_.visible_keys(entry, row));
+                          entries_.visible_keys(head, entry, row));
       } else {
         attention.set_row(half, nullptr, 0);
       }
@@ -263,10 +266,30 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 
 // ---- Launch ----
 
+// With so much shared memory no more than kBlocksPerMultiprocessor fit into a multiprocessor: with more there, others would
+// have none.
+Status find_least_shared_bytes(int& bytes) {
+  int device = 0;
+  int of_multiprocessor = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&of_multiprocessor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  }
+  bytes = of_multiprocessor / (kBlocksPerMultiprocessor + 1) + 1;
+  return cuda_status(error);
+}
+
 template <typename Element, int kHeadDim>
 Status launch(const Parameters& parameters, cudaStream_t stream) {
-  return launch_spans(decode_attention_kernel<Element, kHeadDim>, kBlocksPerMultiprocessor, kThreads,
-                      sizeof(SharedStorage<Element, kHeadDim>), stream, parameters);
+  int shared_bytes = sizeof(SharedStorage<Element, kHeadDim>);
+  if (kHeadDim == 64) {  // the registers of 128 dims let no more in
+    int least = 0;
+    const Status found = find_least_shared_bytes(least);
+    if (!found.ok()) return found;
+    shared_bytes = std::max(shared_bytes, least);
+  }
+  return launch_spans(decode_attention_kernel<Element, kHeadDim>, kBlocksPerMultiprocessor, kThreads, shared_bytes, stream,
+                      parameters);
 }
 
 template <typename Element>

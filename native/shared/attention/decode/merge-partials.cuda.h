@@ -73,59 +73,34 @@ class MergedPartial {
   float4 output_ = {0.0f, 0.0f, 0.0f, 0.0f};
 };
 
-// Each of kWarps warps merges every kWarps-th partial into `destination`, its own partial.
-template <int kWarps, int kRows, int kHeadDim>
-__device__ void merge_blocks(const DecodePartial<kRows, kHeadDim>* partials, int count, int rows,
-                             DecodePartial<kRows, kHeadDim>& destination) {
-  constexpr int kRowsAtOnce = 4;
-  constexpr int kAtOnce = 4;
-  const int dim = threadIdx.x % 32 * 4;
-  if (dim >= kHeadDim) return;
-  for (int first_row = 0; first_row < rows; first_row += kRowsAtOnce) {
-    MergedPartial merged[kRowsAtOnce];
-    for (int first = threadIdx.x / 32; first < count; first += kWarps * kAtOnce) {
-      float references[kRowsAtOnce][kAtOnce];
-      float sums[kRowsAtOnce][kAtOnce];
-      float4 outputs[kRowsAtOnce][kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const bool present = first + i * kWarps < count;
-        const auto& partial = partials[present ? first + i * kWarps : first];
-#pragma unroll
-        for (int j = 0; j < kRowsAtOnce; ++j) {
-          const int row = min(first_row + j, rows - 1);
-          references[j][i] = present ? partial.reference[row] : -INFINITY;
-          sums[j][i] = partial.sum[row];
-          outputs[j][i] = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kRowsAtOnce; ++j) merged[j].add(references[j], sums[j], outputs[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < kRowsAtOnce; ++j) merged[j].write(destination, min(first_row + j, rows - 1), dim);
-  }
-}
-
-// Merges the partials of all warps, partial_of(warp), and calls use(merged, row, dim) with each result. `threads`
-// threads share the work; this one has the number `thread`.
-template <int kWarps, int kHeadDim, typename PartialOf, typename Use>
-__device__ void merge_warps(int rows, int thread, int threads, const PartialOf& partial_of, const Use& use) {
+// Merges `count` partials, which lie in shared or in global memory, in their order, and calls use(merged, row, dim) with each
+// result. `threads` threads share the work; this one has the number `thread`.
+template <int kRows, int kHeadDim, typename Use>
+__device__ void merge_partials(const DecodePartial<kRows, kHeadDim>* partials, int count, int rows, int thread, int threads,
+                               const Use& use) {
+  constexpr int kAtOnce = 12;
   for (int i = thread; i < rows * kHeadDim / 4; i += threads) {
     const int row = i / (kHeadDim / 4);
     const int dim = i % (kHeadDim / 4) * 4;
-    float references[kWarps];
-    float sums[kWarps];
-    float4 outputs[kWarps];
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      const auto& partial = partial_of(warp);
-      references[warp] = partial.reference[row];
-      sums[warp] = partial.sum[row];
-      outputs[warp] = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
-    }
     MergedPartial merged;
-    merged.add(references, sums, outputs);
+#pragma unroll 1
+    for (int first = 0; first < count; first += kAtOnce) {
+      float references[kAtOnce];
+      float sums[kAtOnce];
+      float4 outputs[kAtOnce];
+#pragma unroll
+      for (int part = 0; part < kAtOnce; ++part) {
+        references[part] = -INFINITY;
+        sums[part] = 0.0f;
+        outputs[part] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (first + part >= count) continue;
+        const auto& partial = partials[first + part];
+        references[part] = partial.reference[row];
+        sums[part] = partial.sum[row];
+        outputs[part] = *reinterpret_cast<const float4*>(&partial.output[row][dim]);
+      }
+      merged.add(references, sums, outputs);
+    }
     use(merged, row, dim);
   }
 }
@@ -158,54 +133,55 @@ struct MeanWriter {
   }
 };
 
-// Turns the partials of a thread block's warps, partial_of(warp), into results, which write(token, head, merged, dim)
-// gets. All threads of the block must call it.
-template <int kRows, int kHeadDim, int kWarps, typename Entries, typename PartialOf, typename Write>
+// Turns the partials of a thread block's warps into results, which write(token, head, merged, dim) gets. All threads of the
+// block must call it.
+template <int kRows, int kHeadDim, int kWarps, typename Entries, typename Write>
 class DecodeResults {
  public:
   using Partial = DecodePartial<kRows, kHeadDim>;
 
   // `arrivals`, [entry], counts the thread blocks that have written their partial; it is 0 before and after. In
   // `partials`, those of one entry are consecutive. `finishes` is in shared memory.
-  __device__ DecodeResults(const Entries& entries, const PartialOf& partial_of, const Write& write,
-                           unsigned* arrivals, void* partials, bool& finishes)
+  __device__ DecodeResults(const Entries& entries, const Partial* of_warps, const Write& write, unsigned* arrivals,
+                           void* partials, bool& finishes)
       : entries_(entries),
-        partial_of_(partial_of),
+        of_warps_(of_warps),
         write_(write),
         arrivals_(arrivals),
         partials_(static_cast<Partial*>(partials)),
         finishes_(finishes) {}
 
-  // Writes the result of an entry whose keys this block alone has read.
-  __device__ void write_output(const DecodeEntry& entry) {
-    merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
-      write_(entries_.token(entry, row), entries_.query_head(entry, row), merged, dim);
-    });
-  }
-
   // Writes this block's partial, number `own`, of an entry that has `count` partials from number `first` on. The last
-  // block that arrives merges them all and writes the result.
-  __device__ void contribute(const DecodeEntry& entry, int64_t own, int64_t first, int count) {
-    merge_own_warps(entry, [&](const MergedPartial& merged, int row, int dim) {
-      merged.write(partials_[own], row, dim);
-    });
-    __syncthreads();
-    if (threadIdx.x == 0) finishes_ = arrives_last(arrivals_[entry.index], static_cast<unsigned>(count));
-    __syncthreads();
-    if (!finishes_) return;
-    merge_blocks<kWarps>(&partials_[first], count, entries_.rows(entry), partial_of_(threadIdx.x / 32));
-    __syncthreads();
-    write_output(entry);
+  // block that arrives merges them all and writes the result; an entry's only block does so at once. All merging runs the
+  // same instructions, since each must be fetched.
+  __device__ void contribute(const DecodeEntry& entry, const DecodeHead& head, int64_t own, int64_t first, int count) {
+    const Partial* from = of_warps_;
+    int parts = kWarps;
+    Partial* to = count == 1 ? nullptr : &partials_[own];
+#pragma unroll 1
+    for (;;) {
+      const auto use = [&](const MergedPartial& merged, int row, int dim) {
+        if (to != nullptr) {
+          merged.write(*to, row, dim);
+        } else {
+          write_(entries_.token(head, entry, row), entries_.query_head(entry, row), merged, dim);
+        }
+      };
+      merge_partials(from, parts, entries_.rows(head, entry), threadIdx.x, 32 * kWarps, use);
+      if (to == nullptr) return;
+      __syncthreads();
+      if (threadIdx.x == 0) finishes_ = arrives_last(arrivals_[entry.index], static_cast<unsigned>(count));
+      __syncthreads();
+      if (!finishes_) return;
+      from = &partials_[first];
+      parts = count;
+      to = nullptr;
+    }
   }
 
  private:
-  template <typename Use>
-  __device__ void merge_own_warps(const DecodeEntry& entry, const Use& use) {
-    merge_warps<kWarps, kHeadDim>(entries_.rows(entry), threadIdx.x, 32 * kWarps, partial_of_, use);
-  }
-
   const Entries entries_;
-  const PartialOf partial_of_;
+  const Partial* of_warps_;
   const Write write_;
   unsigned* arrivals_;
   Partial* partials_;

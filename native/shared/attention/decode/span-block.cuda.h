@@ -25,17 +25,18 @@ struct SpanShared {
   DecodeTotals warp_totals[kWarps];
   DecodeTotals totals;
   DecodeEntry entry;
-  DecodeHead head;  // of the entry
+  DecodeHead head;  // of the entry, as it was when the work was shared out
+  int32_t keys;     // of the head, as they were read last
   int64_t first_unit_of_entry;
   bool finishes_entry;
 };
 
 // `Cache` has the constants kWarps, kPackRows, kUnitTokens, kHeadDim and kSpansOfEntries (DecodeSpans), the types
-// Parameters, Entries and EntriesAhead, Shared, which holds a `span` and the `partials` of the warps, Writer, whose objects
+// Parameters, Entries, Shared, which holds a `span` and the `partials` of the warps, Writer, whose objects
 // are made of the arguments and are called like write_row, and
 //   Cache(parameters, shared);
-//   stream_split(entry, first_unit, end_unit): computes the partial of each warp over these units. All threads call it,
-//     and all partials are written when it returns;
+//   stream_split(entry, head, first_unit, end_unit): computes the partial of each warp over these units. All threads call
+//     it, and all partials are written when it returns;
 //   prefetch(row_start, first_token, head): starts to bring into L2 what is read first. The kernel ahead may still write
 //     there. `row_start` is where the head's part of the block table begins.
 template <typename Cache>
@@ -55,40 +56,31 @@ class SpanBlock {
         end_cache_head_(min(begin_cache_head_ + cache_heads_of_thread(), entries_.cache_heads())) {}
 
   __device__ void run() {
-    prepare();
-    ptx::wait_for_previous_kernel();
-    if (!__syncthreads_and(unchanged())) {
-      if (!share_out(entries_, blockIdx.x == 0 ? &parameters_.faults : nullptr)) return;
-    }
-    if (begin_ == end_) return;
+    if (!prepare() || begin_ == end_) return;
     const DecodeSpans spans = spans_of(shared_.span.totals);
     const int span = blockIdx.x;
     int64_t unit = begin_;
     const int64_t end = end_;
     DecodeEntry entry = shared_.span.entry;
+    DecodeHead head = shared_.span.head;
+    head.keys = shared_.span.keys;
     int64_t entry_begin = shared_.span.first_unit_of_entry;
-    const auto partial_of = [partials = shared_.partials](int warp) -> Partial& { return partials[warp]; };
-    DecodeResults<Cache::kPackRows, Cache::kHeadDim, Cache::kWarps, Entries, decltype(partial_of),
-                  typename Cache::Writer>
-        results(entries_, partial_of, {parameters_.arguments}, parameters_.arrivals, parameters_.partials,
-                shared_.span.finishes_entry);
+    DecodeResults<Cache::kPackRows, Cache::kHeadDim, Cache::kWarps, Entries, typename Cache::Writer> results(
+        entries_, shared_.partials, {parameters_.arguments}, parameters_.arrivals, parameters_.partials,
+        shared_.span.finishes_entry);
     for (;;) {
-      const int64_t entry_end = entry_begin + entries_.units(entry.cache_head);
+      const int64_t entry_end = entry_begin + entries_.units(head);
       const int64_t split_end = min(entry_end, end);
-      cache_.stream_split(entry, static_cast<int>(unit - entry_begin), static_cast<int>(split_end - entry_begin));
-      if (unit == entry_begin && split_end == entry_end) {
-        results.write_output(entry);
-      } else {
-        // Every split has a different sum of span and entry, so the sum is the number of its partial.
-        const int first_span = spans.span_of(entry_begin);
-        results.contribute(entry, span + entry.index, first_span + entry.index,
-                           spans.span_of(entry_end - 1) - first_span + 1);
-      }
+      cache_.stream_split(entry, head, static_cast<int>(unit - entry_begin), static_cast<int>(split_end - entry_begin));
+      // Every split has a different sum of span and entry, so the sum is the number of its partial.
+      const int first_span = spans.span_of(entry_begin);
+      results.contribute(entry, head, span + entry.index, first_span + entry.index,
+                         spans.span_of(entry_end - 1) - first_span + 1);
       if (split_end == end) break;
       __syncthreads();  // the next split overwrites the partials
       unit = split_end;
       entry_begin = entry_end;
-      entry = entries_.next(entry);
+      entries_.advance(entry, head);
     }
   }
 
@@ -102,29 +94,37 @@ class SpanBlock {
 
   __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
 
-  // Shares the work out early, while the kernels ahead may still change the tables. Also prefetches into L2 the keys
-  // and values that are read first, although they may still be written.
-  __device__ void prepare() {
-    using EntriesAhead = typename Cache::EntriesAhead;
-    prepared_ = cache_heads_of_thread() == 1 && share_out(EntriesAhead(parameters_.arguments), nullptr);
-    if (prepared_ && begin_ < end_) prefetch();
+  // Shares the work out early, while the kernels ahead may still change the tables, and again if they have. In between
+  // it prefetches into L2 the keys and values that are read first, although they may still be written. False if rows or
+  // slots are out of range. Both times run the same instructions: in a step each kernel must fetch its own from L2 anew.
+  __device__ bool prepare() {
+    bool early = cache_heads_of_thread() == 1;
+    if (!early) ptx::wait_for_previous_kernel();
+#pragma unroll 1
+    for (;; early = false) {
+      const bool inside = share_out(Entries(parameters_.arguments, early), early || blockIdx.x != 0 ? nullptr : &parameters_.faults);
+      if (!early) return inside;
+      if (inside && begin_ < end_) prefetch();
+      ptx::wait_for_previous_kernel();
+      if (__syncthreads_and(inside && unchanged())) return true;
+    }
   }
 
-  // Whether the tables still give what was prepared.
-  __device__ bool unchanged() const {
-    if (!prepared_) return false;
+  // Whether the tables still give what was shared out. The number of keys may have changed within a unit.
+  __device__ bool unchanged() {
     if (first_lookup_ >= 0 && threadIdx.x % 32 == 0) {
       ptx::prefetch_line(parameters_.arguments.block_table + first_lookup_);
       ptx::prefetch_line(parameters_.value_table + first_lookup_);
     }
-    DecodeHead head = head_;
-    return begin_cache_head_ == end_cache_head_ || entries_.renew(begin_cache_head_, head);
+    if (begin_cache_head_ == end_cache_head_) return true;
+    const bool same = entries_.renew(begin_cache_head_, head_);
+    if (begin_cache_head_ == shared_.span.entry.cache_head) shared_.span.keys = head_.keys;
+    return same;
   }
 
   // Writes to shared memory how many units all entries have, and the entry that holds the first unit of this thread
   // block's span. False if rows or slots are out of range.
-  template <typename AnyEntries>
-  __device__ bool share_out(const AnyEntries& entries, const FaultSink* faults) {
+  __device__ bool share_out(const Entries& entries, const FaultSink* faults) {
     DecodeTotals own = {0, 0};  // of this thread's cache heads
     bool inside = true;
     for (int cache_head = begin_cache_head_; cache_head < end_cache_head_; ++cache_head) {
@@ -137,6 +137,7 @@ class SpanBlock {
     }
     if (!__syncthreads_and(inside)) return false;
     DecodeTotals sum = own;
+#pragma unroll 1
     for (int distance = 1; distance < 32; distance *= 2) {
       const DecodeTotals before = {__shfl_up_sync(0xffffffffu, sum.units, distance),
                                    __shfl_up_sync(0xffffffffu, sum.entries, distance)};
@@ -162,8 +163,7 @@ class SpanBlock {
 
   // If `unit` belongs to this thread's cache heads, writes its entry and the entry's first unit to shared memory. The
   // cache heads have the units begin .. end - 1.
-  template <typename AnyEntries>
-  __device__ void find_entry(const AnyEntries& entries, int64_t unit, int64_t begin, int64_t end, int begin_entry) {
+  __device__ void find_entry(const Entries& entries, int64_t unit, int64_t begin, int64_t end, int begin_entry) {
     if (unit < begin || unit >= end) return;
     DecodeEntry entry = {begin_entry, begin_cache_head_, 0};
     DecodeHead head = head_;
@@ -178,6 +178,7 @@ class SpanBlock {
     entry.index += entry.pack;
     shared_.span.entry = entry;
     shared_.span.head = head;
+    shared_.span.keys = head.keys;
     shared_.span.first_unit_of_entry = begin + int64_t{entry.pack} * entries.units(head);
   }
 
@@ -200,8 +201,7 @@ class SpanBlock {
   const int end_cache_head_;
   int64_t begin_ = 0;  // this thread block's span
   int64_t end_ = 0;
-  // What was prepared while the kernels ahead still ran.
-  bool prepared_ = false;
+  // What was found while the kernels ahead still ran.
   DecodeHead head_ = {};  // of this thread's first cache head
   int64_t first_lookup_ = -1;  // index in the block table, or -1
 };

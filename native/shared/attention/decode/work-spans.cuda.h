@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "shared/cuda/divisor.cuda.h"
 #include "shared/paged/paged-attention.h"
 #include "shared/paged/paged-faults.h"
 
@@ -29,13 +30,13 @@ struct DecodeHead {
   int32_t keys;
 };
 
-// With kAhead the tables are read while the kernel ahead may still change them. The reads then bypass L1, so that a
+// With `ahead` the tables are read while the kernel ahead may still change them. The reads then bypass L1, so that a
 // later read sees the change. With kWholeUnits a cache head has no part of a unit.
-template <int kUnitTokens, int kPackRows, bool kAhead = false, bool kWholeUnits = false>
+template <int kUnitTokens, int kPackRows, bool kWholeUnits = false>
 class DecodeEntries {
  public:
-  __device__ explicit DecodeEntries(const PagedAttentionArguments& arguments)
-      : arguments_(arguments), group_(arguments.query_heads / arguments.kv_heads) {}
+  __device__ explicit DecodeEntries(const PagedAttentionArguments& arguments, bool ahead = false)
+      : arguments_(arguments), ahead_(ahead), kv_heads_(arguments.kv_heads), group_(kv_heads_.quotient(arguments.query_heads)) {}
 
   __device__ int cache_heads() const { return arguments_.batch * arguments_.kv_heads; }
 
@@ -82,58 +83,50 @@ class DecodeEntries {
   __device__ int packs(const DecodeHead& head) const { return packs_of(head.end_token - head.first_token); }
   __device__ int units(const DecodeHead& head) const { return units_of(head.keys); }
 
+  // Of a cache head that read_head found inside its tensors.
+  __device__ DecodeHead head(int cache_head) const {
+    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
+    DecodeHead head = {read(start), read(start + 1), slot(cache_head), 0};
+    const int32_t keys = read(arguments_.key_counts + table_row(cache_head, head.slot));
+    if (fit(keys)) head.keys = keys;  // as read_head
+    return head;
+  }
+
   // The row of this cache head in the block table and in the key counts.
-  __device__ int64_t table_row(int cache_head) const { return table_row(cache_head, slot(cache_head)); }
   __device__ int64_t table_row(int cache_head, int32_t slot) const {
-    return int64_t{slot} * arguments_.kv_heads + cache_head % arguments_.kv_heads;
+    return int64_t{slot} * arguments_.kv_heads + kv_heads_.remainder(cache_head);
   }
-  // 0 if the count is more than the table has room for.
-  __device__ int key_count(int cache_head) const {
-    const int32_t keys = read(arguments_.key_counts + table_row(cache_head));
-    return fit(keys) ? keys : 0;
-  }
-  __device__ int packs(int cache_head) const { return packs_of(queries(cache_head)); }
-  // Units of each pack. Without keys this is still 1, so that the output is written.
-  __device__ int units(int cache_head) const { return units_of(key_count(cache_head)); }
 
   __device__ int rows(const DecodeHead& head, const DecodeEntry& entry) const {
     return rows_of(head.end_token - head.first_token, entry);
   }
-  __device__ int rows(const DecodeEntry& entry) const { return rows_of(queries(entry.cache_head), entry); }
   __device__ int64_t token(const DecodeHead& head, const DecodeEntry& entry, int row) const {
     return head.first_token + query(entry, row);
   }
-  __device__ int64_t token(const DecodeEntry& entry, int row) const {
-    return read(arguments_.query_start + batch_entry(entry.cache_head)) + query(entry, row);
-  }
   __device__ int query_head(const DecodeEntry& entry, int row) const {
-    return entry.cache_head % arguments_.kv_heads * group_ + (entry.pack * kPackRows + row) % group_;
+    return kv_heads_.remainder(entry.cache_head) * group_.divisor() + group_.remainder(entry.pack * kPackRows + row);
   }
   // How many keys the row sees.
   __device__ int visible_keys(const DecodeHead& head, const DecodeEntry& entry, int row) const {
     return visible_of(head.keys, head.end_token - head.first_token, entry, row);
   }
-  __device__ int visible_keys(const DecodeEntry& entry, int row) const {
-    return visible_of(key_count(entry.cache_head), queries(entry.cache_head), entry, row);
-  }
 
-  // The next entry, which must exist.
-  __device__ DecodeEntry next(DecodeEntry entry) const {
+  // Goes on to the next entry, which must exist; `head` is its cache head.
+  __device__ void advance(DecodeEntry& entry, DecodeHead& head) const {
     ++entry.index;
     ++entry.pack;
-    while (entry.pack >= packs(entry.cache_head)) {
-      ++entry.cache_head;
+    while (entry.pack >= packs(head)) {
+      head = this->head(++entry.cache_head);
       entry.pack = 0;
     }
-    return entry;
   }
 
  private:
-  static __device__ int32_t read(const int32_t* number) { return kAhead ? __ldcg(number) : *number; }
+  __device__ int32_t read(const int32_t* number) const { return ahead_ ? __ldcg(number) : *number; }
   __device__ int32_t slot(int cache_head) const { return read(arguments_.slots + batch_entry(cache_head)); }
-  __device__ int packs_of(int queries) const { return (queries * group_ + kPackRows - 1) / kPackRows; }
+  __device__ int packs_of(int queries) const { return (queries * group_.divisor() + kPackRows - 1) / kPackRows; }
   __device__ int rows_of(int queries, const DecodeEntry& entry) const {
-    return min(kPackRows, queries * group_ - entry.pack * kPackRows);
+    return min(kPackRows, queries * group_.divisor() - entry.pack * kPackRows);
   }
   __device__ int visible_of(int keys, int queries, const DecodeEntry& entry, int row) const {
     return arguments_.causal ? keys - queries + query(entry, row) + 1 : keys;
@@ -143,17 +136,13 @@ class DecodeEntries {
     if (kWholeUnits && keys % kUnitTokens != 0) return false;
     return keys >= 0 && keys <= int64_t{arguments_.table_width} * arguments_.block_tokens;
   }
-  __device__ int batch_entry(int cache_head) const { return cache_head / arguments_.kv_heads; }
-  __device__ int queries(int cache_head) const {
-    const int32_t* start = arguments_.query_start + batch_entry(cache_head);
-    return read(start + 1) - read(start);
-  }
-  __device__ int query(const DecodeEntry& entry, int row) const {
-    return (entry.pack * kPackRows + row) / group_;
-  }
+  __device__ int batch_entry(int cache_head) const { return kv_heads_.quotient(cache_head); }
+  __device__ int query(const DecodeEntry& entry, int row) const { return group_.quotient(entry.pack * kPackRows + row); }
 
   const PagedAttentionArguments& arguments_;
-  const int group_;
+  const bool ahead_;
+  const Divisor kv_heads_;
+  const Divisor group_;
 };
 
 // All units of all entries.
@@ -175,7 +164,14 @@ class DecodeSpans {
 
   __device__ int count() const { return count_; }
   __device__ int64_t first_unit(int span) const { return units_ * span / count_; }
-  __device__ int span_of(int64_t unit) const { return static_cast<int>(((unit + 1) * count_ - 1) / units_); }
+  // ((unit + 1) * count - 1) / units. A division of such integers takes a thousand cycles, for which the end of a split
+  // would wait; with few spans a quotient of floats is off by at most one.
+  __device__ int span_of(int64_t unit) const {
+    const int64_t number = (unit + 1) * count_ - 1;
+    const int guess = static_cast<int>(__fdividef(static_cast<float>(number), static_cast<float>(units_)));
+    const int64_t rest = number - guess * units_;
+    return rest < 0 ? guess - 1 : rest >= units_ ? guess + 1 : guess;
+  }
 
  private:
   int64_t units_;
