@@ -9,10 +9,13 @@ interface Panel {
   readonly isLog?: boolean | undefined;
   /** What the rows differ by. Default: requests a second. */
   readonly below?: string | undefined;
+  /** Of the rows, where what they are called is too long. */
+  readonly labels?: readonly string[] | undefined;
 }
 
 const panels: readonly Panel[] = [
   { figure: '1', title: 'tokens/s, without control', columns: [1], below: 'answers in a step' },
+  { figure: '4', title: 'link, GB/s of 16 KiB blocks', columns: [1], below: '', labels: ['loads', 'FlashH2D', 'saves', 'FlashD2H'] },
   { figure: '8', title: 'overlap of blocks, %', columns: [1], below: 'steps before' },
   { figure: '10', title: 'first token, ms', columns: [1, 2, 3, 4], isLog: true },
   { figure: '11', title: 'tokens/s', columns: [1, 2, 3, 4] },
@@ -28,7 +31,7 @@ const panels: readonly Panel[] = [
 const [width, height, across, gap, legend, top] = [230, 190, 4, 50, 95, 60];
 const colours = ['#2f7d5b', '#4477aa', '#aa7744', '#ab4a8f'];
 
-/** Those of the tables that have rows of one kind, as an SVG picture of small charts. Each says that its points are simulated. */
+/** The tables as an SVG picture of small charts. It says that its points are simulated. */
 export function drawFigures(tables: readonly FigureTable[], model: string): string {
   const drawn = panels.flatMap((panel) => {
     const table = tables.find(({ figure }) => figure === panel.figure);
@@ -53,7 +56,7 @@ export function drawFigures(tables: readonly FigureTable[], model: string): stri
 }
 
 function chart(
-  { title, columns, isLog = false, below = 'requests/s' }: Panel,
+  { title, columns, isLog = false, below = 'requests/s', labels }: Panel,
   { figure, rows, columns: names }: FigureTable,
   { left, above }: { readonly left: number; readonly above: number },
 ): string[] {
@@ -70,7 +73,7 @@ function chart(
     marks.push(`<line x1="${at(left)}" y1="${at(y(tick))}" x2="${at(left + width)}" y2="${at(y(tick))}" stroke="#ddd"/>`);
     marks.push(text(left - 5, y(tick) + 4, short(tick), 'end'));
   }
-  rows.forEach(([name], row) => marks.push(text(x(row), bottom + 15, String(name))));
+  rows.forEach(([name], row) => marks.push(text(x(row), bottom + 15, labels?.[row] ?? String(name))));
   values.forEach((ofColumn, series) => {
     const colour = colours[series] ?? '#777777';
     const points = ofColumn.map((value, row) => [x(row), y(value)] as const);

@@ -46,24 +46,33 @@ const questions = await temporaryFile('questions.json', '[{ "question": "Key?", 
 const commands: Record<string, readonly string[]> = {
   generate: ['--prompt', 'a', '--max-new-tokens', '1', '--threads', '1'],
   compare: ['--document', document, '--questions', questions, '--max-new-tokens', '1', '--threads', '1'],
+  bench: ['--policy', 'dense', '--requests', '1', '--prompt-tokens', '4', '--answer-tokens', '1', '--threads', '1'],
+  // Of too few tokens to be trained on.
+  calibrate: ['--text', document, '--out', await temporaryFile('codebooks', ''), '--threads', '1'],
+  simulate: ['--figure', '4', '--requests', '1'],
 };
 const optionsOf = {
   generate: ['device', 'max-new-tokens', 'min-p', 'policy', 'prompt-file', 'repetition-penalty', 'seed', 'temperature', 'threads', 'top-k', 'top-p'],
   compare: ['device', 'document', 'max-new-tokens', 'questions', 'threads'],
+  bench: ['answer-tokens', 'device', 'policy', 'prompt-tokens', 'requests', 'seed', 'threads'],
+  calibrate: ['centroids', 'device', 'groups', 'iterations', 'out', 'seed', 'text', 'threads'],
+  simulate: ['answers', 'costs', 'figure', 'gpu', 'model', 'rates', 'requests', 'seed', 'trace'],
 };
 
-describe.each(['generate', 'compare'] as const)('kv %s', (command) => {
+describe.each(['generate', 'compare', 'bench', 'calibrate', 'simulate'] as const)('kv %s', (command) => {
+  const models = command === 'simulate' ? [] : [needleModel];
   const right = (option: string): string[] => {
     const options = [...(commands[command] ?? [])];
     const place = options.indexOf(`--${option}`);
     if (place !== -1) options.splice(place, 2);
     if (option === 'prompt-file') options.splice(options.indexOf('--prompt'), 2);
+    if (option === 'trace') options.splice(options.indexOf('--figure'), 2);
     return options;
   };
 
   it.each(optionsOf[command])('answers every wrong --%s in one line, or takes it', async (option) => {
     for (const value of wrong) {
-      const { exitCode, stdout, stderr } = await runKv(command, needleModel, ...right(option), `--${option}=${value}`);
+      const { exitCode, stdout, stderr } = await runKv(command, ...models, ...right(option), `--${option}=${value}`);
       if (exitCode === 0) continue;
       const tried = `--${option}=${value}`;
       expect({ tried, exitCode, stdout }).toEqual({ tried, exitCode: 1, stdout: '' });
@@ -72,7 +81,7 @@ describe.each(['generate', 'compare'] as const)('kv %s', (command) => {
     }
   });
 
-  it.each(wrong)('refuses the model %j', async (model) => {
+  it.skipIf(models.length === 0).each(wrong)('refuses the model %j', async (model) => {
     const { exitCode, stderr } = await runKv(command, ...(commands[command] ?? []), '--', model);
     expect(exitCode).toBe(1);
     expectPlain(stderr);

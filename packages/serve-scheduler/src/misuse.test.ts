@@ -1,12 +1,15 @@
 import { createDevice } from '@kv/sparse-core';
+import { Model } from '@kv/model';
 import { expectAllTried, legalAt, type MisusedFunction, MisuseSuite, optional } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import * as exported from './index.js';
+import { needleModel } from './testing/engine-requests.js';
 
 const options = { model: { layers: 4, kvHeads: 2, headDim: 64, hiddenSize: 256 }, deviceBlocks: 1000, hostBlocks: 4000 };
 const aSize = { promptTokens: 4, maxTokens: 4 };
 const scheduler = new exported.Scheduler(options);
+const model = await Model.open(needleModel, { device: createDevice({ threads: 1 }) });
 const aCount = (paths: string) => legalAt(paths, '2147483647', 'the largest count');
 
 const functions: readonly MisusedFunction[] = [
@@ -59,12 +62,34 @@ const functions: readonly MisusedFunction[] = [
     call: ({ name, bytes }: { name: 'gather'; bytes: number }) => new exported.Costs().transfer(name, bytes),
     legal: [legalAt('bytes', '(0.5|1e\\+300|\\d+)', 'any amount')],
   },
+  {
+    name: 'createEngine',
+    args: () => ({
+      options: { sequences: 2, contextTokens: 64, cacheTokens: 128, maxBatchRows: 64, maxInjectTokens: 512, keptPrompts: 1, keptTokens: 64, reservedAnswerTokens: 8, layerSegments: false },
+    }),
+    call: ({ options: given }: { options: exported.EngineOptions }) => exported.createEngine(model, given).close(),
+    legal: [
+      optional('options(\\.\\w+)?'),
+      legalAt('options', 'an empty array|an object without prototype', 'no option is given'),
+      legalAt('options\\.\\w+', '\\d{10,16}', 'of some there may be as many as one wants'),
+    ],
+  },
+  {
+    name: 'simulateFigures',
+    args: () => ({ names: ['10'], options: { model: 'lwm-7b', requests: 2, answerTokens: 4, seed: 1, rates: [1], costs: new exported.Costs() } }),
+    call: ({ names, options: given }: { names: exported.FigureName[]; options: exported.FigureOptions }) => exported.simulateFigures(names, given),
+    legal: [
+      optional('options\\.(requests|answerTokens|seed|rates|costs)'),
+      legalAt('names|options\\.rates', 'one entry (more|fewer)', 'any number of figures and of rates'),
+      legalAt('options\\.(seed|rates\\.0)', '(0\\.5|1e\\+300|\\d+)', 'any seed, and any rate'),
+    ],
+  },
 ];
 
 const elsewhere = 'simulator/simulate.test.ts, costs.test.ts';
 
 it('covers every export', () => {
-  expectAllTried(exported, functions, { 'Scheduler.next': 'takes nothing', paperCosts: 'takes nothing', createEngine: 'needs a model: engine/engine.test.ts', simulate: elsewhere, simulateFigures: elsewhere, Costs: elsewhere });
+  expectAllTried(exported, functions, { 'Scheduler.next': 'takes nothing', paperCosts: 'takes nothing', simulate: elsewhere, Costs: elsewhere, 'Costs.is': 'takes anything' });
 });
 
 it.each(functions)('misuse of $name ends in a typed error, and changes nothing', async (subject) => {

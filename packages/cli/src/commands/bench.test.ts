@@ -30,7 +30,13 @@ describe('kv bench', () => {
   it('refuses requests that are longer than what the model was made for', async () => {
     const { exitCode, stdout, stderr } = await runKv('bench', needleModel, '--policy', 'dense', '--requests', '1', '--prompt-tokens', '20000', '--answer-tokens', '1');
     expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
-    expect(stderr).toMatch(/16384/);
+    expect(stderr).toMatch(/--prompt-tokens and --answer-tokens are 20000 and 1; the model's context has 16384 tokens/);
+  });
+
+  it('fails when no policy could be measured', async () => {
+    const { exitCode, stdout, stderr } = await runKv('bench', needleModel, '--policy', 'dense', '--requests', '100000', '--prompt-tokens', '16000', '--answer-tokens', '1');
+    expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
+    expect(stderr).toMatch(/dense, 100000 at once: left out\. .*\nkv: No policy could be measured/);
   });
 
   it.each([

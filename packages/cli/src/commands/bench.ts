@@ -1,4 +1,4 @@
-import { CapabilityError, OutOfMemoryError } from '@kv/sparse-core';
+import { CapabilityError, InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
 import type { KvBytes } from '@kv/sparse-core';
 
 import { measureLoad } from '../bench/measure-load.js';
@@ -47,11 +47,18 @@ const onHost = column('on the host', ({ kvBytes: { host } }) => (host === 0 ? 'â
 /**
  * `kv bench`: serves requests that come at once, under each policy, by an engine on this machine, and says what that takes.
  * What a policy cannot do with this model leaves the rows of the others.
- * @throws KvError of any class for a bad option or model; the signal's reason when interrupted
+ * @throws KvError of any class for a bad option or model, and when no policy could be measured; the signal's reason when interrupted
  */
 export async function bench(directory: string, options: BenchOptions, { stdout, stderr, signal }: CommandContext): Promise<void> {
   const { policy, requests, promptTokens, answerTokens, seed, json } = options;
   using model = await openModel(directory, options);
+  const { maxPositions } = model.config;
+  if (promptTokens + answerTokens > maxPositions) {
+    throw new InvalidValueError(
+      `--prompt-tokens and --answer-tokens are ${promptTokens} and ${answerTokens}; the model's context has ${maxPositions} tokens for both. Give fewer.`,
+      { subject: 'prompt-tokens', given: promptTokens + answerTokens, wanted: maxPositions },
+    );
+  }
   const loads: MeasuredLoad[] = [];
   for (const name of policy) {
     for (const count of requests) {
@@ -67,11 +74,12 @@ export async function bench(directory: string, options: BenchOptions, { stdout, 
       }
     }
   }
+  if (loads.length === 0) throw new CapabilityError('No policy could be measured; the lines above say why.', { subject: 'policy', given: policy });
   if (json) {
     stdout.write(`${JSON.stringify({ kind: 'measured', device: describeDevice(model.device), loads }, null, 2)}\n`);
     return;
   }
-  stdout.write(`${directory} on ${describeDevice(model.device)}\n`);
+  stdout.write(`${directory}, measured on ${describeDevice(model.device)}\n`);
   stdout.write(`prompts of ${formatCount(promptTokens)} random tokens that come at once, answers of ${formatCount(answerTokens)}\n\n`);
   const shown = loads.some(({ kvBytes }) => kvBytes.host > 0) ? [...columns, onHost] : columns;
   const heads = shown.map(({ head, alignment }) => ({ head: styled('dim', head), alignment }));

@@ -50,6 +50,8 @@ describe('kv calibrate', () => {
     [['--groups', '7'], /kv: --groups is 7; it must be a divisor of the 64 dims/],
     [['--centroids', '8193'], /kv: --centroids is 8193/],
     [['--out', '/nowhere/books'], /\/nowhere\/books cannot be written/],
+    [['--out', ''], /--out: an empty path cannot be written/],
+    [['--out', '/tmp'], /--out: \/tmp cannot be written: it is a folder/],
     [['--text', '/nowhere/text'], /text \/nowhere\/text cannot be read/],
   ])('refuses %j', async (changed, message) => {
     const given = await temporaryFile('text.txt', text);

@@ -2,12 +2,12 @@ import { Calibration, type CalibrationOptions, saveCodebooks } from '@kv/hcattn-
 import { InvalidValueError, kvPolicy, type Model, prefill } from '@kv/model';
 
 import type { CommandContext } from '../command-context.js';
-import { expectWritableFolder } from '../expect-writable-folder.js';
 import { formatBytes, formatCount } from '../format.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
 import { PrefillBar } from '../prefill-bar.js';
 import { readTextFile } from '../read-text-file.js';
+import { expectWritableFile } from '../writable-file.js';
 
 export interface CalibrateOptions extends DeviceChoice {
   readonly text: readonly string[];
@@ -25,7 +25,7 @@ export interface CalibrateOptions extends DeviceChoice {
  * @throws KvError of any class for a bad option, text or model; the signal's reason when interrupted
  */
 export async function calibrate(directory: string, options: CalibrateOptions, { stdout, stderr, signal }: CommandContext): Promise<void> {
-  await expectWritableFolder(options.out, 'out');
+  await expectWritableFile(options.out, 'out');
   using model = await openModel(directory, options);
   const prompts = await readPrompts(model, options.text, signal);
   const total = prompts.reduce((sum, { length }) => sum + length, 0);

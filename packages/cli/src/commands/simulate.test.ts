@@ -1,4 +1,6 @@
+import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import { fileURLToPath } from 'node:url';
 
 import { describe, expect, it } from 'vitest';
@@ -6,6 +8,7 @@ import { describe, expect, it } from 'vitest';
 import { runKv, temporaryFile } from '../testing/run-kv.js';
 
 const h200 = fileURLToPath(new URL('../../../serve-scheduler/src/simulator/h200-costs.json', import.meta.url));
+const longTrace = [3000, 60_000].map((tokens) => JSON.stringify({ timestamp: 0, input_length: tokens, output_length: 5 })).join('\n');
 const few = ['--requests', '4', '--rates', '0.5', '2'];
 
 describe('kv simulate', () => {
@@ -43,10 +46,17 @@ describe('kv simulate', () => {
     const svg = await readFile(file, 'utf8');
     expect(svg).toMatch(/^<svg .*<\/svg>\n$/s);
     expect(svg).toContain('lwm-7b: all points are simulated, by times of NVIDIA H200');
-    expect([...svg.matchAll(/Fig\. (\w+):/g)].map(([, figure]) => figure)).toEqual(['8', '10']);
+    expect([...svg.matchAll(/Fig\. (\w+):/g)].map(([, figure]) => figure)).toEqual(['4', '8', '10']);
+    expect([...svg.matchAll(/<rect [^>]*fill="#2f7d5b"/g)]).toHaveLength(4);
     // Six windows, and two rates of four systems.
     expect([...svg.matchAll(/<circle/g)]).toHaveLength(6 + 2 * 4);
     expect(svg).not.toMatch(/NaN|Infinity|undefined/);
+  });
+
+  it.skipIf(!existsSync('/dev/full'))('says in one line that the disk is full', async () => {
+    const { exitCode, stderr } = await runKv('simulate', '--figure', '4', '--svg', '/dev/full');
+    expect(exitCode).toBe(1);
+    expect(stderr).toMatch(/^kv: --svg: \/dev\/full cannot be written \(ENOSPC.*\)\. Make room, or give another path\.\n$/);
   });
 
   it('serves a trace under every system', async () => {
@@ -69,6 +79,9 @@ describe('kv simulate', () => {
     ['a figure that there is not', () => ['--figure', '14'], /Allowed choices/],
     ['no requests', () => ['--requests', '0'], /at least 1/],
     ['a picture that has no place', () => ['--svg', '/nowhere/figures.svg'], /\/nowhere\/figures\.svg cannot be written/],
+    ['a picture in place of a folder', () => ['--svg', tmpdir()], /--svg: .* cannot be written: it is a folder/],
+    ['a picture of no name', () => ['--svg', ''], /--svg: an empty path cannot be written/],
+    ['a request that the memory could never hold', async () => ['--trace', await temporaryFile('trace.jsonl', longTrace)], /Request 2 of the trace has 60000 tokens and an answer of 5.* takes \d+ of \d+/],
   ])('refuses %s in one line', async (_name, args, message) => {
     const { exitCode, stdout, stderr } = await runKv('simulate', ...(await args()));
     expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });

@@ -1,5 +1,3 @@
-import { writeFile } from 'node:fs/promises';
-
 import { InvalidValueError } from '@kv/sparse-core';
 import { Costs, figureNames, paperCosts, readTrace, simulate, simulatedModels, simulateFigures, systems } from '@kv/serve-scheduler';
 import type { AnswerTokens, FigureName, FigureTable, SimulatedModelName } from '@kv/serve-scheduler';
@@ -7,10 +5,10 @@ import Table from 'cli-table3';
 
 import type { CommandContext } from '../command-context.js';
 import { drawFigures } from '../draw-figures.js';
-import { expectWritableFolder } from '../expect-writable-folder.js';
 import { formatCount } from '../format.js';
 import { parseJson } from '../parse-json.js';
 import { readTextFile } from '../read-text-file.js';
+import { expectWritableFile, writeTextFile } from '../writable-file.js';
 
 export interface SimulateOptions {
   readonly model: SimulatedModelName;
@@ -41,17 +39,24 @@ type SimulatedTable = Omit<FigureTable, 'figure'> & { readonly figure?: FigureNa
 export async function simulateServing(options: SimulateOptions, { stdout, signal }: CommandContext): Promise<void> {
   const { model, figure = figureNames, requests, seed, json, svg } = options;
   const costs = await costsOf(options, signal);
-  if (svg !== undefined) await expectWritableFolder(svg, 'svg');
-  const tables: readonly SimulatedTable[] =
-    options.trace === undefined
-      ? await simulateFigures(figure, { model, requests, answerTokens: answersOf(options.answers), seed, rates: ratesOf(options.rates), costs, signal })
-      : [await serveTrace(await readTextFile('trace', options.trace, signal), model, costs, { seed, signal })];
-  if (svg !== undefined) await writeFile(svg, drawFigures(tables.filter(isFigure), model));
-  if (json) stdout.write(`${JSON.stringify(tables, null, 2)}\n`);
-  else for (const table of tables) stdout.write(`${format(table, model)}\n`);
+  if (svg !== undefined) await expectWritableFile(svg, 'svg');
+  const print = (table: SimulatedTable): void => {
+    if (!json) stdout.write(`${format(table, model)}\n`);
+  };
+  const printJson = (tables: readonly SimulatedTable[]): void => {
+    if (json) stdout.write(`${JSON.stringify(tables, null, 2)}\n`);
+  };
+  if (options.trace !== undefined) {
+    const table = await serveTrace(await readTextFile('trace', options.trace, signal), model, costs, { seed, signal });
+    print(table);
+    printJson([table]);
+    return;
+  }
+  const settings = { model, requests, answerTokens: answersOf(options.answers), seed, rates: ratesOf(options.rates), costs, signal };
+  const tables = await simulateFigures(figure, { ...settings, onTable: print });
+  printJson(tables);
+  if (svg !== undefined) await writeTextFile(svg, 'svg', drawFigures(tables, model));
 }
-
-const isFigure = (table: SimulatedTable): table is FigureTable => table.figure !== undefined;
 
 async function costsOf({ gpu, costs }: SimulateOptions, signal: AbortSignal): Promise<Costs> {
   const named = gpu && simulatedGpus[gpu]();

@@ -92,12 +92,21 @@ export function readOptions(model: RunnerModel, given: EngineOptions): EngineSet
   expectObject('createEngine', 'model', model);
   expectObject('createEngine', 'model.config', model.config);
   const { layerSegments = false, sequences = 8, contextTokens = Math.min(model.config.maxPositions, 16_384), keptPrompts = 0 } = given;
-  const { cacheTokens = sequences * contextTokens, keptTokens = keptPrompts * contextTokens } = given;
+  const { maxInjectTokens = 1, reservedAnswerTokens = 0 } = given;
   expectBoolean('createEngine', 'layerSegments', layerSegments);
-  for (const [name, count] of Object.entries({ keptPrompts, keptTokens })) {
-    expectThat('createEngine', name, count, Number.isSafeInteger(count) && count >= 0, 'a whole number from 0 on');
-  }
+  // The defaults of others are made of these.
+  expectCounts({ sequences, contextTokens, maxInjectTokens }, 1);
+  expectCounts({ keptPrompts, reservedAnswerTokens }, 0);
+  const { cacheTokens = sequences * contextTokens, keptTokens = keptPrompts * contextTokens } = given;
+  expectCounts({ cacheTokens }, 1);
+  expectCounts({ keptTokens }, 0);
   return { ...given, layerSegments, sequences, contextTokens, cacheTokens, keptPrompts, keptTokens };
+}
+
+function expectCounts(counts: Readonly<Record<string, number>>, least: number): void {
+  for (const [name, count] of Object.entries(counts)) {
+    expectThat('createEngine', name, count, Number.isSafeInteger(count) && count >= least, `a whole number from ${least} on`);
+  }
 }
 
 /** A runner with room for the prompts that are kept. @throws what `Runner` throws */

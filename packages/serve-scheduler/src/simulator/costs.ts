@@ -54,6 +54,11 @@ export class Costs {
     this.measured = data.model;
   }
 
+  /** Whether it is one, and no look-alike or proxy. */
+  static is(value: unknown): value is Costs {
+    return typeof value === 'object' && value !== null && #parsed in value;
+  }
+
   /** Milliseconds: the first point's before it, and behind the last one the line of the last two goes on. */
   milliseconds(name: TableName, at: number): number {
     expectNamed('milliseconds', name, this.#parsed.tables);

@@ -1,11 +1,12 @@
 import { InvalidValueError } from '@kv/sparse-core';
+import { expectCallback, expectObject, expectSignal, expectThat, listOf, show } from '@kv/sparse-core/native';
 
 import { overlapByWindow } from './block-reader.js';
 import { attentionByChunk, loadingByBatch, savingByPrompt, throughputByBatch } from './batch-figures.js';
 import type { BatchOptions } from './batch-figures.js';
 import { Costs } from './costs.js';
 import { goodput } from './goodput.js';
-import { simulate } from './simulate.js';
+import { mostRequests, simulate } from './simulate.js';
 import type { SimulationResult } from './simulate.js';
 import { simulatedModels, systems } from './systems.js';
 import type { SimulatedModelName } from './systems.js';
@@ -27,6 +28,8 @@ export interface FigureOptions {
   readonly rates?: readonly number[] | undefined;
   /** Default: those of one H200. */
   readonly costs?: Costs | undefined;
+  /** Called with each table when it is made. */
+  readonly onTable?: ((table: FigureTable) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -49,6 +52,8 @@ interface Settings extends BatchOptions {
   readonly rates: readonly number[];
 }
 
+const operation = 'simulateFigures';
+const mostRates = 1000;
 const rates = { 'lwm-7b': [0.3, 0.5, 0.7, 1, 1.4], 'llama3-8b': [0.8, 1.2, 1.6, 2, 2.5] };
 const queueing = 2000;
 /** The P99 between tokens is so many decoding iterations: of 8 answers over 10,000 tokens each, without any feature. */
@@ -62,14 +67,13 @@ type Value = (result: SimulationResult) => number;
 
 /**
  * Figures 1, 4, 8, 10 to 13, 14a to 16b of the paper, simulated. Runs that figures share are made once.
- * @throws InvalidValueError for a figure or a model that there is not
+ * @throws InvalidValueError for a figure or a model that there is not, and other options that are none; the signal's reason
  */
 export async function simulateFigures(names: readonly FigureName[], options: FigureOptions): Promise<FigureTable[]> {
-  const { model: modelName, requests = 100, answerTokens = 512, seed = 1, costs = new Costs(), signal } = options;
-  expectOneOf('model', modelName, Object.keys(simulatedModels));
-  for (const name of names) expectOneOf('figure', name, figureNames);
-  const model = simulatedModels[modelName];
-  const settings: Settings = { model, requests, answerTokens, seed, rates: options.rates ?? rates[modelName], costs, signal };
+  const figures = listOf(operation, 'names', names, figureNames.length ** 2);
+  for (const name of figures) expectOneOf('figure', name, figureNames);
+  const settings = readOptions(options);
+  const { model, requests, answerTokens, seed, costs, signal } = settings;
   const done = new Map<string, Promise<SimulationResult>>();
   const run: Runs = (rate, system) => {
     const key = `${rate} ${system}`;
@@ -79,8 +83,32 @@ export async function simulateFigures(names: readonly FigureName[], options: Fig
     return result;
   };
   const tables: FigureTable[] = [];
-  for (const figure of names) tables.push({ figure, kind: 'simulated', gpu: costs.gpu, ...(await tableOf(figure, settings, run)) });
+  for (const figure of figures) {
+    const table: FigureTable = { figure, kind: 'simulated', gpu: costs.gpu, ...(await tableOf(figure, settings, run)) };
+    tables.push(table);
+    options.onTable?.(table);
+  }
   return tables;
+}
+
+/** @throws InvalidValueError */
+function readOptions(options: FigureOptions): Settings & { readonly costs: Costs } {
+  expectObject(operation, 'options', options);
+  const { model: name, requests = 100, answerTokens = 512, seed = 1, costs = new Costs(), onTable, signal } = options;
+  expectOneOf('model', name, Object.keys(simulatedModels));
+  const model = simulatedModels[name];
+  const { rates: wanted = rates[name] } = options;
+  const given = listOf(operation, 'rates', wanted, mostRates);
+  const isWhole = (count: number, least: number, most: number) => Number.isInteger(count) && count >= least && count <= most;
+  expectThat(operation, 'requests', requests, isWhole(requests, 1, mostRequests), `a whole number from 1 to ${mostRequests}`);
+  const longest = model.contextTokens / 2;
+  expectThat(operation, 'answerTokens', answerTokens, answerTokens === 'longbench' || isWhole(answerTokens, 2, longest), `2 to ${longest} tokens, or 'longbench'`);
+  expectThat(operation, 'seed', seed, isWhole(seed, 0, Number.MAX_SAFE_INTEGER), 'a whole number from 0 on');
+  for (const rate of given) expectThat(operation, 'rates', rate, Number.isFinite(rate) && rate > 0, 'positive numbers of requests a second');
+  expectThat(operation, 'costs', costs, Costs.is(costs), 'new Costs()');
+  expectCallback(operation, 'onTable', onTable);
+  expectSignal(operation, signal);
+  return { model, requests, answerTokens, seed, rates: given, costs, signal };
 }
 
 async function tableOf(name: FigureName, settings: Settings, run: Runs): Promise<Table> {
@@ -180,7 +208,7 @@ const plans: Record<RateFigure, readonly [title: string, columns: readonly Colum
 
 function expectOneOf(subject: string, given: string, wanted: readonly string[]): void {
   if (wanted.includes(given)) return;
-  throw new InvalidValueError(`simulateFigures: ${subject} is '${given}'; it must be one of ${wanted.join(', ')}.`, {
+  throw new InvalidValueError(`${operation}: ${subject} is ${show(given)}; it must be one of ${wanted.join(', ')}.`, {
     subject,
     given,
     wanted,

@@ -1,5 +1,6 @@
 import { setImmediate } from 'node:timers/promises';
 
+import { OutOfMemoryError } from '@kv/sparse-core';
 import { expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
 import { Scheduler } from '../scheduler/scheduler.js';
@@ -60,7 +61,7 @@ interface Times {
 
 /** The simulator lets others run after so many steps. */
 const stepsInTurn = 256;
-const mostRequests = 1e7;
+export const mostRequests = 1e7;
 
 /** A scheduler for a model with so many bytes of cache, of which pinned blocks take their part. */
 function schedulerOf({ model, features, maxRequests = model.maxRequests ?? 32, promptTokens = 2048 }: SimulationOptions): Scheduler {
@@ -96,7 +97,7 @@ export async function simulate(options: SimulationOptions): Promise<SimulationRe
   let arrived = 0;
   for (;;) {
     for (let next = trace[arrived]; next && next.milliseconds <= executor.now; next = trace[++arrived]) {
-      times.set(scheduler.submit(next), { arrival: next.milliseconds, tokens: [] });
+      times.set(submit(scheduler, next, arrived), { arrival: next.milliseconds, tokens: [] });
     }
     const batch = scheduler.next();
     if (batch === undefined) {
@@ -125,6 +126,21 @@ export async function simulate(options: SimulationOptions): Promise<SimulationRe
   return summarise([...times.entries()], executor);
 }
 
+/** @throws OutOfMemoryError that says which request of the trace could never be served */
+function submit(scheduler: Scheduler, request: TracedRequest, index: number): ScheduledRequest {
+  try {
+    return scheduler.submit(request);
+  } catch (cause) {
+    if (!(cause instanceof OutOfMemoryError)) throw cause;
+    const { promptTokens, maxTokens } = request;
+    throw new OutOfMemoryError(
+      `Request ${index + 1} of the trace has ${promptTokens} tokens and an answer of ${maxTokens}, which the model's memory could never hold: ` +
+        `in blocks of one layer it takes ${String(cause.wanted)} of ${String(cause.given)}. Leave it out, or take another model.`,
+      { subject: 'trace', given: index + 1, cause },
+    );
+  }
+}
+
 /** What the scheduler does not check. @throws InvalidValueError */
 function expectOptions(options: SimulationOptions): void {
   expectObject('simulate', 'options', options);
@@ -136,7 +152,7 @@ function expectOptions(options: SimulationOptions): void {
     expectThat('simulate', name, given, Number.isSafeInteger(given) && given > 0, 'a positive whole number');
   }
   expectThat('simulate', 'fastTransfer', features.fastTransfer, typeof features.fastTransfer === 'boolean', 'true or false');
-  expectThat('simulate', 'costs', costs, costs === undefined || costs instanceof Costs, 'new Costs()');
+  expectThat('simulate', 'costs', costs, costs === undefined || Costs.is(costs), 'new Costs()');
   if (locality !== undefined) expectLocality(locality);
   expectThat('simulate', 'seed', seed, Number.isSafeInteger(seed) && seed >= 0, 'a whole number from 0 on');
   expectSignal('simulate', signal);
