@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "kernels/coded-key-scores/coded-key-scores-ranges.cuda.h"
+#include "kernels/coded-key-scores/coded-key-scores-words.cuda.h"
 #include "ptx/arithmetic.cuda.h"
 #include "ptx/mma.cuda.h"
 #include "shared/coded-keys/coded-keys.cuda.h"
@@ -32,8 +33,8 @@ template <int kBits>
 constexpr bool kEveryCode = kBits <= 13;
 
 template <int kSubDim, int kBits>
-int64_t book_bytes(int centroids) {
-  return int64_t{kEveryCode<kBits> ? 1 << kBits : centroids} * static_cast<int64_t>(sizeof(Entry<kSubDim>));
+__host__ __device__ int64_t book_bytes(int centroids) {
+  return (int64_t{kEveryCode<kBits> ? 1 << kBits : centroids} * static_cast<int64_t>(sizeof(Entry<kSubDim>)) + 127) / 128 * 128;
 }
 
 template <int kSubDim, int kBits>
@@ -56,6 +57,8 @@ template <int kSubDim, int kChunks>
 class Queries {
  public:
   static constexpr int kSteps = kSubDim;  // products of a chunk, for 16 tokens
+  static constexpr int kDims = 4 * kSteps;  // of a chunk, in a lane
+  static constexpr int kChunkDims = kChunkGroups * kSubDim;
 
   __device__ Queries(const CodedKeyScoresArguments& a, const EntryHead& entry, int head, int first) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -65,35 +68,40 @@ class Queries {
     const float* scales = a.coded.channel_scale;
     const int64_t query = (entry.first_row + column / group_heads) * a.query_token_stride +
                           (head * group_heads + column % group_heads) * a.query_head_stride;
-    const auto element = [&](int chunk, int step, int i) {
-      if (column >= entry.columns) return 0.0f;
-      const int dim = (chunk * kChunkGroups + lane % 4 * kQuadGroups) * kSubDim + 4 * step + i;
-      const float x = bf16 ? to_float(static_cast<const __nv_bfloat16*>(a.query)[query + dim])
-                           : to_float(static_cast<const __half*>(a.query)[query + dim]);
-      return scales == nullptr ? x : x * scales[int64_t{head} * a.head_dim + dim];
-    };
+    const int dim = lane % 4 * kQuadGroups * kSubDim;
+    // All are asked for before one is used.
+    uint16_t bits[kChunks][kDims] = {};
+    if (column < entry.columns) {
+#pragma unroll
+      for (int i = 0; i < kChunks * kDims; ++i) {
+        bits[i / kDims][i % kDims] = static_cast<const uint16_t*>(a.query)[query + i / kDims * kChunkDims + dim + i % kDims];
+      }
+    }
+    float dims[kChunks][kDims];
+    float largest = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < kDims; ++i) {
+        float& own = dims[chunk][i];
+        own = bf16 ? to_float(__ushort_as_bfloat16(bits[chunk][i])) : to_float(__ushort_as_half(bits[chunk][i]));
+        if (scales != nullptr) own *= scales[int64_t{head} * a.head_dim + chunk * kChunkDims + dim + i];
+        largest = fmaxf(largest, fabsf(own));
+      }
+    }
     // What f16 may not hold is written as multiples of the power of two below the largest dim.
     float unit = 1.0f;
     if (bf16 || scales != nullptr) {
-      float largest = 0;
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        for (int i = 0; i < 4 * kSteps; ++i) largest = fmaxf(largest, fabsf(element(chunk, 0, i)));
-      }
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       const uint32_t exponent = __float_as_uint(largest) & 0x7f800000u;
       unit = exponent == 0 || exponent == 0x7f800000u ? 1.0f : __uint_as_float(exponent);
     }
+    const float units = 1.0f / unit;  // exact
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          operands_[chunk][step][half] = ptx::pack<__half>(element(chunk, step, 2 * half) / unit, element(chunk, step, 2 * half + 1) / unit);
-        }
-      }
+    for (int i = 0; i < kChunks * kDims; i += 2) {
+      const float(&own)[kDims] = dims[i / kDims];
+      operands_[i / kDims][i % kDims / 4][i % 4 / 2] = ptx::pack<__half>(own[i % kDims] * units, own[i % kDims + 1] * units);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -136,15 +144,6 @@ class Queries {
   float factors_[2];
   float* scores_[2];
 };
-
-template <int kBits>
-__device__ void load_words(const uint32_t* chunk, uint32_t (&words)[kBits]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-  for (int i = 0; i < kBits; ++i) {
-    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(words[i]) : "l"(chunk + i * kWarp + lane));
-  }
-}
 
 template <int kPlace, int kBits>
 __device__ uint32_t code_of(const uint32_t (&words)[kBits], int count) {
@@ -222,6 +221,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int head = static_cast<int>(blockIdx.y);
   ptx::let_next_kernel_start();
   fetch_book<kSubDim, kBits>(a.coded, head, book);
+  ChunkWords<kSubDim, kBits, kChunks> words_of(reinterpret_cast<unsigned char*>(memory) + book_bytes<kSubDim, kBits>(a.coded.centroid_count));
   ptx::wait_for_previous_kernel();
   __syncthreads();
   const EntryHead entry(a, static_cast<int>(blockIdx.z), head, faults);
@@ -234,16 +234,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     const Queries<kSubDim, kChunks> queries(a, entry, head, column);
     ScoreRange ranges[2];
     int32_t number = number_of(own);
+    if (number >= 0) words_of.begin(a.coded.block(number));
     for (int index = own; index < end; index += kWarps) {
       const int32_t next = number_of(index + kWarps);
       if (number >= 0) {
         const uint32_t* block = a.coded.block(number);
+        const uint32_t* behind = next < 0 ? nullptr : a.coded.block(next);
         const uint2 spoilt = *reinterpret_cast<const uint2*>(a.coded.spoilt(number));
         float sums[kProducts][4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           uint32_t words[kBits];
-          load_words(block + chunk * kStreamCodes * kBits, words);
+          words_of.load(block, chunk, behind, words);
           add_product<0>(words, book, count, &queries.operand(chunk, 0), sums[0]);
           add_product<1>(words, book, count, &queries.operand(chunk, 0), sums[1]);
           add_product<2>(words, book, count, &queries.operand(chunk, 0), sums[2]);
@@ -251,6 +253,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
         }
         if ((spoilt.x | spoilt.y) != 0) spoil(spoilt, sums);
         queries.template write<kRanges>(int64_t{index} * kCodedBlockTokens, sums, ranges);
+      } else if (next >= 0) {
+        words_of.begin(a.coded.block(next));
       }
       number = next;
     }
@@ -270,13 +274,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 template <int kSubDim, int kBits, int kChunks>
 Status launch(const CodedKeyScoresArguments& a, FaultSink faults, cudaStream_t stream) {
   const auto kernel = a.ranges == nullptr ? score_blocks<kSubDim, kBits, kChunks, false> : score_blocks<kSubDim, kBits, kChunks, true>;
-  const int64_t bytes = book_bytes<kSubDim, kBits>(a.coded.centroid_count);
+  int major = 0;
+  const Status found = find_compute_capability(major);
+  if (!found.ok()) return found;
+  auto bytes = static_cast<int>(book_bytes<kSubDim, kBits>(a.coded.centroid_count));
+  if (major >= 9) bytes += ChunkWords<kSubDim, kBits, kChunks>::kBytes * kWarps;
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-  }
+  if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return cuda_status(error);
   const int heads = a.kv_heads * a.batch;
   const int even = (kBlocksPerMultiprocessor * multiprocessors + heads - 1) / heads;
@@ -306,6 +312,7 @@ bool fits_coded_key_scores(const CodedKeyScoresArguments& a) {
   const int bits = a.coded.code_bits;
   const bool aligned = reinterpret_cast<uintptr_t>(a.scores) % 16 == 0 && a.score_token_stride % 4 == 0 &&
                        a.score_head_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.coded.centroids) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(a.coded.codes) % 16 == 0 &&
                        a.coded.book_elements() % 8 == 0;
   return a.query_dtype != DType::f32 && (a.head_dim == 64 || a.head_dim == 128) && a.coded.books == 1 &&
          (a.coded.sub_dim == 2 || a.coded.sub_dim == 4) && (bits == 8 || bits == 12 || bits == 13 || bits == 16) && aligned;

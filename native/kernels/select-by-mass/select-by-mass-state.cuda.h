@@ -75,10 +75,8 @@ struct Launch {
   Memory memory;
   FaultSink faults;
   int chunks;      // of score_tokens
-  int sum_chunks;   // of score_tokens, where a thread block counts the bins of a head
-  int sum_chunk;    // tokens of each
-  int best_chunks;  // and of a list
-  int best_chunk;
+  int sum_blocks;   // thread blocks that count the bins of a head
+  int best_blocks;  // and of a list
   int head_team;   // thread blocks that search a head's candidates where these are too many to be listed
   int list_team;   // and those of a list that is cut
   bool aligned;    // four scores may be loaded at once
@@ -110,6 +108,11 @@ __device__ ListState list_of(const Launch& launch, int64_t list, int entry, bool
 // Every other kernel begins at the end, where the one ahead of it has left scores in the L2.
 __device__ inline unsigned block_from_end() { return gridDim.x - 1 - blockIdx.x; }
 
+// Tokens of each of some thread blocks that count bins.
+__device__ inline int tokens_of_block(int tokens, int blocks) {
+  return ((tokens + blocks - 1) / blocks + kSumTokens - 1) / kSumTokens * kSumTokens;
+}
+
 // A thread block's part of a row and query head.
 struct HeadChunk {
   const SelectByMassArguments& a;
@@ -119,13 +122,15 @@ struct HeadChunk {
   const float* scores;
   HeadState& head;
 
-  __device__ HeadChunk(const Launch& launch, unsigned block, int chunks, int chunk_tokens)
+  __device__ HeadChunk(const Launch& launch, unsigned block)
       : a(launch.a),
-        row_head(block / chunks),
-        first(static_cast<int>(block % chunks) * chunk_tokens),
+        row_head(block / launch.sum_blocks),
         scores(a.scores + row_head * a.score_tokens),
         head(launch.memory.heads[row_head]) {
-    end = min(first + chunk_tokens, launch.memory.lists[row_head / a.group()].tokens);
+    const int tokens = launch.memory.lists[row_head / a.group()].tokens;
+    const int own = tokens_of_block(tokens, launch.sum_blocks);
+    first = static_cast<int>(block % launch.sum_blocks) * own;
+    end = min(first + own, tokens);
   }
 
   // Calls body(four scores) in whole warps of kSumThreads. Behind the last score is `behind`.

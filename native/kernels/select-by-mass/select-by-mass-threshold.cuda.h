@@ -9,8 +9,11 @@
 
 namespace kv {
 
-constexpr int kThresholdThreads = 1024;
-constexpr int kSumThreads = 1024;
+constexpr int kThresholdThreads = 512;
+constexpr int kSumThreads = 512;
+constexpr int kSumBlocks = 2;  // of a multiprocessor
+// Of a thread: so few that sums of other heads' values find room on the multiprocessor beside two thread blocks.
+constexpr int kRegisters = 56;
 constexpr int kBins = 2048;  // that sums are counted in
 
 // A number for a token: greater means better, of equal orders the lower token.

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) start(const __grid_constant__ Launch
 // The range of a head's scores, where it is not given.
 __global__ void __launch_bounds__(kSumThreads) find_range(const __grid_constant__ Launch launch) {
   ptx::follow_previous_kernel();
-  const HeadChunk chunk(launch, blockIdx.x, launch.sum_chunks, launch.sum_chunk);
+  const HeadChunk chunk(launch, blockIdx.x);
   if (chunk.first >= chunk.end) return;
   const float any = chunk.scores[chunk.first];
   float most = any;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kSumThreads) find_range(const __grid_constant_
 
 // Sums shares in bins, for the heads that kAgain asks for: all, or those with a bin that holds too many candidates.
 template <bool kAgain>
-__global__ void __launch_bounds__(kSumThreads, 1) sum_shares(const __grid_constant__ Launch launch) {
+__global__ void __maxnreg__(kRegisters) sum_shares(const __grid_constant__ Launch launch) {
   __shared__ uint32_t low[kBins];  // of a bin's sum the lower 32 bits, and the upper ones
   __shared__ uint32_t high[kBins];
   __shared__ uint32_t factors[kBins];
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_shares(const __grid_consta
   ptx::let_next_kernel_start();
   if (kAgain) {
     ptx::wait_for_previous_kernel();
-    if (launch.memory.heads[block_from_end() / launch.sum_chunks].wide == 0) return;
+    if (launch.memory.heads[block_from_end() / launch.sum_blocks].wide == 0) return;
   }
   // Here the lower byte says how many bits are dropped. What counts as nothing has no factor.
   for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kSumThreads) {
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_shares(const __grid_consta
   }
   if (!kAgain) ptx::wait_for_previous_kernel();
   __syncthreads();
-  const HeadChunk chunk(launch, block_from_end(), launch.sum_chunks, launch.sum_chunk);
+  const HeadChunk chunk(launch, block_from_end());
   HeadState& head = chunk.head;
   const SelectByMassArguments& a = launch.a;
   const float dense = a.dense_log_sum_exp == nullptr ? -INFINITY : a.dense_log_sum_exp[chunk.row_head];
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) sum_shares(const __grid_consta
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0) last = arrives_last(head.cut.arrivals, static_cast<unsigned>(launch.sum_chunks));
+  if (threadIdx.x == 0) last = arrives_last(head.cut.arrivals, static_cast<unsigned>(launch.sum_blocks));
   __syncthreads();
   if (!last) return;
   const BinScan scan(all_bins, storage);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads) mark_tokens(const __grid_constant__ 
 
 // Thread blocks for each row and query head find its last token, and mark what it takes of its bin. One is enough where
 // the bin's candidates are listed.
-__global__ void __launch_bounds__(kThresholdThreads, 1) find_last_tokens(const __grid_constant__ Launch launch) {
+__global__ void __maxnreg__(kRegisters) find_last_tokens(const __grid_constant__ Launch launch) {
   __shared__ KeyThreshold::Shared shared;
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
@@ -314,21 +314,23 @@ constexpr int kHeadsAtOnce = 4;
 
 // Counts the marked tokens by their largest share, in bins, and writes down which bin each is in, if the list has no room for
 // all.
-__global__ void __launch_bounds__(kSumThreads, 1) count_best(const __grid_constant__ Launch launch) {
+__global__ void __maxnreg__(kRegisters) count_best(const __grid_constant__ Launch launch) {
   __shared__ unsigned counts[kBins];
   __shared__ typename BinScan::Scan::TempStorage storage;
   __shared__ bool last;
   ptx::follow_previous_kernel();
   const SelectByMassArguments& a = launch.a;
-  const List list(launch, blockIdx.x / launch.best_chunks);
-  const int first = static_cast<int>(blockIdx.x % launch.best_chunks) * launch.best_chunk;
+  const List list(launch, blockIdx.x / launch.best_blocks);
   const int thread = static_cast<int>(threadIdx.x);
   const int tokens = list.state.tokens;
+  const int in_chunks = (tokens + kChunk - 1) / kChunk * kChunk;
+  const int own = tokens_of_block(in_chunks, launch.best_blocks);
+  const int first = static_cast<int>(blockIdx.x % launch.best_blocks) * own;
   if (ChunkSums(list, 0).all <= a.most_tokens()) return;
   for (int bin = thread; bin < kBins; bin += kSumThreads) counts[bin] = 0;
   __syncthreads();
   const BestBins bins(list);
-  const int end = min(first + launch.best_chunk, (tokens + kChunk - 1) / kChunk * kChunk);
+  const int end = min(first + own, in_chunks);
 #pragma unroll 1
   for (int token = first + kOfLane * thread; token < end; token += kOfLane * kSumThreads) {
     float best[kOfLane] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
@@ -372,7 +374,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) count_best(const __grid_consta
     if (counts[bin] != 0) atomicAdd(reinterpret_cast<unsigned long long*>(list.bins() + bin), static_cast<unsigned long long>(counts[bin]));
   }
   __syncthreads();
-  if (thread == 0) last = arrives_last(list.state.cut.arrivals, static_cast<unsigned>(launch.best_chunks));
+  if (thread == 0) last = arrives_last(list.state.cut.arrivals, static_cast<unsigned>(launch.best_blocks));
   __syncthreads();
   if (!last) return;
   for (int h = thread; h < a.group(); h += kSumThreads) list.heads[h].taken = 0;
@@ -418,7 +420,7 @@ __global__ void __launch_bounds__(kThreads) mark_best(const __grid_constant__ La
 
 // Thread blocks for each list that is cut find the last token that there is room for. One is enough where the bin's candidates
 // are listed.
-__global__ void __launch_bounds__(kThresholdThreads, 1) find_last_best(const __grid_constant__ Launch launch) {
+__global__ void __maxnreg__(kRegisters) find_last_best(const __grid_constant__ Launch launch) {
   __shared__ KeyThreshold::Shared shared;
   ptx::follow_previous_kernel();
   const List list(launch, blockIdx.x / launch.list_team);
@@ -624,14 +626,9 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
     return all;
   };
   // As many thread blocks as run at once, which add what they have counted to the bins of all.
-  const auto tokens_of_block = [&](size_t rows) {
-    const int blocks = std::clamp(static_cast<int>(static_cast<size_t>(multiprocessors) / rows), 1, chunks_of(kChunk));
-    return (chunks_of(blocks) + kChunk - 1) / kChunk * kChunk;
-  };
-  launch.sum_chunk = tokens_of_block(heads);
-  launch.sum_chunks = chunks_of(launch.sum_chunk);
-  launch.best_chunk = tokens_of_block(lists);
-  launch.best_chunks = chunks_of(launch.best_chunk);
+  const auto blocks_of = [&](size_t rows) { return std::clamp(static_cast<int>(static_cast<size_t>(kSumBlocks * multiprocessors) / rows), 1, launch.chunks); };
+  launch.sum_blocks = blocks_of(heads);
+  launch.best_blocks = blocks_of(lists);
   launch.head_team = members(heads);
   launch.list_team = members(lists);
   const size_t word_bytes = chunks * kChunkWords * sizeof(uint32_t);
@@ -670,7 +667,7 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
     status = launch_overlapped_clusters(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)),
                                         static_cast<unsigned>(cluster), 0, stream_of(context), launch);
   };
-  const size_t sums = heads * static_cast<size_t>(launch.sum_chunks);
+  const size_t sums = heads * static_cast<size_t>(launch.sum_blocks);
   run(start, heads, kThreads);
   if (given.ranges == nullptr) run(find_range, sums, kSumThreads);
   run(sum_shares<false>, sums, kSumThreads);
@@ -679,7 +676,7 @@ Status select_by_mass_cuda(const SelectByMassArguments& given, ExecutionContext&
   run(find_last_tokens, heads * static_cast<size_t>(launch.head_team), kThresholdThreads, launch.head_team);
   run(unite_heads, chunks, kThreads);
   if (cuts) {
-    run(count_best, lists * static_cast<size_t>(launch.best_chunks), kSumThreads);
+    run(count_best, lists * static_cast<size_t>(launch.best_blocks), kSumThreads);
     run(mark_best, chunks, kThreads);
     run(find_last_best, lists * static_cast<size_t>(launch.list_team), kThresholdThreads, launch.list_team);
     run(sum_left, chunks, kThreads);
