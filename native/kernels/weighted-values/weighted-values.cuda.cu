@@ -1,4 +1,5 @@
 #include "kernels/weighted-values/weighted-values.h"
+#include "ptx/dependent-launch.cuda.h"
 #include "runtime/queue.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 
@@ -7,10 +8,13 @@ namespace {
 
 constexpr int kLaneDims = 4;      // that a thread sums
 constexpr int kRowsAtOnce = 16;  // of a piece, on their way over the link
+constexpr int kSendThreads = 128;
+constexpr int kSendBlocks = 32;  // of a list
+constexpr int kSentAtOnce = 4;   // words of a thread
 
 struct Launch {
   WeightedValuesArguments a;
-  int32_t most_pieces = 0;  // of a list, that the device sums
+  int32_t most_pieces = 0;  // of a list, that the device sums; 0 if the host sums all
   float* sums = nullptr;    // [list, piece, group_head, dim]
   FaultSink faults;
 
@@ -19,15 +23,15 @@ struct Launch {
   }
 };
 
-// The part of a list that the device sums.
+// The part of a list that the device sums; the host sums what is in front of it.
 struct DevicePart {
   int32_t first;  // row
   int32_t rows;
 
-  __device__ DevicePart(const WeightedValuesArguments& a, int64_t list) {
-    const int32_t count = a.counts[list];
-    const bool counts = count > 0 && count <= a.capacity;  // if not, the host says so
-    first = counts ? host_rows(count) : 0;
+  __device__ DevicePart(const Launch& launch, int64_t list) {
+    const int32_t count = launch.a.counts[list];
+    const bool counts = count > 0 && count <= launch.a.capacity;  // if not, the host says so
+    first = !counts ? 0 : launch.most_pieces == 0 ? count : host_rows(count, launch.a.dtype);
     rows = counts ? count - first : 0;
   }
   __device__ int32_t pieces() const { return (rows + kPieceRows - 1) / kPieceRows; }
@@ -41,6 +45,34 @@ struct alignas(kLaneDims * sizeof(T)) LaneDims {
 // Of so few registers that a thread block finds room on a multiprocessor which the scores of other heads have filled.
 constexpr int kBlocksOfRegisters = 16;
 
+template <class T>
+__device__ void send(const T* from, T* to, int64_t count, int64_t first, int64_t stride) {
+  for (int64_t at = first; at < count; at += kSentAtOnce * stride) {
+    T own[kSentAtOnce];
+#pragma unroll
+    for (int i = 0; i < kSentAtOnce; ++i) {
+      if (at + i * stride < count) own[i] = from[at + i * stride];
+    }
+#pragma unroll
+    for (int i = 0; i < kSentAtOnce; ++i) {
+      if (at + i * stride < count) to[at + i * stride] = own[i];
+    }
+  }
+}
+
+// Sends the part of each list that the host sums.
+__global__ void __launch_bounds__(kSendThreads, kBlocksOfRegisters) send_lists(const __grid_constant__ Launch launch) {
+  ptx::let_next_kernel_start();
+  const WeightedValuesArguments& a = launch.a;
+  const int64_t list = blockIdx.x / kSendBlocks;
+  const int64_t thread = blockIdx.x % kSendBlocks * kSendThreads + threadIdx.x;
+  if (thread == 0) a.room.counts[list] = a.counts[list];
+  const int64_t count = DevicePart(launch, list).first;
+  const int64_t first = list * a.capacity;
+  send(a.value_rows + first, a.room.value_rows + first, count, thread, kSendBlocks * kSendThreads);
+  send(a.weights + first * a.group, a.room.weights + first * a.group, count * a.group, thread, kSendBlocks * kSendThreads);
+}
+
 // A thread block of one warp sums a piece for all query heads, in the order of its rows, as the host does.
 template <class T, int kGroup>
 __global__ void __launch_bounds__(kWarp, kBlocksOfRegisters) sum_pieces(const __grid_constant__ Launch launch) {
@@ -48,12 +80,12 @@ __global__ void __launch_bounds__(kWarp, kBlocksOfRegisters) sum_pieces(const __
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t list = blockIdx.x / launch.most_pieces;
   const auto piece = static_cast<int32_t>(blockIdx.x % launch.most_pieces);
-  const DevicePart part(a, list);
+  const DevicePart part(launch, list);
   if (piece >= part.pieces()) return;
   const int32_t first = part.first + piece * kPieceRows;
   const int32_t count = min(kPieceRows, part.first + part.rows - first);
   const int64_t listed = list * a.capacity + first;
-  // The piece of the list comes over the link once, and at once.
+  // A list in the host's memory comes over the link once, and the piece at once.
   __shared__ int32_t numbers[kPieceRows];
   __shared__ float weights[kPieceRows * kGroup];
   for (int row = lane; row < count; row += kWarp) {
@@ -94,7 +126,7 @@ __global__ void add_pieces(const __grid_constant__ Launch launch) {
   const WeightedValuesArguments& a = launch.a;
   const int64_t list = blockIdx.x / a.group;
   const int64_t head = blockIdx.x % a.group;
-  const int32_t pieces = DevicePart(a, list).pieces();
+  const int32_t pieces = DevicePart(launch, list).pieces();
   if (pieces == 0) return;
   for (int dim = static_cast<int>(threadIdx.x); dim < a.head_dim; dim += static_cast<int>(blockDim.x)) {
     float& output = a.output[blockIdx.x * int64_t{a.head_dim} + dim];
@@ -132,17 +164,26 @@ Status sum_on(cudaStream_t stream, const Launch& launch) {
 }  // namespace
 
 Status weighted_values_cuda(const SharedValuesArguments& given, ExecutionContext& context) {
-  Launch launch{given.a, device_pieces(given.a.capacity), nullptr, context.faults(describe_weighted_values_fault)};
-  const int64_t floats = given.a.lists() * launch.most_pieces * given.a.group * given.a.head_dim;
-  launch.sums = static_cast<float*>(context.workspace(static_cast<size_t>(floats) * sizeof(float)));
-  if (launch.sums == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for sums of values");
+  Launch launch{given.a, given.is_shared ? device_pieces(given.a.capacity, given.a.dtype) : 0, nullptr, context.faults(describe_weighted_values_fault)};
   const cudaStream_t stream = stream_of(context);
-  auto* const side = static_cast<cudaStream_t>(context.queue->side_stream());
-  if (side == nullptr) return Status::failure(StatusCode::out_of_memory, "no stream beside the host's part");
-  Status status = run_after(side, stream);
-  if (!status.ok()) return status;
-  status = sum_on(side, launch);
+  cudaStream_t side = nullptr;
+  Status status;
+  if (given.is_shared) {
+    const int64_t floats = given.a.lists() * launch.most_pieces * given.a.group * given.a.head_dim;
+    launch.sums = static_cast<float*>(context.workspace(static_cast<size_t>(floats) * sizeof(float)));
+    if (launch.sums == nullptr) return Status::failure(StatusCode::out_of_memory, "no room for sums of values");
+    side = static_cast<cudaStream_t>(context.queue->side_stream());
+    if (side == nullptr) return Status::failure(StatusCode::out_of_memory, "no stream beside the host's part");
+    status = run_after(side, stream);
+    if (!status.ok()) return status;
+    status = sum_on(side, launch);
+  }
+  if (status.ok() && given.a.room.value_rows != nullptr && given.a.lists() > 0) {
+    send_lists<<<static_cast<unsigned>(given.a.lists() * kSendBlocks), kSendThreads, 0, stream>>>(launch);
+    status = launch_status();
+  }
   if (status.ok()) status = context.queue->run_on_host(given.host_part, context);
+  if (!given.is_shared) return status;
   // Even after a failure, so that nothing runs on in memory that goes back.
   const Status joined = run_after(stream, side);
   if (status.ok()) status = joined;

@@ -297,16 +297,17 @@ describeOnDeviceKinds('hcAttentionStore with values on the host', ({ open }: Tes
   );
 
   it.each([{ values: 'int8' }, { hostKeys: true }, { keys: 'int4' }] as const)('scores some kv heads while others are summed, with the same bits: %o', async (kind) => {
-    const reading = (batched: boolean, recorded = false) => ({ chunks: [400, 175], batched, recorded });
+    const layer = { ...codedLayer, kvHeads: 3, queryHeads: 6 };
+    const reading = (batched: boolean, recorded = false) => ({ chunks: [400, 175], batched, recorded, kvHeads: 3 });
     const answersIn = async (tokensPerSlot: number, given: Reading) => {
       const device = open();
       const capacity = { slots: 2, tokensPerSlot, tokens: 2 * tokensPerSlot };
-      const { stores } = await codedStores(device, [codedLayer], { prefill: hcAttentionPrefill(), localWindow: 32, tau: 0.8, capacity, ...kind });
+      const { stores } = await codedStores(device, [layer], { prefill: hcAttentionPrefill(), localWindow: 32, tau: 0.8, capacity, ...kind });
       const [store] = stores as [KvStore];
       return await answersOf(device.createStream(), store, hcAttentionPrefill(), given);
     };
     for (const given of [reading(false), reading(false, true), reading(true, true)]) {
-      // A cache of 2^19 tokens has its kv heads in two groups.
+      // A cache of 2^19 tokens has its kv heads in two groups, of two and of one.
       expect(await answersIn(2 ** 18, given)).toEqual(await answersIn(1024, given));
     }
   });

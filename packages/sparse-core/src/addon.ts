@@ -479,6 +479,9 @@ export interface Addon {
     counts: NativeTensor,
     values: NativeTensor,
     output: NativeTensor,
+    hostValueRows: NativeTensor | undefined,
+    hostWeights: NativeTensor | undefined,
+    hostCounts: NativeTensor | undefined,
   ): void;
   trainCodebook(
     stream: NativeStream,

@@ -48,6 +48,20 @@ async function lists(device: Device, random: Random, sizes: Sizes) {
   return { host, stored, stream };
 }
 
+/** The same lists in the device's memory, with room on the host: all of it is spoilt before. */
+function sent(device: Device, { host, stored, stream }: Awaited<ReturnType<typeof lists>>) {
+  const onDevice = {
+    valueRows: device.tensor('i32', host.valueRows.axes, host.valueRows.shape),
+    weights: device.tensor('f32', host.weights.axes, host.weights.shape),
+    counts: device.tensor('i32', host.counts.axes, host.counts.shape),
+  };
+  for (const name of ['valueRows', 'weights', 'counts'] as const) {
+    stream.write(onDevice[name], stored[name]);
+    stream.write(host[name], stored[name].slice().fill(-1));
+  }
+  return { ...host, ...onDevice, hostValueRows: host.valueRows, hostWeights: host.weights, hostCounts: host.counts };
+}
+
 async function sum(device: Device, random: Random, sizes: Sizes): Promise<Float32Array> {
   const { host, stream } = await lists(device, random, sizes);
   weightedValues(stream, host);
@@ -128,6 +142,24 @@ describeOnDevices('weightedValues', ({ open }) => {
     }
   });
 
+  it('sums lists in the memory of a GPU with the same bits, recorded or not', async () => {
+    for (const sizes of [{ ...long, group: 4, headDim: 128 }, { ...long, group: 3, headDim: 24 }, { ...small, group: 4 }, small]) {
+      const device = open();
+      const expected = await sum(device, new Random(9), sizes);
+      const given = await lists(device, new Random(9), sizes);
+      const { stream } = given;
+      const args = sent(device, given);
+      weightedValues(stream, args);
+      expect(await args.output.read(stream)).toEqual(expected);
+      stream.write(args.output, new Float32Array(expected.length).fill(NaN));
+      using recording = stream.record(() => {
+        weightedValues(stream, args);
+      });
+      for (let round = 0; round < 3; round++) stream.replay(recording);
+      expect(await args.output.read(stream)).toEqual(expected);
+    }
+  });
+
   it('rejects the wait for a row behind the pool at the end of a long list', async () => {
     const { host, stored, stream } = await lists(open(), new Random(8), { ...long, group: 4 });
     stored.valueRows[19999] = 192;
@@ -161,6 +193,10 @@ describeOnDevices('weightedValues', ({ open }) => {
     stream.write(host[name], stored[name].fill(number, 0, 1));
     weightedValues(stream, host);
     await expect(stream.synchronize()).rejects.toThrow(InvalidValueError);
+    const others = await lists(device, new Random(4), small);
+    others.stored[name].fill(number, 0, 1);
+    weightedValues(others.stream, sent(device, others));
+    await expect(others.stream.synchronize()).rejects.toThrow(InvalidValueError);
   });
 
   it('leaves nothing behind when streams end and devices go amid sums', async () => {
@@ -181,13 +217,21 @@ describeOnDevices('weightedValues', ({ open }) => {
 
   it('refuses bad input with a typed error', async () => {
     const device = open();
-    const { host, stream } = await lists(device, new Random(6), small);
+    const { host, stored, stream } = await lists(device, new Random(6), small);
+    const { valueRows, weights, counts } = sent(device, { host, stored, stream });
     const refusals = [
       [{ output: await device.hostTensor('f32', ['token', 'queryHead', 'dim'], [2, 5, 40]) }, ShapeError],
       [{ output: await device.hostTensor('f32', ['token', 'queryHead', 'dim'], [2, 6, 41]) }, ShapeError],
       [{ counts: await device.hostTensor('i32', ['token', 'kvHead'], [1, 2]) }, ShapeError],
       [{ weights: host.valueRows as never }, DTypeError],
-      ...(device.kind === 'cuda' ? ([[{ output: device.tensor('f32', ['token', 'queryHead', 'dim'], [2, 6, 40]) }, DeviceError]] as const) : []),
+      [{ hostCounts: host.counts }, InvalidValueError],
+      ...(device.kind === 'cuda'
+        ? ([
+            [{ output: device.tensor('f32', ['token', 'queryHead', 'dim'], [2, 6, 40]) }, DeviceError],
+            [{ valueRows, weights, counts }, DeviceError],
+            [{ hostValueRows: valueRows, hostWeights: weights, hostCounts: counts }, DeviceError],
+          ] as const)
+        : []),
     ] as const;
     for (const [change, error] of refusals) {
       expect(() => {

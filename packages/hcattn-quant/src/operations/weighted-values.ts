@@ -1,8 +1,8 @@
 import { type FloatDType, ShapeError, type Stream, type TensorHandle } from '@kv/sparse-core';
-import { floats, loadAddon, operation } from '@kv/sparse-core/native';
+import { expectThat, floats, loadAddon, operation } from '@kv/sparse-core/native';
 import { blockTokens } from '../quantized-blocks.js';
 
-/** All of them are in host memory: on CUDA, tensors of `device.hostTensor()` or of a host pool. */
+/** All of them are in host memory: on CUDA, tensors of `device.hostTensor()` or of a host pool. With `hostValueRows`, lists need not be. */
 export interface WeightedValuesArguments {
   /** i32: the first `counts` of each list are rows of `values`, counted through its blocks. */
   readonly valueRows: TensorHandle<'i32', readonly ['token', 'kvHead', 'chosen']>;
@@ -13,6 +13,13 @@ export interface WeightedValuesArguments {
   /** The codes of i8 values count as whole numbers: `weights` have their scales. */
   readonly values: TensorHandle<FloatDType | 'i8', readonly ['valueBlock', 'blockToken', 'dim']>;
   readonly output: TensorHandle<'f32', readonly ['token', 'queryHead', 'dim']>;
+  /**
+   * Room for `valueRows`, with `hostWeights` and `hostCounts`, which take what the host needs of lists in the memory of a
+   * GPU. What is in them afterwards is undefined.
+   */
+  readonly hostValueRows?: WeightedValuesArguments['valueRows'] | undefined;
+  readonly hostWeights?: WeightedValuesArguments['weights'] | undefined;
+  readonly hostCounts?: WeightedValuesArguments['counts'] | undefined;
 }
 
 /** In the order of `native/bindings/weighted-values.binding.cc`. */
@@ -22,9 +29,12 @@ const rules = [
   { name: 'counts', dtype: ['i32'], shape: ['token', 'kvHead'], layout: 'contiguous' },
   { name: 'values', dtype: [...floats, 'i8'], shape: ['valueBlock', blockTokens, 'dim'], layout: 'contiguous' },
   { name: 'output', dtype: ['f32'], shape: ['token', 'queryHead', 'dim'], layout: 'contiguous' },
+  { name: 'hostValueRows', dtype: ['i32'], shape: ['token', 'kvHead', 'chosen'], layout: 'contiguous', optional: true },
+  { name: 'hostWeights', dtype: ['f32'], shape: ['token', 'kvHead', 'chosen', 'groupHead'], layout: 'contiguous', optional: true },
+  { name: 'hostCounts', dtype: ['i32'], shape: ['token', 'kvHead'], layout: 'contiguous', optional: true },
 ] as const;
 
-const enqueue = operation('weightedValues', rules, ['output']);
+const enqueue = operation('weightedValues', rules, ['output', 'hostValueRows', 'hostWeights', 'hostCounts']);
 
 /**
  * Sums on the host the values that lists name (HCAttention Eq. 5): `output = sum_i weights[i] values[valueRows[i]]`, zeros
@@ -38,6 +48,8 @@ const enqueue = operation('weightedValues', rules, ['output']);
 export function weightedValues(stream: Stream, args: WeightedValuesArguments): void {
   enqueue(stream, args, (natives, [, weights, , , output]) => {
     const [, kvHeads, , group] = weights.shape;
+    const given = [args.hostValueRows, args.hostWeights, args.hostCounts].filter((tensor) => tensor !== undefined).length;
+    expectThat('weightedValues', 'the number of tensors with room for lists', given, given % 3 === 0, '0 or 3');
     if (output.shape[1] !== kvHeads * group) {
       throw new ShapeError(
         `weightedValues: output has ${output.shape[1]} query heads, and weights have ${group} for each of ${kvHeads} kv heads; ` +

@@ -15,6 +15,8 @@ export interface ChoiceSizes {
   readonly hostKeys: boolean;
 }
 
+type Lists = Readonly<Record<'valueRows' | 'counts', Flat<'i32'>> & Record<'weights', Flat<'f32'>>>;
+
 /** As many as a device has thread blocks for a head, or nearly. */
 const rangeParts = 256;
 
@@ -46,6 +48,8 @@ export class ChoiceRoom implements Disposable {
   readonly #onHost: Readonly<Record<'valueRows' | 'counts', Flat<'i32'>> & Record<'output', Flat<'f32'>>>;
   /** Without keys on the host. */
   readonly #weights: Flat<'f32'> | undefined;
+  /** Where lists with weights wait for their way to the host, if it is beside what else the device does. */
+  readonly #sent: Lists | undefined;
   /** With them. */
   readonly #exact: Readonly<Record<'query' | 'logSumExp', Flat<'f32'>>> | undefined;
 
@@ -55,14 +59,17 @@ export class ChoiceRoom implements Disposable {
     return elements.reduce((sum, count) => sum + bytesOfPool(4 * count), 0);
   }
 
-  /** @throws OutOfMemoryError */
-  constructor(sizes: ChoiceSizes, memory: HostMemory) {
+  /**
+   * @param overlaps whether lists go to the host beside what else the device does
+   * @throws OutOfMemoryError
+   */
+  constructor(sizes: ChoiceSizes, memory: HostMemory, overlaps: boolean) {
     const { device, slots } = sizes.capacity;
     const { keys, chosen, heads, lists, weights, exact } = elementsOf(sizes);
     this.rows = slots;
     this.#keys = keys;
     this.#chosen = chosen;
-    [this.#onDevice, this.#onHost, this.#weights, this.#exact] = madeTogether((own) => {
+    [this.#onDevice, this.#onHost, this.#weights, this.#exact, this.#sent] = madeTogether((own) => {
       const flat = <D extends 'f32' | 'i32'>(from: HostMemory, dtype: D, count: number): Flat<D> => own(from.tensor(dtype, ['element'], [count]));
       return [
         {
@@ -77,16 +84,27 @@ export class ChoiceRoom implements Disposable {
         },
         weights.weights === undefined ? undefined : flat(memory, 'f32', weights.weights),
         exact.query === undefined ? undefined : { query: flat(memory, 'f32', exact.query), logSumExp: flat(memory, 'f32', exact.logSumExp) },
+        overlaps && weights.weights !== undefined
+          ? {
+              valueRows: flat(device, 'i32', lists.valueRows),
+              counts: flat(device, 'i32', lists.counts),
+              weights: flat(device, 'f32', weights.weights),
+            }
+          : undefined,
       ];
     });
   }
 
   get deviceBytes(): number {
-    return bytesOf(Object.values(this.#onDevice));
+    return bytesOf(this.#deviceTensors);
   }
 
   get hostBytes(): number {
     return bytesOf(this.#hostTensors);
+  }
+
+  get #deviceTensors(): Flat<DType>[] {
+    return [...Object.values(this.#onDevice), ...Object.values(this.#sent ?? {})];
   }
 
   get #hostTensors(): Flat<DType>[] {
@@ -94,37 +112,47 @@ export class ChoiceRoom implements Disposable {
     return [...Object.values(this.#onHost), ...weights, ...Object.values(this.#exact ?? {})];
   }
 
-  /** Room for rows of the n-th group of a layer's kv heads: with `weights`, or with `exact` where keys are on the host. */
-  of({ query: { shape, axes, dtype }, blockTable }: RowsOverBlocks, nth: number) {
-    const [keys, chosen, weights, exact] = [this.#keys, this.#chosen, this.#weights, this.#exact];
+  /**
+   * Room for rows of a group of a layer's kv heads: with `weights`, or with `exact` where keys are on the host. Lists
+   * are on the host, or have `room` there.
+   */
+  of({ query: { shape, axes, dtype }, blockTable, firstKvHead }: RowsOverBlocks) {
+    const [keys, chosen, exact] = [this.#keys, this.#chosen, this.#exact];
     const { scores, ranges, logSumExps } = this.#onDevice;
-    const { valueRows, counts, output } = this.#onHost;
+    const { output, ...onHost } = this.#onHost;
     const [rows, queryHeads, headDim] = shape;
     const kvHeads = blockTable.shape[1];
-    const part = <D extends DType>(flat: Flat<D>, elements: number) => flat.slice('element', nth * elements, (nth + 1) * elements);
+    const part = <D extends DType>(flat: Flat<D>, elements: number) => flat.slice('element', (firstKvHead * elements) / kvHeads, ((firstKvHead + kvHeads) * elements) / kvHeads);
+    const rowsOf = (flat: Flat<'i32'>) => part(flat, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]);
+    const countsOf = (flat: Flat<'i32'>) => part(flat, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]);
+    const weightsOf = (flat: Flat<'f32'>) => {
+      const axes = ['token', 'kvHead', 'chosen', 'groupHead'] as const;
+      return part(flat, rows * queryHeads * chosen).view(axes, [rows, kvHeads, chosen, queryHeads / kvHeads]);
+    };
+    const weights = this.#weights && weightsOf(this.#weights);
+    const host = { valueRows: rowsOf(onHost.valueRows), counts: countsOf(onHost.counts), weights };
+    const sent = this.#sent && {
+      valueRows: rowsOf(this.#sent.valueRows),
+      counts: countsOf(this.#sent.counts),
+      weights: weightsOf(this.#sent.weights),
+    };
     const ofHeads = (flat: Flat<'f32'>) => part(flat, rows * queryHeads).view(['token', 'queryHead'], [rows, queryHeads]);
     return {
       scores: part(scores, rows * queryHeads * keys).view(['token', 'queryHead', 'key'], [rows, queryHeads, keys]),
       ranges: part(ranges, rows * queryHeads * rangeParts * 2).view(['token', 'queryHead', 'part', 'bound'], [rows, queryHeads, rangeParts, 2]),
       logSumExp: ofHeads(logSumExps),
-      valueRows: part(valueRows, rows * kvHeads * chosen).view(['token', 'kvHead', 'chosen'], [rows, kvHeads, chosen]),
-      counts: part(counts, rows * kvHeads).view(['token', 'kvHead'], [rows, kvHeads]),
+      ...(sent ?? host),
+      room: sent && weights && { hostValueRows: host.valueRows, hostCounts: host.counts, hostWeights: weights },
       output: part(output, rows * queryHeads * headDim).view(axes, shape),
-      weights:
-        weights &&
-        part(weights, rows * queryHeads * chosen).view(
-          ['token', 'kvHead', 'chosen', 'groupHead'],
-          [rows, kvHeads, chosen, queryHeads / kvHeads],
-        ),
       exact: exact && {
-        query: exact.query.derive(dtype, axes, shape, [queryHeads * headDim, headDim, 1], 4 * nth * rows * queryHeads * headDim),
+        query: exact.query.derive(dtype, axes, shape, [queryHeads * headDim, headDim, 1], (4 * firstKvHead * rows * queryHeads * headDim) / kvHeads),
         logSumExp: ofHeads(exact.logSumExp),
       },
     };
   }
 
   [Symbol.dispose](): void {
-    for (const tensor of [...Object.values(this.#onDevice), ...this.#hostTensors]) tensor.dispose();
+    for (const tensor of [...this.#deviceTensors, ...this.#hostTensors]) tensor.dispose();
   }
 }
 

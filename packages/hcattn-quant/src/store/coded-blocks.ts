@@ -88,25 +88,27 @@ export class CodedBlocks implements BlockCodec {
 
   attend(stream: Stream, rows: RowsOverBlocks, part: AttentionPart): void {
     const { groups, links } = this.#overlap;
+    const room = this.#room.of(rows);
     // What belongs to a group lies together in a step of one row alone.
     if (groups === undefined || rows.query.shape[0] > 1) {
-      const room = this.#room.of(rows, 0);
       this.#choose(stream, rows, part.logSumExp, room);
-      mergeAttention(stream, { ...part, other: this.#sum(stream, rows, room) });
-      return;
-    }
-    const ofGroups = groups.of(rows);
-    let firstHead = 0;
-    const parts = ofGroups.map((group, nth) => {
-      const room = this.#room.of(group, nth);
-      const [first, end] = [firstHead, (firstHead += group.query.shape[1])];
-      const logSumExp = part.logSumExp.slice('queryHead', first, end);
-      this.#choose(stream, group, logSumExp, room);
-      const other = this.#sum(links[nth]?.behind(stream) ?? stream, group, room);
-      return { output: part.output.slice('queryHead', first, end), logSumExp, other };
-    });
+      this.#sum(stream, rows, room);
+    } else this.#attendInGroups(stream, groups.of(rows), part.logSumExp);
     for (const link of links) link.join(stream);
-    for (const each of parts) mergeAttention(stream, each);
+    const { output, logSumExp, exact } = room;
+    mergeAttention(stream, { ...part, other: { output, logSumExp: exact?.logSumExp ?? logSumExp } });
+  }
+
+  /** Each group's sums are beside the scores of the next ones. */
+  #attendInGroups(stream: Stream, groups: readonly RowsOverBlocks[], denseLogSumExp: AttentionPart['logSumExp']): void {
+    const { links } = this.#overlap;
+    let firstHead = 0;
+    groups.forEach((group, nth) => {
+      const room = this.#room.of(group);
+      const logSumExp = denseLogSumExp.slice('queryHead', firstHead, (firstHead += group.query.shape[1]));
+      this.#choose(stream, group, logSumExp, room);
+      this.#sum(links[nth]?.behind(stream) ?? stream, group, room);
+    });
   }
 
   /** Enqueues what rows choose. */
@@ -126,12 +128,11 @@ export class CodedBlocks implements BlockCodec {
   }
 
   /** Enqueues the sums on the host of what was chosen. */
-  #sum(stream: Stream, { scale }: RowsOverBlocks, { valueRows, weights, counts, exact, output, logSumExp }: GroupRoom): AttentionPart {
+  #sum(stream: Stream, { scale }: RowsOverBlocks, { valueRows, weights, counts, room, exact, output }: GroupRoom): void {
     const { keys, values, valueScales } = this.#pools.host;
-    if (weights !== undefined) weightedValues(stream, { valueRows, weights, counts, values, output });
-    if (keys === undefined || exact === undefined) return { output, logSumExp };
+    if (weights !== undefined) weightedValues(stream, { valueRows, weights, counts, values, output, ...room });
+    if (keys === undefined || exact === undefined) return;
     decodeAttentionListed(stream, { ...exact, valueRows, counts, keys, values, valueScales, output, scale });
-    return { output, logSumExp: exact.logSumExp };
   }
 
   #encode(stream: Stream, { keys, values }: DenseBlocks, blocks: readonly NewBlock[]): void {

@@ -3,7 +3,7 @@ import { BlockIds, hostMemoryOf, LinkStream, madeTogether } from '@kv/sparse-cor
 import type { BlockCodec, CodeCache } from './block-codec.js';
 import { ChoiceRoom, type ChoiceSizes } from './choice-room.js';
 import { type Choice, CodedBlocks, type CodedPools } from './coded-blocks.js';
-import { HeadGroups, headGroupsOf } from './head-groups.js';
+import { HeadGroups, headBoundsOf } from './head-groups.js';
 import { blocksOf, HostBlocks, type HostBlockSizes } from './host-blocks.js';
 import type { KeyFormat, KeyPool } from './key-format.js';
 import { StagedBlocks, stagedSizes } from './staged-blocks.js';
@@ -42,8 +42,9 @@ export class CodedCache implements CodeCache {
     const blocks = blocksOf(layers, capacity);
     this.#choice = { tau, missingMass };
     // A mean value has one table for all kv heads.
-    const groups = missingMass === 'meanValue' ? 1 : headGroupsOf(layers, capacity);
-    const isGrouped = groups > 1;
+    const bounds = layers.map((layer) => (missingMass === 'meanValue' ? [0, layer.kvHeads] : headBoundsOf(layer, capacity)));
+    const groups = Math.max(...bounds.map(({ length }) => length - 1));
+    const hasLinks = groups > 1 && device.kind === 'cuda';
     [this.#keys, this.#pools, this.#room, this.#groups, this.#links] = madeTogether((own) => {
       const keys = own(format.createPool(layers, device, blocks));
       const memory = hostMemoryOf('hcAttentionStore', device, hostPool, CodedCache.hostBytes(options));
@@ -55,9 +56,9 @@ export class CodedCache implements CodeCache {
       return [
         keys,
         { ids: new BlockIds('coded blocks', blocks), blockBytes, host, staged },
-        own(new ChoiceRoom(options, memory)),
-        isGrouped ? layers.map((layer) => own(new HeadGroups(layer, capacity, groups))) : [],
-        isGrouped && device.kind === 'cuda' ? Array.from({ length: groups }, () => own(new LinkStream(device))) : [],
+        own(new ChoiceRoom(options, memory, hasLinks)),
+        groups > 1 ? layers.map((layer, index) => own(new HeadGroups(layer, capacity, bounds[index] ?? []))) : [],
+        hasLinks ? Array.from({ length: groups }, () => own(new LinkStream(device))) : [],
       ];
     });
   }

@@ -1,18 +1,19 @@
 import { createDevice } from '@kv/sparse-core';
 import { expect, it } from 'vitest';
-import { headGroupsOf } from './head-groups.js';
+import { headBoundsOf } from './head-groups.js';
 
 it.each([
-  { kvHeads: [8], tokens: 2 ** 18, groups: 1 },
-  { kvHeads: [8, 8], tokens: 2 ** 19, groups: 2 },
-  { kvHeads: [8], tokens: 2 ** 20, groups: 4 },
-  { kvHeads: [8], tokens: 2 ** 22, groups: 4 },
-  { kvHeads: [6], tokens: 2 ** 20, groups: 3 },
-  { kvHeads: [8, 6], tokens: 2 ** 20, groups: 2 },
-  { kvHeads: [7], tokens: 2 ** 20, groups: 1 },
-])('puts kv heads in groups where the cache is large: $kvHeads, $tokens', ({ kvHeads, tokens, groups }) => {
-  const layers = kvHeads.map((count, index) => ({ index, queryHeads: 4 * count, kvHeads: count, headDim: 64 }));
+  { kvHeads: 8, tokens: 2 ** 18, bounds: [0, 8] },
+  { kvHeads: 8, tokens: 2 ** 19, bounds: [0, 4, 8] },
+  { kvHeads: 8, tokens: 3 * 2 ** 18, bounds: [0, 3, 5, 8] },
+  { kvHeads: 8, tokens: 2 ** 20, bounds: [0, 2, 4, 6, 7, 8] },
+  { kvHeads: 8, tokens: 2 ** 22, bounds: [0, 2, 4, 6, 7, 8] },
+  { kvHeads: 32, tokens: 2 ** 20, bounds: [0, 8, 16, 24, 28, 32] },
+  { kvHeads: 6, tokens: 2 ** 20, bounds: [0, 2, 3, 5, 6] },
+  { kvHeads: 2, tokens: 2 ** 20, bounds: [0, 1, 2] },
+  { kvHeads: 1, tokens: 2 ** 20, bounds: [0, 1] },
+])('puts kv heads in groups where the cache is large: $kvHeads, $tokens', ({ kvHeads, tokens, bounds }) => {
   const device = createDevice({ threads: 1 });
-  expect(headGroupsOf(layers, { device, slots: 4, tokensPerSlot: tokens, tokens })).toBe(groups);
-  expect(headGroupsOf(layers, { device, slots: 1, tokensPerSlot: 4096, tokens })).toBe(1);
+  expect(headBoundsOf({ kvHeads }, { device, slots: 4, tokensPerSlot: tokens, tokens })).toEqual(bounds);
+  expect(headBoundsOf({ kvHeads }, { device, slots: 1, tokensPerSlot: 4096, tokens })).toEqual([0, kvHeads]);
 });

@@ -5,13 +5,16 @@ import type { RowsOverBlocks } from './block-codec.js';
 
 /** Tokens of a cache for each group: of fewer, the kernels and the host part of a group cost more than they hide. */
 const tokensOfGroup = 2 ** 18;
-const mostGroups = 4;
+/** How large groups are, by how many there is work for. The device waits for the last one, so it is small where there are many. */
+const sizes = [[1], [1, 1], [1, 1, 1], [2, 2, 2, 1, 1]] as const;
 
-/** How many groups the kv heads of each layer are in. */
-export function headGroupsOf(layers: readonly KvLayer[], { tokens, slots, tokensPerSlot }: KvCapacity): number {
-  const most = Math.min(mostGroups, Math.floor(Math.min(tokens, slots * tokensPerSlot) / tokensOfGroup));
-  for (let count = most; count > 1; count--) if (layers.every(({ kvHeads }) => kvHeads % count === 0)) return count;
-  return 1;
+/** Where the groups of a layer's kv heads begin, and the last one ends. */
+export function headBoundsOf({ kvHeads }: Pick<KvLayer, 'kvHeads'>, { tokens, slots, tokensPerSlot }: KvCapacity): readonly number[] {
+  const groups = Math.floor(Math.min(tokens, slots * tokensPerSlot) / tokensOfGroup);
+  const parts = sizes[Math.max(0, Math.min(groups, sizes.length) - 1)] ?? sizes[0];
+  const all = parts.reduce((sum: number, part) => sum + part, 0);
+  let end = 0;
+  return [...new Set([0, ...parts.map((part) => Math.round(((end += part) * kvHeads) / all))])];
 }
 
 /** The kv heads of a layer in groups of neighbours: what one group reads is summed on the host while the next is scored. */
@@ -19,17 +22,20 @@ export class HeadGroups implements Disposable {
   readonly #layer: KvLayer;
   /** Of each group, which blocks its kv heads have: operations take tables without gaps. */
   readonly #tables: readonly SlotTable<undefined, 'blocks'>[];
-  readonly #kvHeads: number;
+  readonly #bounds: readonly number[];
 
   /** @throws OutOfMemoryError */
-  constructor(layer: KvLayer, capacity: KvCapacity, groups: number) {
+  constructor(layer: KvLayer, capacity: KvCapacity, bounds: readonly number[]) {
     this.#layer = layer;
-    this.#kvHeads = layer.kvHeads / groups;
-    const options = { layer: { ...layer, kvHeads: this.#kvHeads }, capacity, blockTokens, tables: ['blocks'], empty: () => undefined } as const;
+    this.#bounds = bounds;
+    const options = { capacity, blockTokens, tables: ['blocks'], empty: () => undefined } as const;
     const tables: SlotTable<undefined, 'blocks'>[] = [];
     this.#tables = tables;
     try {
-      while (tables.length < groups) tables.push(new SlotTable<undefined, 'blocks'>(options));
+      while (tables.length < bounds.length - 1) {
+        const [first, end] = this.#boundsOf(tables.length);
+        tables.push(new SlotTable<undefined, 'blocks'>({ ...options, layer: { ...layer, kvHeads: end - first } }));
+      }
     } catch (error) {
       this[Symbol.dispose]();
       throw error;
@@ -44,7 +50,7 @@ export class HeadGroups implements Disposable {
   write(stream: Stream, slot: number, { table, heads }: SlotBlocks): void {
     const width = table.length / this.#layer.kvHeads;
     this.#tables.forEach(({ tables }, group) => {
-      const [first, end] = [group * this.#kvHeads, (group + 1) * this.#kvHeads];
+      const [first, end] = this.#boundsOf(group);
       stream.write(tables.blocks.slice('slot', slot, slot + 1), table.subarray(first * width, end * width));
       this.#tables[group]?.write(stream, slot, heads.slice(first, end).map(({ length }) => length * blockTokens));
     });
@@ -52,14 +58,21 @@ export class HeadGroups implements Disposable {
 
   /** The rows of each group. */
   of(rows: RowsOverBlocks): RowsOverBlocks[] {
-    const queryHeads = (this.#layer.queryHeads / this.#layer.kvHeads) * this.#kvHeads;
-    return this.#tables.map(({ tables, keyCounts }, group) => ({
-      ...rows,
-      query: rows.query.slice('queryHead', group * queryHeads, (group + 1) * queryHeads),
-      blockTable: tables.blocks,
-      keyCounts,
-      firstKvHead: group * this.#kvHeads,
-    }));
+    const group = this.#layer.queryHeads / this.#layer.kvHeads;
+    return this.#tables.map(({ tables, keyCounts }, index) => {
+      const [first, end] = this.#boundsOf(index);
+      return {
+        ...rows,
+        query: rows.query.slice('queryHead', first * group, end * group),
+        blockTable: tables.blocks,
+        keyCounts,
+        firstKvHead: first,
+      };
+    });
+  }
+
+  #boundsOf(group: number): [first: number, end: number] {
+    return [this.#bounds[group] ?? 0, this.#bounds[group + 1] ?? 0];
   }
 
   [Symbol.dispose](): void {
