@@ -1,6 +1,6 @@
 import { type FloatDType, HostPool, type KvCapacity, type KvLayer, type KvStoreFactory } from '@kv/sparse-core';
 import { expectBoolean, expectCapacity, expectObject, expectThat, floats } from '@kv/sparse-core/native';
-import { type BlockMetadataMethod, blockMetadataMethods } from './block-metadata-method.js';
+import { type BlockMetadata, expectMetadata } from './block-metadata-method.js';
 import { blockTokens } from './store/block-sizes.js';
 import { createStores, deviceBytesFor, hostBytes, type StoresOptions } from './store/create-stores.js';
 
@@ -22,8 +22,8 @@ export interface BlockOptions {
   readonly sinkTokens?: number | undefined;
   /** Last tokens that it always reads, rounded up to blocks, beside the newest block; part of the budget. Default: 64. */
   readonly localWindow?: number | undefined;
-  /** What blocks are scored by. Default: 'cuboidMean'. */
-  readonly metadata?: BlockMetadataMethod | undefined;
+  /** What blocks are scored by, or who makes it. Default: 'cuboidMean'. */
+  readonly metadata?: BlockMetadata | undefined;
   /**
    * Whether blocks that come from host memory are compared with checksums, made when they were filled: a step whose block is not
    * what was written fails. Default: false.
@@ -85,7 +85,7 @@ function expectOptions(options: BlockOptions): StoresOptions {
   ] as const) {
     expectThat(name, subject, given, Number.isSafeInteger(given) && given >= least, `a whole number, ${least} or more`);
   }
-  expectThat(name, 'metadata', metadata, blockMetadataMethods.includes(metadata), blockMetadataMethods.join(', '));
+  expectMetadata(name, metadata);
   expectBoolean(name, 'checksums', checksums);
   expectThat(name, 'dtype', dtype, dtype === undefined || floats.includes(dtype), floats.join(', '));
   const [budgetBlocks, sinkBlocks, windowBlocks] = [budgetTokens, sinkTokens, localWindow].map((tokens) => Math.ceil(tokens / blockTokens)) as [number, number, number];

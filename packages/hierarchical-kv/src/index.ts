@@ -1,4 +1,4 @@
-export { type BlockMetadataMethod, blockMetadataMethods, metadataVectors } from './block-metadata-method.js';
+export { type BlockMetadata, type BlockMetadataMaker, type BlockMetadataMethod, blockMetadataMethods, type BlocksToDescribe, metadataVectors } from './block-metadata-method.js';
 export { type BlockOptions, hierarchicalDeviceBytes, hierarchicalHostBytes, type HierarchicalOptions, hierarchicalStore } from './hierarchical-store.js';
 export type { BlockBatch, FixedBlocks } from './operations/block-batch.js';
 export { blockMetadata, type BlockMetadataArguments } from './operations/block-metadata.js';

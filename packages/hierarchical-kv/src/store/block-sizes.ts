@@ -1,5 +1,5 @@
 import type { FloatDType, KvCapacity, KvLayer } from '@kv/sparse-core';
-import type { BlockMetadataMethod } from '../block-metadata-method.js';
+import type { BlockMetadata } from '../block-metadata-method.js';
 
 /** Consecutive tokens of one kv head in a block. */
 export const blockTokens = 32;
@@ -11,7 +11,7 @@ export interface BlockSizes {
   readonly sinkBlocks: number;
   /** The last blocks: those of the window, and the one that its newest token is in. */
   readonly recentBlocks: number;
-  readonly metadata: BlockMetadataMethod;
+  readonly metadata: BlockMetadata;
   /** Whether blocks that come from host memory are compared with checksums. */
   readonly checksums: boolean;
 }

@@ -3,6 +3,7 @@ import { bytesOfPool, densePagedStores, hostMemoryOf } from '@kv/sparse-core/nat
 import { blockBytes, type BlockSizes, blockTokens, cachedBlocksRead, hostBlocksOf, type LayerSizes, tableWidth } from './block-sizes.js';
 import { DeviceBlocks } from './device-blocks.js';
 import { HierarchicalLayerStore } from './hierarchical-layer-store.js';
+import { MadeMetadata } from './made-metadata.js';
 import { NewestDemand } from './newest-demand.js';
 import { PromptBlocks } from './prompt-blocks.js';
 import { StepScratch } from './step-scratch.js';
@@ -50,6 +51,7 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, o
   };
   try {
     const [scratch, prompts] = [undone(new StepScratch(first)), undone(new PromptBlocks(first))];
+    const made = typeof first.metadata === 'string' ? undefined : undone(new MadeMetadata(first.metadata, first));
     const demand = undone(new NewestDemand(first.layer, capacity, layers.length));
     const blocks = hostBlocksOf(first.layer, capacity);
     const hosts = densePagedStores(layers, capacity, { name, dtype, blockTokens, blocksOfLayer: blocks, memory, inStep: true });
@@ -59,6 +61,7 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, o
       if (--open > 0) return;
       scratch[Symbol.dispose]();
       prompts[Symbol.dispose]();
+      made?.[Symbol.dispose]();
       demand[Symbol.dispose]();
     };
     const stores: HierarchicalLayerStore[] = [];
@@ -67,11 +70,11 @@ export function createStores(layers: readonly KvLayer[], capacity: KvCapacity, o
       if (host === undefined) throw new Error('there is a store for each layer');
       const device = undone(new DeviceBlocks(ofLayer, cached, demand.ofLayer(index)));
       const shared = {
-        device: (scratch.byteLength + prompts.byteLength) / layers.length + tableBytes(ofLayer),
+        device: (scratch.byteLength + prompts.byteLength + (made?.byteLength ?? 0)) / layers.length + tableBytes(ofLayer),
         host: blocks * device.pool.blockBytes,
       };
       const next = () => stores[index + 1];
-      stores.push(new HierarchicalLayerStore({ name, sizes: ofLayer, index, host, device, demand, scratch, prompts, shared, next, close }));
+      stores.push(new HierarchicalLayerStore({ name, sizes: ofLayer, index, host, device, demand, scratch, prompts, made, shared, next, close }));
     }
     return stores;
   } catch (error) {
@@ -111,7 +114,7 @@ function cachedFor(sizes: LayerSizes, answers: number): number {
 /** Bytes of the device of all layers, with so many blocks in the cache of each. */
 function bytesWith(sizes: readonly LayerSizes[], cached: number): number {
   const [first] = sizes as readonly [LayerSizes];
-  return StepScratch.bytes(first) + PromptBlocks.bytes(first) + sizes.length * (DeviceBlocks.bytes(first, cached) + tableBytes(first));
+  return StepScratch.bytes(first) + PromptBlocks.bytes(first) + MadeMetadata.bytes(first) + sizes.length * (DeviceBlocks.bytes(first, cached) + tableBytes(first));
 }
 
 /**

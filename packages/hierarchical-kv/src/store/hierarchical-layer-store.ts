@@ -22,8 +22,10 @@ import { blockScores } from '../operations/block-scores.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
 import { planBlocks } from '../operations/plan-blocks.js';
 import { selectTopBlocks } from '../operations/select-top-blocks.js';
+import { methodOf } from '../block-metadata-method.js';
 import { blockTokens, cachedBlocksRead, fixedPlace, type LayerSizes } from './block-sizes.js';
 import type { DeviceBlocks } from './device-blocks.js';
+import type { BlocksToMake, MadeMetadata } from './made-metadata.js';
 import type { NewestDemand } from './newest-demand.js';
 import type { HostPrompt, PromptBlocks } from './prompt-blocks.js';
 import type { StepScratch } from './step-scratch.js';
@@ -39,6 +41,8 @@ export interface StoreParts {
   readonly demand: NewestDemand;
   readonly scratch: StepScratch;
   readonly prompts: PromptBlocks;
+  /** Where blocks are described in a way of the user's own. */
+  readonly made: MadeMetadata | undefined;
   /** The layer's part of what all layers share, and of host memory. */
   readonly shared: KvBytes;
   /** The store of the next layer. */
@@ -99,6 +103,8 @@ export class HierarchicalLayerStore implements KvStore {
     for (const { slot, rows } of entries) {
       if (this.#selecting.size > 0) this.#selecting.delete(slot);
       if (!this.#current.has(slot)) this.#refresh(stream, slot, rows === 1);
+      // What a recorded step filled is described in front of the next one.
+      this.#makeOfHost(stream, slot, (tokens) => Math.ceil(tokens / blockTokens) - (tokens % blockTokens === 0 ? 1 : 0));
     }
   }
 
@@ -155,6 +161,7 @@ export class HierarchicalLayerStore implements KvStore {
         queryStart: start ?? batch.queryStart,
         device,
         hostTable: blockTable.slice('slot', slot, slot + 1),
+        make: (blocks) => this.#make(stream, blocks),
       });
       first += rows;
     }
@@ -171,8 +178,6 @@ export class HierarchicalLayerStore implements KvStore {
     const { sizes, device, scratch } = this.#parts;
     const { sinkBlocks, recentBlocks, capacity } = sizes;
     expectThat('startDecode', 'rows', batch.rows, batch.rows <= capacity.slots, `at most ${capacity.slots}, one for each sequence`);
-    // Replays of a recorded step come behind `prepare`.
-    if (!stream.recording) this.#parts.prompts.join(stream);
     const { slots, queryStart, rows } = batch;
     const { keys: hostKeys, values: hostValues, blockTable, keyCounts } = this.#host.denseBlocks();
     const { keys, values } = device.pool;
@@ -182,9 +187,11 @@ export class HierarchicalLayerStore implements KvStore {
     const rowsOf = { slots, queryStart, keyCounts };
     const fixed = { blockTokens, sinkBlocks, recentBlocks };
     const checked = checksums && { checksums, values };
-    blockMetadata(stream, { ...rowsOf, ...checked, keys, blockTable: fixedTable, metadata, metadataTable: blockTable, rows, method: sizes.metadata });
+    blockMetadata(stream, { ...rowsOf, ...checked, keys, blockTable: fixedTable, metadata, metadataTable: blockTable, rows, method: methodOf(sizes.metadata) });
     blockScores(stream, { ...rowsOf, query, scores, metadata, blockTable, blockTokens });
     selectTopBlocks(stream, { ...rowsOf, ...fixed, ...chosen, scores, budgets: device.budgets });
+    // What prompts bring into the cache beside the stream. Replays of a recorded step come behind `prepare`.
+    if (!stream.recording) this.#parts.prompts.join(stream);
     planBlocks(stream, { ...rowsOf, ...fixed, ...chosen, ...cache, ...planned, blockTable, rows });
     fetchBlocks(stream, { hostKeys, hostValues, keys, values, ...planned, checksums });
     const blocks = { keys, values, blockTable: scratch.attended, keyCounts: planned.readCounts };
@@ -362,7 +369,23 @@ export class HierarchicalLayerStore implements KvStore {
     using queryStart = stream.device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows));
     const checked = device.checksums && { checksums: device.checksums, values };
     const of = { slots, queryStart, keyCounts, rows, ...checked };
-    blockMetadata(stream, { ...of, keys, blockTable, metadata: device.metadata, metadataTable: blockTable, method: sizes.metadata });
+    blockMetadata(stream, { ...of, keys, blockTable, metadata: device.metadata, metadataTable: blockTable, method: methodOf(sizes.metadata) });
+    this.#makeOfHost(stream, slot, () => 0);
+  }
+
+  #make(stream: Stream, blocks: BlocksToMake): void {
+    this.#parts.made?.write(stream, { layer: this.layer, metadata: this.#parts.device.metadata }, blocks);
+  }
+
+  /** The same of full blocks of a slot, in host memory. @param first the first one, of a head of so many tokens */
+  #makeOfHost(stream: Stream, slot: number, first: (tokens: number) => number): void {
+    if (this.#parts.made === undefined) return;
+    const lengths = this.lengths(slot);
+    const ids = this.#host.blockIds(slot).flatMap((held, kvHead) => {
+      const tokens = lengths[kvHead] ?? 0;
+      return Array.from(held.subarray(Math.max(0, first(tokens)), Math.floor(tokens / blockTokens)));
+    });
+    this.#make(stream, { keys: this.#host.denseBlocks().keys, from: ids, to: ids });
   }
 
   /** What goes on beside the stream is done, and what was read of a slot's prompt is no longer so. */

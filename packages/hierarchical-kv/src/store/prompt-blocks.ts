@@ -5,8 +5,10 @@ import { blockMetadata } from '../operations/block-metadata.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
 import { placeBlocks, type PlaceBlocksArguments } from '../operations/place-blocks.js';
 import type { PlannedBlocks } from '../operations/plan-blocks.js';
+import { methodOf } from '../block-metadata-method.js';
 import { blockBytes, blockTokens, fixedPlaces, type LayerSizes, tableWidth } from './block-sizes.js';
 import type { DeviceBlocks } from './device-blocks.js';
+import type { BlocksToMake } from './made-metadata.js';
 
 /** What the host has of a prompt in one layer. */
 export interface HostPrompt {
@@ -35,6 +37,8 @@ export interface PromptRows extends Pick<AttentionCall, 'query' | 'output' | 'sc
   readonly device: DeviceBlocks;
   /** i32: the blocks of the host, by which `device` knows them. */
   readonly hostTable: BlockTableHandle;
+  /** Makes the metadata of full blocks, where a user's maker does. */
+  readonly make: (blocks: BlocksToMake) => void;
 }
 
 /**
@@ -111,7 +115,7 @@ export class PromptBlocks implements Disposable {
    * stream does until it comes here again, the blocks go to the host, and into the device's cache as long as it has room. Where
    * the same rows pass one layer after the other, what the next layer has in front of them is loaded behind that.
    */
-  attend(stream: Stream, { keys, values, query, output, scale, earlier, next, device, hostTable, saved, keyCounts, queryStart }: PromptRows): void {
+  attend(stream: Stream, { keys, values, query, output, scale, earlier, next, device, hostTable, make, saved, keyCounts, queryStart }: PromptRows): void {
     const rows = query.shape[0];
     const { layer, slot, tokens } = earlier;
     if (!isSame(this.#holds, { layer, slot, tokens: tokens.map((held) => held + rows) })) {
@@ -122,8 +126,9 @@ export class PromptBlocks implements Disposable {
     const blocks = { ...this.#blocks, keyCounts };
     const { metadata, checksums } = device;
     const checked = checksums && { checksums, values: blocks.values };
-    const scored = { metadata, metadataTable: hostTable, method: this.#sizes.metadata, ...checked };
+    const scored = { metadata, metadataTable: hostTable, method: methodOf(this.#sizes.metadata), ...checked };
     blockMetadata(stream, { ...batch, ...scored, keys: blocks.keys, blockTable: this.#table, keyCounts, rows });
+    make({ keys: blocks.keys, ...this.#filled(earlier, rows) });
     const beside = this.#link.behind(stream);
     if (!saved) this.#save(beside, earlier, rows);
     this.#keep(beside, device, { ...batch, blockTable: hostTable, keyCounts, rows });
@@ -162,6 +167,19 @@ export class PromptBlocks implements Disposable {
     if (from.length === 0) return;
     transferBlocks(stream, { source: host.keys, destination: this.#pool.keys, from, to });
     transferBlocks(stream, { source: host.values, destination: this.#pool.values, from, to });
+  }
+
+  /** Blocks that the rows filled: where they are here, and on the host. */
+  #filled({ hostBlocks, tokens }: HostPrompt, rows: number): { readonly from: number[]; readonly to: number[] } {
+    const [from, to]: [number[], number[]] = [[], []];
+    hostBlocks.forEach((held, kvHead) => {
+      const earlier = tokens[kvHead] ?? 0;
+      for (let block = Math.floor(earlier / blockTokens); (block + 1) * blockTokens <= earlier + rows; block++) {
+        from.push(kvHead * this.#width + block);
+        to.push(held[block] ?? NaN);
+      }
+    });
+    return { from, to };
   }
 
   #save(copies: Stream, { host, hostBlocks, tokens }: HostPrompt, rows: number): void {
