@@ -54,12 +54,7 @@ void rule_out(Coordinates at, size_t count, const Witness& witness, float* __res
 }  // namespace
 
 void index_centroids(const IndexCentroidsArguments& a, Workers& workers) {
-  const int64_t bytes = IndexShape(a.centroid_count, a.sub_dim).bytes();
-  const ListLoops loops{distances, from_point, rule_out};
-  workers.for_each(static_cast<size_t>(a.books), [&](size_t book, int) {
-    build_centroid_index(a.centroids + static_cast<int64_t>(book) * a.centroid_count * a.sub_dim, a.centroid_count, a.sub_dim,
-                         a.index + static_cast<int64_t>(book) * bytes, loops);
-  });
+  build_centroid_indices(a.centroids, a.books, a.centroid_count, a.sub_dim, a.index, {distances, from_point, rule_out}, workers);
 }
 
 }  // namespace KV_ISA

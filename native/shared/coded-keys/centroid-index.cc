@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "runtime/workers.h"
 #include "shared/coded-keys/centroid-lists.h"
 #include "shared/coded-keys/value-of-half.h"
 
 namespace kv {
 namespace {
+
+// What is made of lists before they are written takes some MiB for each.
+constexpr size_t kBooksAtOnce = 16;
 
 class BoxBuilder {
  public:
@@ -68,12 +73,23 @@ class BoxBuilder {
 
 }  // namespace
 
-void build_centroid_index(const uint16_t* book, int centroids, int sub_dim, uint8_t* index, const ListLoops& loops) {
-  std::memset(index, 0, static_cast<size_t>(IndexShape(centroids, sub_dim).bytes()));
-  if (sub_dim <= kMostListedDims) {
-    build_centroid_lists(book, centroids, sub_dim, index, loops);
-  } else if (sub_dim <= kMostIndexedDims) {
-    BoxBuilder(book, centroids, sub_dim, index);
+void build_centroid_indices(const uint16_t* books, int64_t count, int centroids, int sub_dim, uint8_t* indices,
+                            const ListLoops& loops, Workers& workers) {
+  const auto bytes = static_cast<size_t>(IndexShape(centroids, sub_dim).bytes());
+  std::memset(indices, 0, bytes * static_cast<size_t>(count));
+  const auto book = [&](size_t number) { return books + static_cast<int64_t>(number) * centroids * sub_dim; };
+  if (sub_dim > kMostListedDims && sub_dim <= kMostIndexedDims) {
+    workers.for_each(static_cast<size_t>(count), [&](size_t number, int) { BoxBuilder(book(number), centroids, sub_dim, indices + bytes * number); });
+  }
+  if (sub_dim > kMostListedDims) return;
+  for (size_t first = 0; first < static_cast<size_t>(count); first += kBooksAtOnce) {
+    std::vector<std::unique_ptr<CentroidLists>> lists(std::min(kBooksAtOnce, static_cast<size_t>(count) - first));
+    workers.for_each(lists.size(), [&](size_t i, int) { lists[i] = std::make_unique<CentroidLists>(book(first + i), centroids, sub_dim); });
+    workers.for_each(lists.size() * CentroidLists::kMostParts, [&](size_t i, int) {
+      CentroidLists& own = *lists[i / CentroidLists::kMostParts];
+      if (i % CentroidLists::kMostParts < own.parts()) own.list(i % CentroidLists::kMostParts, loops);
+    });
+    workers.for_each(lists.size(), [&](size_t i, int) { lists[i]->write(indices + bytes * (first + i)); });
   }
 }
 

@@ -98,9 +98,11 @@ struct BoxWalk {
   }
 };
 
+class Workers;
 struct ListLoops;
 
-// Fills in the index of a book, f16 [centroid, sub_dim], all finite. May throw std::bad_alloc.
-void build_centroid_index(const uint16_t* book, int centroids, int sub_dim, uint8_t* index, const ListLoops& loops);
+// Fills in the indices of books, f16 [book, centroid, sub_dim], all finite. May throw std::bad_alloc.
+void build_centroid_indices(const uint16_t* books, int64_t count, int centroids, int sub_dim, uint8_t* indices,
+                            const ListLoops& loops, Workers& workers);
 
 }  // namespace kv

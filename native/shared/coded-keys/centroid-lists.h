@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "shared/coded-keys/centroid-index.h"
 
@@ -33,7 +35,29 @@ struct ListLoops {
   void (*rule_out)(const float* const (&at)[kMostListedDims], size_t count, const Witness& witness, float* nearer);
 };
 
-// Fills in the index of a book, f16 [centroid, sub_dim], of up to kMostListedDims dims, all finite. May throw std::bad_alloc.
-void build_centroid_lists(const uint16_t* book, int centroids, int sub_dim, uint8_t* index, const ListLoops& loops);
+// The lists of a book, made part after part, on any threads.
+class CentroidLists {
+ public:
+  static constexpr size_t kMostParts = 32;
+
+  // f16 [centroid, sub_dim] of up to kMostListedDims dims, all finite. May throw std::bad_alloc, as what follows.
+  CentroidLists(const uint16_t* book, int centroids, int sub_dim);
+  ~CentroidLists();
+
+  // At most kMostParts.
+  size_t parts() const;
+  void list(size_t part, const ListLoops& loops);
+  // Fills in the index, when all parts are listed.
+  void write(uint8_t* index) const;
+
+ private:
+  class Tree;
+  class Part;
+
+  size_t most_chunks() const;
+
+  std::unique_ptr<Tree> tree_;
+  std::vector<std::unique_ptr<Part>> parts_;
+};
 
 }  // namespace kv
