@@ -16,7 +16,7 @@ import {
   type TokenSelection,
   transferBlocks,
 } from '@kv/sparse-core';
-import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectPrepared, expectThat, type KvResidency, kvResidency, listOf } from '@kv/sparse-core/native';
+import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectPrepared, expectThat, type KvResidency, kvResidency, listOf, nativeOf } from '@kv/sparse-core/native';
 import { blockMetadata } from '../operations/block-metadata.js';
 import { blockScores } from '../operations/block-scores.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
@@ -96,7 +96,7 @@ export class HierarchicalLayerStore implements KvStore {
   prepare(stream: Stream, batch: RowBatch): void {
     const entries = entriesOf('prepare', batch);
     this.#expectCached(entries);
-    this.#parts.prompts.join(stream);
+    this.#join('prepare', stream);
     this.#host.prepare(stream, batch);
     this.#serve(stream);
     this.#parts.demand.ask(stream);
@@ -190,8 +190,7 @@ export class HierarchicalLayerStore implements KvStore {
     blockMetadata(stream, { ...rowsOf, ...checked, keys, blockTable: fixedTable, metadata, metadataTable: blockTable, rows, method: methodOf(sizes.metadata) });
     blockScores(stream, { ...rowsOf, query, scores, metadata, blockTable, blockTokens });
     selectTopBlocks(stream, { ...rowsOf, ...fixed, ...chosen, scores, budgets: device.budgets });
-    // What prompts bring into the cache beside the stream. Replays of a recorded step come behind `prepare`.
-    if (!stream.recording) this.#parts.prompts.join(stream);
+    this.#join('startDecode', stream);
     planBlocks(stream, { ...rowsOf, ...fixed, ...chosen, ...cache, ...planned, blockTable, rows });
     fetchBlocks(stream, { hostKeys, hostValues, keys, values, ...planned, checksums });
     const blocks = { keys, values, blockTable: scratch.attended, keyCounts: planned.readCounts };
@@ -201,14 +200,14 @@ export class HierarchicalLayerStore implements KvStore {
 
   /** Selecting reads the keys where they are, on the host. */
   makeDense(stream: Stream, slot: number): Promise<() => void> {
-    this.#parts.prompts.join(stream);
+    this.#join('makeDense', stream);
     return Promise.resolve(() => void this.#selecting.add(slot));
   }
 
   /** Tokens move within host memory. What was read of them on the device, and what their blocks are scored by, is made anew. */
   keep(stream: Stream, slot: number, selection: TokenSelection, outcomes?: SelectionOutcomes): void {
     const former = this.#host.blockIds(slot).map((held) => held.slice());
-    this.#settle(stream, slot);
+    this.#settle('keep', stream, slot);
     this.#host.keep(stream, slot, selection, outcomes);
     this.#selecting.delete(slot);
     this.#current.delete(slot);
@@ -218,7 +217,7 @@ export class HierarchicalLayerStore implements KvStore {
 
   truncate(stream: Stream, slot: number, tokens: number): void {
     const former = this.#host.blockIds(slot).map((held) => held.slice());
-    this.#settle(stream, slot);
+    this.#settle('truncate', stream, slot);
     this.#host.truncate(stream, slot, tokens);
     if (tokens === 0) return;
     this.#forget(stream, former, (held, kvHead) => held.subarray(Math.floor((this.lengths(slot)[kvHead] ?? 0) / blockTokens)));
@@ -226,7 +225,7 @@ export class HierarchicalLayerStore implements KvStore {
   }
 
   copy(stream: Stream, fromSlot: number, toSlot: number, dropped = 0): void {
-    this.#settle(stream, toSlot);
+    this.#settle('copy', stream, toSlot);
     this.#host.copy(stream, fromSlot, toSlot, dropped);
     this.#current.delete(toSlot);
   }
@@ -251,14 +250,14 @@ export class HierarchicalLayerStore implements KvStore {
 
   /** Its blocks leave the cache, those that other sequences share too. The first and the last stay: their places are the slot's. */
   evict(stream: Stream, slot: number): void {
-    this.#parts.prompts.join(stream);
+    this.#join('evict', stream);
     this.#parts.device.forget(stream, joined(this.#host.blockIds(slot)));
   }
 
   release(stream: Stream, slot: number): void {
     const { device, demand, index } = this.#parts;
     const former = this.#host.blockIds(slot).map((held) => held.slice());
-    this.#settle(stream, slot);
+    this.#settle('release', stream, slot);
     this.#host.release(stream, slot);
     this.#forget(stream, former, (held) => held.filter((id) => this.#host.ids.holders(id) === 0));
     device.resetDemand(stream, slot);
@@ -389,9 +388,18 @@ export class HierarchicalLayerStore implements KvStore {
   }
 
   /** What goes on beside the stream is done, and what was read of a slot's prompt is no longer so. */
-  #settle(stream: Stream, slot: number): void {
-    this.#parts.prompts.join(stream);
+  #settle(operation: string, stream: Stream, slot: number): void {
+    this.#join(operation, stream);
     this.#parts.prompts.forget(slot);
+  }
+
+  /** @throws DeviceError, DisposedError, InvalidValueError unless work of the store can be enqueued there */
+  #join(operation: string, stream: Stream): void {
+    const { prompts, device } = this.#parts;
+    if (!prompts.isAhead) return;
+    nativeOf(operation, 'the store', device.fixedCounts, stream);
+    // Replays of a recorded step come behind `prepare`.
+    if (!stream.recording) prompts.join(stream);
   }
 
   #forget(stream: Stream, heads: readonly Int32Array[], lost: (held: Int32Array, kvHead: number) => Int32Array): void {

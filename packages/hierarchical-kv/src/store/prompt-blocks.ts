@@ -86,6 +86,11 @@ export class PromptBlocks implements Disposable {
     return [this.#table, this.#slots, loads, loadCount].reduce((sum, { byteLength }) => sum + byteLength, this.#pool.byteLength);
   }
 
+  /** Whether something goes on beside the stream that it was not put behind. */
+  get isAhead(): boolean {
+    return this.#link.isAhead;
+  }
+
   /** Puts what comes next on the stream behind what goes on beside it. */
   join(stream: Stream): void {
     this.#link.join(stream);

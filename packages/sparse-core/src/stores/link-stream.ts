@@ -5,12 +5,16 @@ export class LinkStream implements Disposable {
   #copies: Stream;
   /** The stream of the other work. */
   #work: Stream | undefined;
-  /** Whether something was enqueued that the other work has not been put behind. */
   #ahead = false;
 
   /** @throws OutOfMemoryError */
   constructor(device: Device) {
     this.#copies = device.createStream();
+  }
+
+  /** Whether something was enqueued that the other work has not been put behind. */
+  get isAhead(): boolean {
+    return this.#ahead;
   }
 
   /** The stream of copies, behind all that is enqueued on `work` so far. */
