@@ -37,9 +37,11 @@ def random_mask(tokens, density):
 
 
 def skeleton_mask(tokens, density):
-    """[head, tile, block]: vertical lines and lines along the diagonal, of a number that differs from head to head."""
+    """[head, tile, block]: the first block, those of the diagonal, and vertical lines and lines along the diagonal, of a
+    number that differs from head to head, as make up the density."""
     seen = causal_blocks(tokens)
     tiles, blocks = seen.shape
+    density -= 3 * tiles / float(seen.sum())
     tile, block = torch.arange(tiles, device='cuda'), torch.arange(blocks, device='cuda')
     lag = (2 * tile[:, None] + 1 - block[None, :]).clamp(min=0)
     mask = torch.zeros(QUERY_HEADS, tiles, blocks, dtype=torch.bool, device='cuda')
