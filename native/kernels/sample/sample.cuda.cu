@@ -142,21 +142,12 @@ class Row {
     return inside;
   }
 
-  // The first of the greatest scores. NaN and +infinity count as +infinity. Some are read at once, so that they wait for
-  // memory together.
+  // The first of the greatest scores. NaN and +infinity count as +infinity.
   __device__ Peak find_peak() {
-    constexpr int kAtOnce = 16;
     Peak best = {-INFINITY, a_.vocabulary};
-    for (int64_t first = thread_; first < a_.vocabulary; first += kAtOnce * kThreads) {
-      float scores[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        scores[i] = first + i * kThreads < a_.vocabulary ? scores_[first + i * kThreads] : -INFINITY;
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        best = HigherScore()(best, {scores[i] < INFINITY ? scores[i] : INFINITY, first + i * kThreads});
-      }
+    for (int64_t i = thread_; i < a_.vocabulary; i += kThreads) {
+      const float score = scores_[i];
+      best = HigherScore()(best, {score < INFINITY ? score : INFINITY, i});
     }
     best = PeakReduce(shared_.storage.peak).Reduce(best, HigherScore());
     if (thread_ == 0) shared_.peak = best;
