@@ -24,19 +24,21 @@ class ChunkWords {
 
   // `memory` is that of all warps, behind a multiple of 128 bytes. A barrier of the thread block must follow.
   __device__ explicit ChunkWords(unsigned char* memory) {
-    if constexpr (!copies()) return;
-    unsigned char* own = memory + threadIdx.x / kWarp * kBytes;
-    stages_ = reinterpret_cast<uint32_t*>(own);
-    barriers_ = reinterpret_cast<uint64_t*>(own + kStages * kChunkBytes);
-    if (lane() != 0) return;
-    for (int stage = 0; stage < kStages; ++stage) ptx::mbarrier_init(barriers_ + stage, 1);
-    ptx::fence_mbarrier_init();
+    if constexpr (copies()) {
+      unsigned char* own = memory + threadIdx.x / kWarp * kBytes;
+      stages_ = reinterpret_cast<uint32_t*>(own);
+      barriers_ = reinterpret_cast<uint64_t*>(own + kStages * kChunkBytes);
+      if (lane() != 0) return;
+      for (int stage = 0; stage < kStages; ++stage) ptx::mbarrier_init(barriers_ + stage, 1);
+      ptx::fence_mbarrier_init();
+    }
   }
 
   // Asks for the first chunks of a block, where none was asked for.
   __device__ void begin(const uint32_t* block) {
-    if constexpr (!copies()) return;
-    for (int chunk = 0; chunk < kAhead; ++chunk) ask(block + chunk * kChunkWords, (stage_ + chunk) % kStages);
+    if constexpr (copies()) {
+      for (int chunk = 0; chunk < kAhead; ++chunk) ask(block + chunk * kChunkWords, (stage_ + chunk) % kStages);
+    }
   }
 
   // Gives the lane's words of a chunk, of blocks that follow each other: `next`, or null, comes after this one.

@@ -258,14 +258,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
       }
       number = next;
     }
-    if constexpr (!kRanges) continue;
+    if constexpr (kRanges) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      for (int distance = 4; distance < kWarp; distance *= 2) ranges[i].add_lane(distance);
-      const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      if (lane < 4) of_warps[threadIdx.x / kWarp][lane * 2 + i] = ranges[i].both();
+      for (int i = 0; i < 2; ++i) {
+        for (int distance = 4; distance < kWarp; distance *= 2) ranges[i].add_lane(distance);
+        const int lane = static_cast<int>(threadIdx.x) % kWarp;
+        if (lane < 4) of_warps[threadIdx.x / kWarp][lane * 2 + i] = ranges[i].both();
+      }
+      write_ranges(a, entry, head, column, of_warps);
     }
-    write_ranges(a, entry, head, column, of_warps);
   }
 }
 
