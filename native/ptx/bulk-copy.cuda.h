@@ -7,6 +7,15 @@
 
 namespace kv::ptx {
 
+// Whether the GPU that this is compiled for has these copies, for `if constexpr`.
+__device__ constexpr bool has_bulk_copy() {
+#if __CUDA_ARCH__ >= 900
+  return true;
+#else
+  return false;
+#endif
+}
+
 // Starts the copy. Its bytes count on `barrier`. Both addresses and `bytes` are multiples of 16.
 __device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   asm volatile(

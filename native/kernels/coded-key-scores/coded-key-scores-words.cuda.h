@@ -63,13 +63,7 @@ class ChunkWords {
   }
 
  private:
-  static __device__ constexpr bool copies() {
-#if __CUDA_ARCH__ >= 900
-    return kCopied;
-#else
-    return false;
-#endif
-  }
+  static __device__ constexpr bool copies() { return kCopied && ptx::has_bulk_copy(); }
   static __device__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
   __device__ void ask(const uint32_t* chunk, int stage) const {
