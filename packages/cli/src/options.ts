@@ -36,7 +36,7 @@ export interface DeviceChoice {
 
 export function deviceOptions(): Option[] {
   return [
-    new Option('--device <kind>', 'where the model runs').default('cpu'),
+    new Option('--device <kind>', 'where the model runs: cpu, or cuda where the build and the machine have it').default('cpu'),
     new Option('--threads <count>', 'threads that compute (default: one for each core)').argParser(
       wholeNumber(1),
     ),

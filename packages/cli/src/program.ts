@@ -29,7 +29,10 @@ export function createProgram(context: CommandContext): Command {
     .configureOutput({
       writeOut: (text) => context.stdout.write(text),
       writeErr: (text) => context.stderr.write(text),
-    });
+      // `runCli` writes the error that is thrown.
+      outputError: () => undefined,
+    })
+    .addHelpText('after', '\nExample:\n  kv generate models/needle-8m --prompt "def read_lines(path):"\n\nkv COMMAND --help lists the options of a command.');
   addGenerate(program, context);
   addCompare(program, context);
   addBench(program, context);
@@ -50,6 +53,7 @@ export function createProgram(context: CommandContext): Command {
 function addGenerate(program: Command, context: CommandContext): void {
   const command = program
     .command('generate')
+    .usage('<model> --prompt <text> [options]')
     .description('answer a prompt: text to stdout as it comes, timing to stderr')
     .argument('<model>', modelArgument)
     .addOption(new Option('--prompt <text>', 'the prompt').conflicts('promptFile'))
@@ -63,7 +67,7 @@ function addGenerate(program: Command, context: CommandContext): void {
     .option('--top-p <share>', 'choose among the likeliest tokens of this total probability', finiteNumber)
     .option('--min-p <share>', "choose among tokens of at least this share of the likeliest's", finiteNumber)
     .option('--repetition-penalty <factor>', 'above 1 makes tokens that were there unlikelier', finiteNumber)
-    .option('--seed <number>', 'the same seed gives the same answer', wholeNumber(0));
+    .option('--seed <number>', 'the same seed gives the same answer', wholeNumber(0), 0);
   for (const option of deviceOptions()) command.addOption(option);
   command.action((model: string, options: GenerateTextOptions) => generateText(model, options, context));
 }
@@ -71,6 +75,7 @@ function addGenerate(program: Command, context: CommandContext): void {
 function addCompare(program: Command, context: CommandContext): void {
   const command = program
     .command('compare')
+    .usage('<model> --document <file> --question <text> [options]')
     .description('ask questions about a document under the best setting of each method: what each holds and still answers')
     .argument('<model>', modelArgument)
     .requiredOption('--document <file>', 'the text that the questions are about')
@@ -100,6 +105,7 @@ function addBench(program: Command, context: CommandContext): void {
 function addCalibrate(program: Command, context: CommandContext): void {
   const command = program
     .command('calibrate')
+    .usage('<model> --text <files...> --out <file> [options]')
     .description("train codebooks of a model's keys on texts, for caches that hold keys as codes")
     .argument('<model>', modelArgument)
     .requiredOption('--text <file...>', 'texts like those that the model will read; three of some thousand tokens will do')

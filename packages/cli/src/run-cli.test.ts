@@ -16,12 +16,12 @@ describe('kv', () => {
   });
 
   it.each([
-    [['fly'], "unknown command 'fly'"],
-    [['inspect'], "missing required argument 'model'"],
-    [['inspect', 'model', '--loudly'], "unknown option '--loudly'"],
-  ])('refuses %j', async (args, message) => {
-    const { exitCode, stdout, stderr } = await runKv(...args);
-    expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
-    expect(stderr).toContain(message);
+    [['fly'], "unknown command 'fly'. kv --help lists the commands."],
+    [['generat', 'model'], "unknown command 'generat'. Did you mean generate? kv --help lists the commands."],
+    [['inspect'], "missing required argument 'model'. kv inspect --help lists its options."],
+    [['inspect', 'model', '--loudly'], "unknown option '--loudly'. kv inspect --help lists its options."],
+    [['--loudly'], "unknown option '--loudly'. kv --help lists the commands."],
+  ])('refuses %j in one line', async (args, message) => {
+    expect(await runKv(...args)).toEqual({ exitCode: 1, stdout: '', stderr: `kv: ${message}\n` });
   });
 });

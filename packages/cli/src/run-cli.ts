@@ -3,7 +3,7 @@ import { CommanderError } from 'commander';
 
 import { expectStreams } from './command-context.js';
 import type { CliStreams } from './command-context.js';
-import { describeError } from './describe-error.js';
+import { describeError, describeUsageError } from './describe-error.js';
 import { createProgram } from './program.js';
 import { TextOutput } from './text-output.js';
 
@@ -39,7 +39,7 @@ export async function runCli(args: readonly string[], streams: CliStreams = proc
       .parseAsync(given, { from: 'user' })
       .then(() => undefined, asError);
     await stdout.flush();
-    const { exitCode, message = '' } = conclude(failure, lost, signal.aborted);
+    const { exitCode, message = '' } = conclude(failure, lost, signal.aborted, given[0]);
     stderr.write(message);
     return exitCode;
   } finally {
@@ -55,14 +55,17 @@ interface Conclusion {
   readonly message?: string | undefined;
 }
 
-function conclude(failure: Error | undefined, lost: NodeJS.ErrnoException | undefined, aborted: boolean): Conclusion {
+function conclude(failure: Error | undefined, lost: NodeJS.ErrnoException | undefined, aborted: boolean, command: string | undefined): Conclusion {
   if (lost?.code === 'EPIPE') return { exitCode: 0 };
   if (lost !== undefined) {
     return { exitCode: 1, message: `kv: The results cannot be written (${lost.message}). Make room, or write elsewhere.\n` };
   }
   if (failure === undefined) return { exitCode: 0 };
-  // Commander has written its own message.
-  if (failure instanceof CommanderError) return { exitCode: failure.exitCode };
+  if (failure instanceof CommanderError) {
+    // Help and the version have been written.
+    const isAnswered = failure.exitCode === 0 || failure.code === 'commander.help';
+    return { exitCode: failure.exitCode, message: isAnswered ? '' : `kv: ${describeUsageError(failure, command)}\n` };
+  }
   if (aborted) return { exitCode: interruptedExitCode, message: '\nkv: interrupted\n' };
   return { exitCode: 1, message: `kv: ${describeError(failure)}\n` };
 }

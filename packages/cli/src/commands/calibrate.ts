@@ -1,5 +1,5 @@
-import { Calibration, type CalibrationOptions, saveCodebooks } from '@kv/hcattn-quant';
-import { InvalidValueError, kvPolicy, type Model, prefill } from '@kv/model';
+import { Calibration, saveCodebooks } from '@kv/hcattn-quant';
+import { kvPolicy, type Model, prefill } from '@kv/model';
 
 import type { CommandContext } from '../command-context.js';
 import { formatBytes, formatCount } from '../format.js';
@@ -38,7 +38,7 @@ export async function calibrate(directory: string, options: CalibrateOptions, { 
   });
   const { groups, centroids, separate, channelScale, iterations, seed } = options;
   const training = { model: await model.fingerprint(), groups, centroids, separate, channelScale, iterations, seed, signal };
-  expectTrainable(calibration, training, total);
+  calibration.expectTrainable(training, total);
   {
     using bar = new PrefillBar(stderr, 'reads');
     let read = 0;
@@ -62,17 +62,6 @@ export async function calibrate(directory: string, options: CalibrateOptions, { 
     `${options.out}: ${formatCount(codebooks.layers.length)} layers, ${formatCount(codebooks.groups)} groups of ${codebooks.headDim / codebooks.groups} dims, ` +
       `${formatCount(centroids)} centroids, trained on ${formatCount(total)} tokens: ${formatCount(vectors)} vectors for each centroid; ${formatBytes(bytes)}\n`,
   );
-}
-
-/** @throws InvalidValueError that names the option, as the command has it */
-function expectTrainable(calibration: Calibration, training: CalibrationOptions, tokens: number): void {
-  try {
-    calibration.expectTrainable(training, tokens);
-  } catch (error) {
-    if (!(error instanceof InvalidValueError)) throw error;
-    const { subject, given, wanted } = error;
-    throw new InvalidValueError(error.message.replace(/^calibration\.train: (?=groups|centroids|iterations|seed)/, '--'), { subject, given, wanted, cause: error });
-  }
 }
 
 /** The texts as token ids, each no longer than the model's context: what is longer goes on in a text of its own. */

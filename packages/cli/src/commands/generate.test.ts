@@ -155,10 +155,11 @@ describe('kv generate', () => {
   it.each([
     ['no prompt', [], 'give --prompt TEXT or --prompt-file FILE'],
     ['two prompts', ['--prompt', 'a', '--prompt-file', 'b'], 'cannot be used with'],
-    ['a chat with a model that has no template', ['--prompt', 'Hello', '--chat'], 'chat template'],
+    ['a chat with a model that has no template', ['--prompt', 'Hello', '--chat'], 'it completes text. Give it a prompt, not messages. Leave out --chat.'],
     ['an unknown policy', ['--prompt', 'a', '--policy', 'magic'], 'Allowed choices are dense'],
     ['no tokens', ['--prompt', 'a', '--max-new-tokens', '0'], 'at least 1'],
-    ['a share above 1', ['--prompt', 'a', '--temperature', '1', '--top-p', '1.5'], 'topP'],
+    ['a share above 1', ['--prompt', 'a', '--temperature', '1', '--top-p', '1.5'], '--top-p is 1.5; it must be'],
+    ['an empty end of answers', ['--prompt', 'a', '--stop', ''], "--stop is ''; it must be non-empty strings"],
     ['too many threads', ['--prompt', 'a', '--threads', '100000'], 'threads is 100000'],
     ['a device of no kind', ['--prompt', 'a', '--device', 'abacus'], "kind 'abacus'"],
   ])('refuses %s', async (_name, args, message) => {

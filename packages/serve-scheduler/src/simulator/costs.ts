@@ -39,7 +39,7 @@ export class Costs {
       const [issue] = error.issues;
       const where = issue?.path.join('.') ?? '';
       const at = where === '' ? '' : ` at '${where}'`;
-      throw new InvalidValueError(`The cost tables are malformed${at}: ${issue?.message ?? ''}.`, { subject: where || 'costs' });
+      throw new InvalidValueError(`The cost tables are malformed${at}: ${issue?.message ?? ''}. Take h200-costs.json as an example.`, { subject: where || 'costs' });
     }
     for (const [name, { points }] of Object.entries(data.tables)) expectMonotone(name, points);
     if (gpu !== undefined && data.gpu !== gpu) {

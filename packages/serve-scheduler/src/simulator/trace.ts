@@ -84,7 +84,7 @@ function readLine(content: string, number: number): z.infer<typeof line> {
   try {
     parsed = JSON.parse(content);
   } catch {
-    return fail(number, 'it is no JSON', content);
+    return fail(number, 'it is no JSON, like {"timestamp": 0, "input_length": 3000, "output_length": 5}', content);
   }
   const { data, error } = line.safeParse(parsed);
   if (data) return data;
@@ -93,5 +93,5 @@ function readLine(content: string, number: number): z.infer<typeof line> {
 }
 
 function fail(number: number, why: string, content: string): never {
-  throw new InvalidValueError(`Line ${number} of the trace: ${why}. It is ${excerpt(content)}`, { subject: `line ${number}` });
+  throw new InvalidValueError(`Line ${number} of the trace: ${why}. Given: ${excerpt(content)}`, { subject: `line ${number}` });
 }
