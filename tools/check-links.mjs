@@ -1,4 +1,4 @@
-// Fails when a page links to a file that is not there, or names one in backticks.
+// Fails when a page links to a file or a heading that is not there, or names such a file in backticks.
 import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -20,10 +20,28 @@ function expectFile(page, path, written) {
   problems += 1;
 }
 
+/** What GitHub calls the headings of a page. */
+function anchorsOf(page) {
+  const text = readFileSync(join(root, page), 'utf8').replace(/^```.*?^```/gms, '');
+  const titles = [...text.matchAll(/^#+ +(.+)$/gm)].map(([, title]) => title.replace(/\]\([^)]*\)/g, ''));
+  return titles.map((title) => title.toLowerCase().replace(/[^\p{L}\p{N}\s_-]/gu, '').replace(/ /g, '-'));
+}
+
+function expectAnchor(page, path, anchor) {
+  // A link to a folder shows its README.
+  const target = [path, join(path, 'README.md')].find((each) => pages.includes(each.replace(/\/$/, '')));
+  if (target === undefined || anchorsOf(target).includes(anchor)) return;
+  console.error(`check-links: ${page} links to #${anchor} of ${target}, which has no such heading`);
+  problems += 1;
+}
+
 for (const page of pages) {
   const text = readFileSync(join(root, page), 'utf8');
-  for (const [, link] of text.matchAll(/\]\(([^)#\s]+)(?:#[^)]*)?\)/g)) {
-    if (!/^[a-z]+:/.test(link)) expectFile(page, join(dirname(page), link), link);
+  for (const [, link, anchor] of text.matchAll(/\]\(([^)#\s]*)(?:#([^)]*))?\)/g)) {
+    if (/^[a-z]+:/.test(link)) continue;
+    const path = link === '' ? page : join(dirname(page), link);
+    expectFile(page, path, link);
+    if (anchor !== undefined) expectAnchor(page, path, anchor);
   }
   if (page === 'docs/moved.md') continue; // It names what was.
   for (const [, path] of text.matchAll(/`((?:native|packages|tools|docs)\/[\w./-]+)`/g)) expectFile(page, path, path);

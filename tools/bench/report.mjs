@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { ratioChart } from './chart.mjs';
 import { DENSITY_CHART, densityChart } from './density-chart.mjs';
 import { hcattnCharts } from './hcattn-charts.mjs';
-import { withHeadlines } from './headlines.mjs';
+import { HEADLINE_CHART, headlineChart, withHeadlines } from './headlines.mjs';
 import { RESULTS_FOLDER } from './results.mjs';
 import { RIGHT_ANSWERS, rightAnswers } from './right-answers.mjs';
 import { withWholeModel } from './whole-model.mjs';
@@ -101,6 +101,7 @@ function outputs() {
   const texts = new Map([
     [PAGE, [INTRODUCTION, ...files.map(section)].join('\n')],
     [README, withHeadlines(readFileSync(README, 'utf8'), files)],
+    [HEADLINE_CHART, headlineChart(files)],
     [HIERASPARSE, withWholeModel(readFileSync(HIERASPARSE, 'utf8'), files)],
     [RIGHT_ANSWERS, rightAnswers(files)],
     [DENSITY_CHART, densityChart(files)],
