@@ -93,13 +93,19 @@ function section({ name, title, rows }) {
   return lines.join('\n');
 }
 
+/** Links to the sections. */
+function contents(files) {
+  const anchor = (title) => title.toLowerCase().replace(/[^\p{L}\p{N}\s_-]/gu, '').replace(/ /g, '-');
+  return [...files.map(({ title }) => `- [${title}](#${anchor(title)})`), ''].join('\n');
+}
+
 const inChart = (row) => row.reference !== undefined && row.chart !== false;
 
 /** Path → text of everything that the rows say. */
 function outputs() {
   const files = readFiles();
   const texts = new Map([
-    [PAGE, [INTRODUCTION, ...files.map(section)].join('\n')],
+    [PAGE, [INTRODUCTION, contents(files), ...files.map(section)].join('\n')],
     [README, withHeadlines(readFileSync(README, 'utf8'), files)],
     [HEADLINE_CHART, headlineChart(files)],
     [HIERASPARSE, withWholeModel(readFileSync(HIERASPARSE, 'utf8'), files)],
