@@ -113,7 +113,7 @@ def example(g, task, L, depth):
 
 
 def cell(g, task, L, n, check=False):
-    """n examples; with check, only such whose text tokenises to the same ids"""
+    """n examples; with check, only such whose text tokenizes to the same ids"""
     out, tries = [], 0
     while len(out) < n:
         tries += 1

@@ -13,12 +13,12 @@ export interface Prompt {
 
 export interface EncodedPrompt {
   readonly ids: Int32Array;
-  /** What tokenising took. */
+  /** What tokenizing took. */
   readonly seconds: number;
 }
 
 /**
- * Tokenises a prompt.
+ * Tokenizes a prompt.
  * @throws InvalidValueError when the model's context cannot hold it and an answer; it says by how much
  */
 export async function encodePrompt(

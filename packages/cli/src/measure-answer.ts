@@ -7,7 +7,7 @@ export interface MeasuredAnswer {
   readonly text: string;
   readonly promptTokens: number;
   readonly answerTokens: number;
-  /** To the first token of the answer; tokenising is not included. */
+  /** To the first token of the answer; tokenizing is not included. */
   readonly firstTokenSeconds: number;
   readonly prefillTokensPerSecond: number;
   /** Undefined for an answer of one token, which is all prefill. */

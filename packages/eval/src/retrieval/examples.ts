@@ -37,7 +37,7 @@ export function readRetrievalExamples(file: string): Promise<RetrievalExample[]>
 }
 
 /**
- * Tokenises an example. The question is the last line of the prompt; a token that spans the end of the line before
+ * Tokenizes an example. The question is the last line of the prompt; a token that spans the end of the line before
  * counts as the question's.
  * @throws InvalidValueError when the prompt's tokens are not the first ones of prompt and answer together, or when
  *   nothing stands before the question

@@ -194,7 +194,7 @@ describe('a config is refused', () => {
     ['with YaRN scaling', { rope_scaling: { rope_type: 'yarn', factor: 4 } }, /'yarn'/],
     ['with dynamic scaling', { rope_parameters: { rope_type: 'dynamic', factor: 4 } }, /'dynamic'/],
     ['with heads rotated in part', { partial_rotary_factor: 0.5 }, /partial_rotary_factor 0.5/],
-    ['with quantised weights', { quantization_config: { quant_method: 'awq' } }, /quantised/],
+    ['with quantized weights', { quantization_config: { quant_method: 'awq' } }, /quantized/],
   ];
   it.each(unsupported)('%s, as beyond what the runner can do', (_name, fields, message) => {
     expect(() => parse(fields)).toThrow(CapabilityError);

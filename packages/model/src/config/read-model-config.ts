@@ -103,7 +103,7 @@ function checkSupported(file: string, raw: RawConfig): void {
   }
   if (raw.quantization_config != null) {
     throw new CapabilityError(
-      `${file}: the weights are quantised; the runner reads f32, f16 and bf16. Take the unquantised model.`,
+      `${file}: the weights are quantized; the runner reads f32, f16 and bf16. Take the unquantized model.`,
       { subject: 'quantization_config', given: raw.quantization_config, wanted: 'f32, f16 or bf16 weights' },
     );
   }

@@ -16,7 +16,7 @@ export interface GenerateOptions extends GenerateTokensOptions {
 
 /**
  * Answers a prompt, token by token. The texts, taken together, are the answer.
- * @param prompt a text, tokenised with the special tokens that the model wants, or token ids
+ * @param prompt a text, tokenized with the special tokens that the model wants, or token ids
  * @throws InvalidValueError for an empty or over-long prompt, or an empty stop string
  * @throws the signal's reason when it is aborted
  */

@@ -8,7 +8,7 @@ export const tokenizerLimits = {
   milliseconds: 10_000,
   /** More of them for each byte of tokenizer.json, when it is opened. */
   millisecondsPerByte: 0.005,
-  /** More of them for each UTF-16 unit of a text that is tokenised. */
+  /** More of them for each UTF-16 unit of a text that is tokenized. */
   millisecondsPerCharacter: 0.05,
   /** By the clock, how many times as long as it may compute. */
   waitingFactor: 10,

@@ -80,7 +80,7 @@ export class TokenizerProcess implements Disposable {
   /** @throws Refusal when the tokenizer makes a token that has no id */
   async encode(text: string, addSpecialTokens: boolean, signal: AbortSignal | undefined): Promise<Int32Array> {
     const milliseconds = tokenizerLimits.millisecondsPerCharacter * text.length;
-    const doing = `tokenising ${text.length} characters`;
+    const doing = `tokenizing ${text.length} characters`;
     const request = { operation: 'encode', argument: { text, addSpecialTokens }, doing, signal } as const;
     return (await this.#request({ ...request, milliseconds })) as Int32Array;
   }

@@ -50,7 +50,7 @@ function checkTensor(name: string, shape: readonly number[], tensor: StoredTenso
   if (!weightDTypes.includes(tensor.dtype)) {
     throw new ModelFormatError(
       `${tensor.file}: tensor '${name}' has dtype ${tensor.dtype}, wanted ${weightDTypes.join(', ')}. ` +
-        'Take the unquantised model.',
+        'Take the unquantized model.',
       { subject: name, given: tensor.dtype, wanted: weightDTypes },
     );
   }

@@ -124,7 +124,7 @@ export class Engine {
   /**
    * Answers a prompt with texts, which taken together are the answer. The request comes to the queue when its first token is
    * asked for.
-   * @param prompt a text, tokenised with the special tokens that the model wants, or token ids
+   * @param prompt a text, tokenized with the special tokens that the model wants, or token ids
    * @throws InvalidValueError for an empty stop string; what `generateTokens` throws
    */
   async *generate(tokenizer: Tokenizer, prompt: string | ArrayLike<number>, options: EngineTextOptions = {}): AsyncGenerator<GeneratedToken, void> {
