@@ -1,5 +1,6 @@
 import { availableParallelism } from 'node:os';
-import type { CudaReport, DeviceKind, InstructionSet, MemoryReport, NativeDevice } from './addon.js';
+import type { CudaReport } from './addon.js';
+import type { DeviceKind, InstructionSet, MemoryReport, NativeDevice } from './native-handles.js';
 import { byteSize, type DType, dtypes, type ElementArray, expectElements } from './dtype.js';
 import { CapabilityError, InvalidValueError, OutOfMemoryError } from './errors.js';
 import type { Device, MappedFile, Stream, StreamOptions, Tensor } from './handles.js';

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import type { NativeDevice, NativeRecording, NativeStream, NativeTensor } from './addon.js';
+import type { NativeDevice, NativeRecording, NativeStream, NativeTensor } from './native-handles.js';
 import { createDevice, DeviceObject } from './device.js';
 import type { Recording, Stream } from './handles.js';
 import * as core from './index.js';

@@ -1,4 +1,4 @@
-import type { DeviceKind, InstructionSet, MemoryReport, NativeDevice, NativeStream, NativeTensor } from './addon.js';
+import type { DeviceKind, InstructionSet, MemoryReport, NativeDevice, NativeStream, NativeTensor } from './native-handles.js';
 import type { DType, ElementArray } from './dtype.js';
 import type { Axes, Extents } from './layout.js';
 import type { MemoryStreams } from './memory-streams.js';

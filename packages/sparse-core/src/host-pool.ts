@@ -1,4 +1,4 @@
-import type { NativeHostPool } from './addon.js';
+import type { NativeHostPool } from './native-handles.js';
 import { byteSize, type DType, dtypes } from './dtype.js';
 import { DeviceError, DisposedError, OutOfMemoryError } from './errors.js';
 import type { Device, Tensor } from './handles.js';

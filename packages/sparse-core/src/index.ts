@@ -2,7 +2,8 @@ import { expectNode } from './expect-node.js';
 
 expectNode();
 
-export { type CudaReport, type DeviceKind, type InstructionSet, type MemoryReport } from './addon.js';
+export type { CudaReport } from './addon.js';
+export type { DeviceKind, InstructionSet, MemoryReport } from './native-handles.js';
 export { createDevice, cudaReport, type DeviceOptions, devices } from './device.js';
 export { type Capable } from './contracts/capability.js';
 export { kvPolicy, type KvPolicy, type KvPolicyParts } from './contracts/kv-policy.js';

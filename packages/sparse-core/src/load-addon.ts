@@ -1,5 +1,6 @@
 import { createRequire } from 'node:module';
-import type { Addon, InstructionSet } from './addon.js';
+import type { Addon } from './addon.js';
+import type { InstructionSet } from './native-handles.js';
 import { CapabilityError } from './errors.js';
 
 const require = createRequire(import.meta.url);

@@ -1,4 +1,4 @@
-import type { NativeTensor } from './addon.js';
+import type { NativeTensor } from './native-handles.js';
 import { byteSize, type DType } from './dtype.js';
 import { ShapeError } from './errors.js';
 import type { Device, MappedFile, Tensor } from './handles.js';

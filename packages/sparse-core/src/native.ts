@@ -3,7 +3,8 @@ import { expectNode } from './expect-node.js';
 expectNode();
 
 /** What packages that bring operations of their own build their wrappers with. */
-export type { Addon, NativePagedRows, NativeStream, NativeTensor } from './addon.js';
+export type { Addon, NativePagedRows } from './addon.js';
+export type { NativeStream, NativeTensor } from './native-handles.js';
 export { blockEntry, type BlockKind, blockNumber, isDense, mostBlocks, noBlock } from './block-entry.js';
 export { answersApart } from './contracts/answers-apart.js';
 export { Capability } from './contracts/capability.js';

@@ -1,4 +1,4 @@
-import type { NativeRecording } from './addon.js';
+import type { NativeRecording } from './native-handles.js';
 import { DeviceError, DisposedError } from './errors.js';
 import type { Recording, Stream } from './handles.js';
 import { expectOwnKey, ownKey } from './own-key.js';

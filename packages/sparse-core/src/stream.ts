@@ -1,4 +1,4 @@
-import type { NativeRecording, NativeStream } from './addon.js';
+import type { NativeRecording, NativeStream } from './native-handles.js';
 import { type DType, type ElementArray, expectElements } from './dtype.js';
 import { DeviceError, DisposedError, DTypeError, InvalidValueError, ShapeError } from './errors.js';
 import { type Axes, elementCount } from './layout.js';

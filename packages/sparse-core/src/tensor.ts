@@ -1,4 +1,4 @@
-import type { NativeTensor } from './addon.js';
+import type { NativeTensor } from './native-handles.js';
 import { byteSize, createElementArray, type DType, dtypes, type ElementArray } from './dtype.js';
 import { DeviceError, DisposedError, OutOfMemoryError, ShapeError } from './errors.js';
 import { type Axes, checkedLayout, elementCount, type Extents, isContiguous, type Layout, spanOf } from './layout.js';

@@ -1,4 +1,4 @@
-import type { NativeTensor } from '../addon.js';
+import type { NativeTensor } from '../native-handles.js';
 import type { DType } from '../dtype.js';
 import type { Stream, Tensor } from '../handles.js';
 import { loadAddon } from '../load-addon.js';

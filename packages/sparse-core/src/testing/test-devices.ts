@@ -1,6 +1,6 @@
 import { describe } from 'vitest';
 import { createDevice, devices } from '../device.js';
-import type { InstructionSet } from '../addon.js';
+import type { InstructionSet } from '../native-handles.js';
 import type { Device } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 
