@@ -54,7 +54,7 @@ const commands: Record<string, readonly string[]> = {
 const optionsOf = {
   generate: ['device', 'max-new-tokens', 'min-p', 'policy', 'prompt-file', 'repetition-penalty', 'seed', 'temperature', 'threads', 'top-k', 'top-p'],
   compare: ['device', 'document', 'max-new-tokens', 'questions', 'threads'],
-  bench: ['answer-tokens', 'device', 'policy', 'prompt-tokens', 'requests', 'seed', 'threads'],
+  bench: ['answer-tokens', 'budgets', 'device', 'examples', 'policy', 'prompt-tokens', 'requests', 'seed', 'threads'],
   calibrate: ['centroids', 'device', 'groups', 'iterations', 'out', 'seed', 'text', 'threads'],
   simulate: ['answers', 'costs', 'figure', 'gpu', 'model', 'rates', 'requests', 'seed', 'trace'],
 };

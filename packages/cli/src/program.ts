@@ -94,9 +94,12 @@ function addBench(program: Command, context: CommandContext): void {
     .argument('<model>', modelArgument)
     .addOption(new Option('--policy <names...>', 'how prompts are read and what the cache keeps').choices(policies.map(({ name }) => name)).default(benchPolicies))
     .addOption(new Option('--requests <counts...>', 'how many come at once').argParser(wholeNumbers(1)).default(benchRequests))
-    .option('--prompt-tokens <count>', 'random tokens of each prompt', wholeNumber(1), 2048)
+    .option('--prompt-tokens <count>', 'random tokens of each prompt (default: 2048, and of examples 8192)', wholeNumber(1))
     .option('--answer-tokens <count>', 'tokens of each answer', wholeNumber(1), 64)
+    .addOption(new Option('--budgets <counts...>', 'tokens that a step of an answer reads: asks held-out examples instead').argParser(wholeNumbers(1)).conflicts(['policy', 'requests', 'answerTokens', 'seed']))
+    .option('--examples <count>', 'how many of each task are asked (default: 2)', wholeNumber(1))
     .option('--seed <number>', 'the same seed gives the same prompts', wholeNumber(0), 0)
+    .option('--svg <file>', 'where the figures go, drawn')
     .option('--json', 'the figures as one JSON value', false);
   for (const option of deviceOptions()) command.addOption(option);
   command.action((model: string, options: BenchOptions) => bench(model, options, context));

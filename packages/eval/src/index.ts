@@ -8,6 +8,8 @@ export type { SelectionFidelity, SelectionTrial } from './fidelity/selection-fid
 export { observing } from './observing.js';
 export { readTexts, textLoss } from './perplexity/text-loss.js';
 export type { LossOptions, TextLoss } from './perplexity/text-loss.js';
+export { evaluateBudgets } from './retrieval/evaluate-budgets.js';
+export type { BudgetOptions, BudgetResult } from './retrieval/evaluate-budgets.js';
 export { encodeExample, readRetrievalExamples } from './retrieval/examples.js';
 export type { EncodedExample, RetrievalExample } from './retrieval/examples.js';
 export { evaluateRetrieval } from './retrieval/evaluate-retrieval.js';

@@ -132,6 +132,17 @@ const functions: readonly MisusedFunction[] = [
     ],
   ),
   tried(
+    'evaluateBudgets',
+    exported.evaluateBudgets,
+    () => ({ runner, example: { ...encoded }, budgets: [], options: { signal: new AbortController().signal } }),
+    [
+      optional('options|options\\.\\w+'),
+      withoutFields,
+      aProxiedSignal('options\\.signal'),
+      legalAt('example\\.(id|task|length)', '.*', 'it is only handed on'),
+    ],
+  ),
+  tried(
     'summariseRetrieval',
     exported.summariseRetrieval,
     () => ({ results: [{ right: true, kvBytes: 8 }], keyOf: () => 'all' }),

@@ -7,7 +7,7 @@ export { Scheduler } from './scheduler/scheduler.js';
 export type { Features, ModelShape, SchedulerOptions } from './scheduler/scheduler-options.js';
 export { Costs } from './simulator/costs.js';
 export { figureNames, simulateFigures } from './simulator/figures.js';
-export type { FigureName, FigureOptions, FigureTable } from './simulator/figures.js';
+export type { FigureName, FigureOptions, FigureTable, PointKind } from './simulator/figures.js';
 export { paperCosts } from './simulator/paper-costs.js';
 export type { Locality } from './simulator/block-reader.js';
 export { simulate } from './simulator/simulate.js';

@@ -9,9 +9,9 @@
 import { appendFileSync, existsSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { encodeExample, readRetrievalExamples } from '../../../packages/eval/dist/index.js';
+import { encodeExample, evaluateBudgets, readRetrievalExamples } from '../../../packages/eval/dist/index.js';
 import { hierarchicalStore } from '../../../packages/hierarchical-kv/dist/index.js';
-import { Model, prefill } from '../../../packages/model/dist/index.js';
+import { Model } from '../../../packages/model/dist/index.js';
 import { policies } from '../../../packages/policies/dist/index.js';
 import { createDevice, kvPolicy } from '../../../packages/sparse-core/dist/index.js';
 
@@ -46,32 +46,6 @@ const done = new Set(known.map((line) => keyOf(JSON.parse(line))));
 const folder = fileURLToPath(new URL('../../../models/needle-8m', import.meta.url));
 const model = await Model.open(folder, { device: createDevice({ threads: Number(values.threads) }) });
 
-/** The likeliest token of each row. */
-async function choicesOf(logits) {
-  const { data, rows } = { data: await logits.read(model.stream), rows: logits.shape[0] };
-  const width = data.length / rows;
-  logits.dispose();
-  return Array.from({ length: rows }, (_, row) => {
-    const own = data.subarray(row * width, (row + 1) * width);
-    return own.reduce((best, score, id) => (score > own[best] ? id : best), 0);
-  });
-}
-
-/** Under each budget, whether greedy decoding gives the whole answer: every token is the likeliest behind those before. */
-async function ask(runner, { prompt, answer }) {
-  const sequence = runner.openSequence();
-  const [first] = await choicesOf(await prefill(runner, sequence, prompt));
-  const right = budgets.map(() => first === answer[0]);
-  const forks = budgets.map((budgetTokens) => runner.fork(sequence, { budgetTokens }));
-  for (let token = 1; token < answer.length; token++) {
-    const entries = forks.map((fork) => ({ sequence: fork, ids: answer.slice(token - 1, token), phase: 'decode' }));
-    const choices = await choicesOf(await runner.step(entries));
-    choices.forEach((id, budget) => (right[budget] &&= id === answer[token]));
-  }
-  for (const each of [...forks, sequence]) each.dispose();
-  return right;
-}
-
 const examples = (await readRetrievalExamples(`${folder}/eval/eval.jsonl.gz`))
   .filter((example) => lengths.includes(example.length) && numberOf(example) < Number(values.examples))
   // An example of every task and length before the next: a run that is cut short is still balanced.
@@ -85,10 +59,9 @@ for (const metadata of values.metadata.split(',')) {
   for (const example of examples) {
     const { id, task, length } = example;
     if (done.has(keyOf({ metadata, select, id })) || performance.now() > end) continue;
-    const right = await ask(runner, await encodeExample(model.tokenizer, example));
-    for (const [index, given] of right.entries()) {
-      const budget = index === 0 ? 'dense' : budgets[index];
-      appendFileSync(values.out, `${JSON.stringify({ metadata, select, budget, id, task, length, right: given })}\n`);
+    for (const { budgetTokens, right } of await evaluateBudgets(runner, await encodeExample(model.tokenizer, example), budgets)) {
+      const budget = budgetTokens === contextTokens ? 'dense' : budgetTokens;
+      appendFileSync(values.out, `${JSON.stringify({ metadata, select, budget, id, task, length, right })}\n`);
     }
   }
   runner.dispose();

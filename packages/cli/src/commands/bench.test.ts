@@ -1,6 +1,8 @@
+import { readFile } from 'node:fs/promises';
+
 import { describe, expect, it } from 'vitest';
 
-import { needleModel, runKv } from '../testing/run-kv.js';
+import { needleModel, runKv, temporaryFile } from '../testing/run-kv.js';
 
 const small = ['--prompt-tokens', '200', '--answer-tokens', '6', '--threads', '1'];
 
@@ -19,12 +21,37 @@ describe('kv bench', () => {
   });
 
   it('gives the same as JSON, with what is on the host', async () => {
-    const { stdout } = await runKv('bench', needleModel, '--policy', 'hbw-1/4+offload', '--requests', '2', ...small, '--json');
+    const file = await temporaryFile('loads.svg', '');
+    const { stdout } = await runKv('bench', needleModel, '--policy', 'hbw-1/4+offload', '--requests', '2', ...small, '--json', '--svg', file);
     const { kind, loads } = JSON.parse(stdout) as { kind: string; loads: Record<string, unknown>[] };
     expect(kind).toBe('measured');
     expect(loads).toMatchObject([{ policy: 'hbw-1/4+offload', requests: 2, promptTokens: 200, answerTokens: 6 }]);
     for (const name of ['firstToken', 'betweenTokens', 'tokensPerSecond']) expect(loads[0]?.[name]).toBeGreaterThan(0);
     expect((loads[0]?.kvBytes as { host: number }).host).toBeGreaterThan(0);
+    const svg = await readFile(file, 'utf8');
+    expect(svg).toContain('● measured<');
+    // Four charts of one load.
+    expect([...svg.matchAll(/<circle/g)]).toHaveLength(4);
+    expect(svg).not.toMatch(/NaN|Infinity|undefined/);
+  });
+
+  it('asks held-out examples by what answers read, of the small model', async () => {
+    const file = await temporaryFile('table.svg', '');
+    const args = ['--budgets', '128', '512', '--examples', '1', '--prompt-tokens', '1024', '--threads', '1'];
+    const { exitCode, stdout, stderr } = await runKv('bench', needleModel, ...args, '--svg', file);
+    expect({ exitCode, stderr }).toMatchObject({ exitCode: 0 });
+    expect(stderr).toMatch(/^questions: 7\/7 examples/m);
+    expect(stdout).toMatch(/^.*needle-8m, small-model, on cpu/);
+    const [head, ...rows] = stdout.trimEnd().split('\n').slice(3).map((line) => line.trim().split(/ {2,}/));
+    expect(head).toEqual(['task', 'examples', '128', '512', 'all']);
+    expect(rows).toHaveLength(8);
+    // The model answers all of these; a budget of half the text may cost some.
+    for (const [, , , , all] of rows) expect(all).toBe('100 %');
+    const [, examples, few, more] = rows.at(-1) ?? [];
+    expect(examples).toBe('7');
+    expect(parseFloat(few ?? '')).toBeLessThanOrEqual(parseFloat(more ?? ''));
+    // Seven tasks and their mean, of three budgets, as diamonds.
+    expect([...(await readFile(file, 'utf8')).matchAll(/<polygon/g)]).toHaveLength(8 * 3);
   });
 
   it('refuses requests that are longer than what the model was made for', async () => {
@@ -42,6 +69,12 @@ describe('kv bench', () => {
   it.each([
     [['--requests', '0'], /at least 1/],
     [['--policy', 'magic'], /Allowed choices/],
+    [['--examples', '1'], /--examples are asked with --budgets/],
+    [['--budgets', '512', '--prompt-tokens', '1000'], /--prompt-tokens: given 1000; the model's examples have 1024, 2048, 4096, 8192 tokens/],
+    [['--budgets', '2000', '--prompt-tokens', '1024', '--examples', '1'], /--budgets: given 2000; wanted tokens that are fewer than/],
+    [['--budgets', '64', '--prompt-tokens', '1024', '--examples', '1'], /budgetTokens/],
+    [['--budgets', '512', '--policy', 'dense'], /cannot be used with option '--policy/],
+    [['--svg', ''], /--svg: an empty path/],
   ])('refuses %j', async (args, message) => {
     const { exitCode, stderr } = await runKv('bench', needleModel, ...args);
     expect(exitCode).toBe(1);

@@ -1,6 +1,9 @@
+import { basename } from 'node:path';
+
 import { CapabilityError, InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
 import type { KvBytes } from '@kv/sparse-core';
 
+import { drawLoads } from '../bench/draw-loads.js';
 import { measureLoad } from '../bench/measure-load.js';
 import type { MeasuredLoad } from '../bench/measure-load.js';
 import type { CommandContext } from '../command-context.js';
@@ -12,14 +15,19 @@ import type { DeviceChoice } from '../options.js';
 import { plainTable } from '../plain-table.js';
 import type { PlainColumn } from '../plain-table.js';
 import { PrefillBar } from '../prefill-bar.js';
+import { expectWritableFile, writeTextFile } from '../writable-file.js';
+import { benchBudgets } from './bench-budgets.js';
 
 export interface BenchOptions extends DeviceChoice {
   readonly policy: readonly string[];
   readonly requests: readonly number[];
-  readonly promptTokens: number;
+  readonly promptTokens?: number | undefined;
   readonly answerTokens: number;
+  readonly budgets?: readonly number[] | undefined;
+  readonly examples?: number | undefined;
   readonly seed: number;
   readonly json: boolean;
+  readonly svg?: string | undefined;
 }
 
 /** What stands for the methods, and needs no file beside the model. */
@@ -46,11 +54,25 @@ const onHost = column('on the host', ({ kvBytes: { host } }) => (host === 0 ? 'â
 
 /**
  * `kv bench`: serves requests that come at once, under each policy, by an engine on this machine, and says what that takes.
- * What a policy cannot do with this model leaves the rows of the others.
+ * What a policy cannot do with this model leaves the rows of the others. With budgets it asks the model's held-out examples instead.
  * @throws KvError of any class for a bad option or model, and when no policy could be measured; the signal's reason when interrupted
  */
-export async function bench(directory: string, options: BenchOptions, { stdout, stderr, signal }: CommandContext): Promise<void> {
-  const { policy, requests, promptTokens, answerTokens, seed, json } = options;
+export async function bench(directory: string, options: BenchOptions, context: CommandContext): Promise<void> {
+  const { budgets, examples, svg } = options;
+  if (svg !== undefined) await expectWritableFile(svg, 'svg');
+  if (budgets !== undefined) {
+    await benchBudgets(directory, { ...options, budgets }, context);
+    return;
+  }
+  if (examples === undefined) {
+    await benchLoads(directory, options, context);
+    return;
+  }
+  throw new InvalidValueError('--examples are asked with --budgets. Give these, too, or leave both out.', { subject: 'examples', given: examples });
+}
+
+async function benchLoads(directory: string, options: BenchOptions, { stdout, stderr, signal }: CommandContext): Promise<void> {
+  const { policy, requests, promptTokens = 2048, answerTokens, seed, json, svg } = options;
   using model = await openModel(directory, options);
   const { maxPositions } = model.config;
   if (promptTokens + answerTokens > maxPositions) {
@@ -75,11 +97,13 @@ export async function bench(directory: string, options: BenchOptions, { stdout, 
     }
   }
   if (loads.length === 0) throw new CapabilityError('No policy could be measured; the lines above say why.', { subject: 'policy', given: policy });
+  const device = describeDevice(model.device);
+  if (svg !== undefined) await writeTextFile(svg, 'svg', drawLoads(loads, `${basename(directory)} on ${device}`));
   if (json) {
-    stdout.write(`${JSON.stringify({ kind: 'measured', device: describeDevice(model.device), loads }, null, 2)}\n`);
+    stdout.write(`${JSON.stringify({ kind: 'measured', device, loads }, null, 2)}\n`);
     return;
   }
-  stdout.write(`${directory}, measured on ${describeDevice(model.device)}\n`);
+  stdout.write(`${directory}, measured on ${device}\n`);
   stdout.write(`prompts of ${formatCount(promptTokens)} random tokens that come at once, answers of ${formatCount(answerTokens)}\n\n`);
   const shown = loads.some(({ kvBytes }) => kvBytes.host > 0) ? [...columns, onHost] : columns;
   const heads = shown.map(({ head, alignment }) => ({ head: styled('dim', head), alignment }));

@@ -15,7 +15,7 @@ describe('kv simulate', () => {
   it('prints the tables that were asked for, and says that they are simulated', async () => {
     const { exitCode, stdout, stderr } = await runKv('simulate', '--figure', '10', '15', ...few);
     expect({ exitCode, stderr }).toEqual({ exitCode: 0, stderr: '' });
-    expect(stdout).toMatch(/^Figure 10: mean time to the first token, ms \(lwm-7b, simulated by times of NVIDIA H200\)$/m);
+    expect(stdout).toMatch(/^Figure 10: mean time to the first token, ms \(lwm-7b, simulated, by times of NVIDIA H200\)$/m);
     expect(stdout).toMatch(/^Figure 15: /m);
     expect(stdout).toMatch(/requests\/s.*base.*\+SA.*\+Offload.*\+LP/);
   });
@@ -23,8 +23,8 @@ describe('kv simulate', () => {
   it('gives the same as JSON, the same for the same seed', async () => {
     const run = (seed: string) => runKv('simulate', '--model', 'llama3-8b', '--figure', '12', ...few, '--seed', seed, '--json');
     const { stdout } = await run('1');
-    const [table] = JSON.parse(stdout) as [{ kind: string; rows: number[][] }];
-    expect(table.kind).toBe('simulated');
+    const [table] = JSON.parse(stdout) as [{ kinds: string[]; rows: number[][] }];
+    expect(table.kinds).toEqual(new Array(4).fill('simulated'));
     expect(table.rows.map(([rate]) => rate)).toEqual([0.5, 2]);
     expect((await run('1')).stdout).toBe(stdout);
     expect((await run('2')).stdout).not.toBe(stdout);
@@ -38,18 +38,19 @@ describe('kv simulate', () => {
     for (const [, copies, flash] of table.rows) expect([copies >= 1, Math.abs(flash - 1) < 1e-9]).toEqual([true, true]);
   });
 
-  it('draws the figures that were asked for, and says that they are simulated', async () => {
+  it('draws the figures that were asked for, and marks what is simulated, measured, and of the small model', async () => {
     const file = await temporaryFile('figures.svg', '');
     const { exitCode, stdout } = await runKv('simulate', '--figure', '4', '8', '10', ...few, '--svg', file);
     expect(exitCode).toBe(0);
     expect(stdout).toMatch(/saved, FlashD2H .* 55\.2 /);
     const svg = await readFile(file, 'utf8');
     expect(svg).toMatch(/^<svg .*<\/svg>\n$/s);
-    expect(svg).toContain('lwm-7b: all points are simulated, by times of NVIDIA H200');
+    expect(svg).toContain('lwm-7b, by times of NVIDIA H200');
+    expect(svg).toContain('● measured   ○ simulated   ◆ small-model');
     expect([...svg.matchAll(/Fig\. (\w+):/g)].map(([, figure]) => figure)).toEqual(['4', '8', '10']);
-    expect([...svg.matchAll(/<rect [^>]*fill="#2f7d5b"/g)]).toHaveLength(4);
-    // Six windows, and two rates of four systems.
-    expect([...svg.matchAll(/<circle/g)]).toHaveLength(6 + 2 * 4);
+    // Four ways over the link; six windows, and two rates of four systems; six windows.
+    const count = (what: RegExp): number => [...svg.matchAll(what)].length;
+    expect([count(/<circle [^>]*r="4" fill="#2f7d5b"/g), count(/<circle [^>]*fill="#fff"/g), count(/<polygon/g)]).toEqual([4, 6 + 2 * 4, 6]);
     expect(svg).not.toMatch(/NaN|Infinity|undefined/);
   });
 

@@ -1,6 +1,6 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import { Costs, figureNames, paperCosts, readTrace, simulate, simulatedModels, simulateFigures, systems } from '@kv/serve-scheduler';
-import type { AnswerTokens, FigureName, FigureTable, SimulatedModelName } from '@kv/serve-scheduler';
+import type { AnswerTokens, FigureName, FigureTable, PointKind, SimulatedModelName } from '@kv/serve-scheduler';
 import Table from 'cli-table3';
 
 import type { CommandContext } from '../command-context.js';
@@ -96,14 +96,16 @@ async function serveTrace(
     rows.push([system, firstToken, queueing, betweenTokens, betweenTokens99, tokensPerSecond, loadsPerStep]);
   }
   const columns = ['system', 'first token, ms', 'waiting, ms', 'between tokens, ms', 'P99, ms', 'tokens/s', 'loads a step'];
-  return { title: `a trace of ${formatCount(trace.length)} requests`, kind: 'simulated', gpu: costs.gpu, columns, rows };
+  const kinds = columns.slice(1).map((): PointKind => 'simulated');
+  return { title: `a trace of ${formatCount(trace.length)} requests`, gpu: costs.gpu, columns, kinds, rows };
 }
 
-function format({ figure, title, kind, gpu, columns, rows }: SimulatedTable, model: string): string {
+function format({ figure, title, kinds, gpu, columns, rows }: SimulatedTable, model: string): string {
   const right = columns.map((_, index) => (index === 0 ? 'left' : 'right'));
   const table = new Table({ head: [...columns], colAligns: right, style: { head: [], border: [], compact: true } });
   for (const row of rows) table.push(row.map(shown));
-  return `${figure === undefined ? '' : `Figure ${figure}: `}${title} (${model}, ${kind} by times of ${gpu})\n${table.toString()}\n`;
+  const kind = [...new Set(kinds)].join(' and ');
+  return `${figure === undefined ? '' : `Figure ${figure}: `}${title} (${model}, ${kind}, by times of ${gpu})\n${table.toString()}\n`;
 }
 
 /** Three digits that say something. */

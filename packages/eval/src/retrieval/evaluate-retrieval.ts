@@ -3,9 +3,10 @@ import { prefill } from '@kv/model';
 import type { KvSelector } from '@kv/sparse-core';
 import { expectBoolean, expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
-import { expectCount, expectIds, expectRunner } from '../expect-given.js';
+import { expectRunner } from '../expect-given.js';
 import { likeliestTokens } from '../likeliest-tokens.js';
 import { observing } from '../observing.js';
+import { expectExample } from './examples.js';
 import type { EncodedExample } from './examples.js';
 import { logitDivergence } from './logit-divergence.js';
 
@@ -62,7 +63,7 @@ export async function evaluateRetrieval(
   options: RetrievalOptions = {},
 ): Promise<RetrievalResult[]> {
   expectRunner('evaluateRetrieval', runner);
-  expectExample(example);
+  expectExample('evaluateRetrieval', example);
   const { moments, divergence, signal } = checkedOptions(options);
   const { id, task, length, prompt, documentTokens } = example;
   const given = listOf('evaluateRetrieval', 'policies', policies, mostPolicies).map(checkedPolicy);
@@ -115,17 +116,6 @@ function checkedPolicy(given: SelectionPolicy): SelectionPolicy {
   const fits = typeof given.name === 'string' && typeof given.select === 'function';
   expectThat('evaluateRetrieval', 'policies', given, fits, 'policies with a name and select()');
   return given;
-}
-
-/** @throws InvalidValueError unless it is one of `encodeExample` */
-function expectExample(given: EncodedExample): void {
-  expectObject('evaluateRetrieval', 'example', given);
-  const { prompt, answer, documentTokens } = given;
-  expectIds('evaluateRetrieval', 'prompt', prompt);
-  expectIds('evaluateRetrieval', 'answer', answer);
-  const isPart = Number.isInteger(documentTokens) && documentTokens > 1 && documentTokens < prompt.length;
-  expectThat('evaluateRetrieval', 'documentTokens', documentTokens, isPart, `a whole number from 2 to ${prompt.length - 1}`);
-  expectCount('evaluateRetrieval', 'tokens of the answer', answer.length);
 }
 
 interface Answer {

@@ -1,9 +1,9 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import type { Tokenizer } from '@kv/model';
-import { expectThat } from '@kv/sparse-core/native';
+import { expectObject, expectThat } from '@kv/sparse-core/native';
 import { z } from 'zod';
 
-import { expectTokenizer } from '../expect-given.js';
+import { expectCount, expectIds, expectTokenizer } from '../expect-given.js';
 import { readJsonLines } from '../read-json-lines.js';
 
 const exampleSchema = z.object({
@@ -64,6 +64,17 @@ export async function encodeExample(
     );
   }
   return { id, task, length, prompt: promptIds, documentTokens, answer: all.subarray(promptIds.length) };
+}
+
+/** @throws InvalidValueError unless it is one of `encodeExample` */
+export function expectExample(operation: string, given: EncodedExample): void {
+  expectObject(operation, 'example', given);
+  const { prompt, answer, documentTokens } = given;
+  expectIds(operation, 'prompt', prompt);
+  expectIds(operation, 'answer', answer);
+  const isPart = Number.isInteger(documentTokens) && documentTokens > 1 && documentTokens < prompt.length;
+  expectThat(operation, 'documentTokens', documentTokens, isPart, `a whole number from 2 to ${prompt.length - 1}`);
+  expectCount(operation, 'tokens of the answer', answer.length);
 }
 
 function commonPrefix(one: Int32Array, other: Int32Array): number {

@@ -6,6 +6,7 @@ import { attentionByChunk, loadingByBatch, savingByPrompt, throughputByBatch } f
 import type { BatchOptions } from './batch-figures.js';
 import { Costs } from './costs.js';
 import { goodput } from './goodput.js';
+import { chunksMeasured, overlapOfSmallModel } from './measured-points.js';
 import { mostRequests, simulate } from './simulate.js';
 import type { SimulationResult } from './simulate.js';
 import { simulatedModels, systems } from './systems.js';
@@ -33,20 +34,27 @@ export interface FigureOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** A figure as a table. None of its numbers was measured. */
+/** What the numbers of a column are. `small-model`: measured, of the small model of this repository. */
+export type PointKind = 'simulated' | 'measured' | 'published' | 'small-model';
+
+/** A figure as a table. */
 export interface FigureTable {
   readonly figure: FigureName;
   readonly title: string;
-  readonly kind: 'simulated';
+  /** Whose times it is simulated by. */
   readonly gpu: string;
   /** The first is what the rows differ by. */
   readonly columns: readonly string[];
+  /** Of each column behind the first. */
+  readonly kinds: readonly PointKind[];
   readonly rows: readonly (readonly (string | number)[])[];
 }
 
-type Table = Pick<FigureTable, 'title' | 'columns' | 'rows'>;
+/** All is simulated where no kinds are given. */
+type Table = Pick<FigureTable, 'title' | 'columns' | 'rows'> & { readonly kinds?: readonly PointKind[] | undefined };
 
 interface Settings extends BatchOptions {
+  readonly name: SimulatedModelName;
   readonly requests: number;
   readonly answerTokens: AnswerTokens;
   readonly rates: readonly number[];
@@ -66,7 +74,8 @@ type Runs = (rate: number, system: ComparedName) => Promise<SimulationResult>;
 type Value = (result: SimulationResult) => number;
 
 /**
- * Figures 1, 4, 8, 10 to 13, 14a to 16b of the paper, simulated. Runs that figures share are made once.
+ * Figures 1, 4, 8, 10 to 13, 14a to 16b of the paper, simulated, and beside that what was measured of 4, 8 and 16b. Runs that
+ * figures share are made once.
  * @throws InvalidValueError for a figure or a model that there is not, and other options that are none; the signal's reason
  */
 export async function simulateFigures(names: readonly FigureName[], options: FigureOptions): Promise<FigureTable[]> {
@@ -84,7 +93,8 @@ export async function simulateFigures(names: readonly FigureName[], options: Fig
   };
   const tables: FigureTable[] = [];
   for (const figure of figures) {
-    const table: FigureTable = { figure, kind: 'simulated', gpu: costs.gpu, ...(await tableOf(figure, settings, run)) };
+    const { kinds, ...made } = await tableOf(figure, settings, run);
+    const table: FigureTable = { figure, gpu: costs.gpu, kinds: kinds ?? made.columns.slice(1).map(() => 'simulated'), ...made };
     tables.push(table);
     options.onTable?.(table);
   }
@@ -92,7 +102,7 @@ export async function simulateFigures(names: readonly FigureName[], options: Fig
 }
 
 /** @throws InvalidValueError */
-function readOptions(options: FigureOptions): Settings & { readonly costs: Costs } {
+function readOptions(options: FigureOptions): Settings {
   expectObject(operation, 'options', options);
   const { model: name, requests = 100, answerTokens = 512, seed = 1, costs = new Costs(), onTable, signal } = options;
   expectOneOf('model', name, Object.keys(simulatedModels));
@@ -108,7 +118,7 @@ function readOptions(options: FigureOptions): Settings & { readonly costs: Costs
   expectThat(operation, 'costs', costs, Costs.is(costs), 'new Costs()');
   expectCallback(operation, 'onTable', onTable);
   expectSignal(operation, signal);
-  return { model, requests, answerTokens, seed, rates: given, costs, signal };
+  return { name, model, requests, answerTokens, seed, rates: given, costs, signal };
 }
 
 async function tableOf(name: FigureName, settings: Settings, run: Runs): Promise<Table> {
@@ -126,22 +136,33 @@ async function tableOf(name: FigureName, settings: Settings, run: Runs): Promise
     case '14b':
       return await savingByPrompt(settings);
     case '16b':
-      return attentionByChunk(settings);
+      return chunkedAttention(settings);
     default:
       return await byRate(name, settings.rates, run);
   }
 }
 
-/** What is reckoned with; where each is from says whether it was measured. */
+/** What is reckoned with. Each says where it is from. */
 function linkRates(costs: Costs): Table {
   const ways = { 'loaded, a copy a block': 'copies', 'loaded, FlashH2D': 'gather', 'saved, a copy a block': 'saveCopies', 'saved, FlashD2H': 'save' } as const;
   const rows = Object.entries(ways).map(([way, name]) => [way, costs.rate(name).rate, costs.rate(name).from]);
-  return { title: 'bandwidth of the link', columns: ['blocks of 16 KiB', 'GB/s', 'from'], rows };
+  const kind = rows.some(([, , from]) => String(from).startsWith('published')) ? 'published' : 'measured';
+  return { title: 'bandwidth of the link', columns: ['blocks of 16 KiB', 'GB/s', 'from'], rows, kinds: [kind, kind] };
 }
 
 function overlaps({ model, seed }: Settings): Table {
-  const rows = overlapByWindow(model.contextTokens / 32, seed).map(([steps, share]) => [steps, 100 * share]);
-  return { title: 'of the blocks that a step reads, those that steps before it read too', columns: ['steps before', '%'], rows };
+  const rows = overlapByWindow(model.contextTokens / 32, seed).map(([steps, share], index) => [steps, 100 * share, overlapOfSmallModel[index] ?? NaN]);
+  const title = 'of the blocks that a step reads, those that steps before it read too';
+  return { title, columns: ['steps before', '%', '% of the small model'], rows, kinds: ['simulated', 'small-model'] };
+}
+
+/** With what was measured of the same heads, on the GPU that was measured. */
+function chunkedAttention({ name, ...settings }: Settings): Table {
+  const table = attentionByChunk(settings);
+  const { gpu, shares } = chunksMeasured;
+  if (settings.costs.gpu !== gpu) return table;
+  const rows = table.rows.map((row, index) => [...row, shares[name][index] ?? NaN]);
+  return { ...table, columns: [...table.columns, 'chunks, measured'], rows, kinds: ['simulated', 'simulated', 'measured'] };
 }
 
 async function withinLevel({ model, costs, ...rest }: Settings): Promise<Table> {

@@ -114,7 +114,8 @@ it('finds the goodput: the level holds there, and 5 % above it does not', async 
 describe('simulateFigures', () => {
   it('gives the tables that were asked for, each marked as simulated', async () => {
     const tables = await simulateFigures(['10', '15', '16a'], { model: 'lwm-7b', requests: 8, rates: [0.5, 2] });
-    expect(tables.map(({ figure, kind, gpu }) => [figure, kind, gpu])).toEqual(['10', '15', '16a'].map((figure) => [figure, 'simulated', 'NVIDIA H200']));
+    expect(tables.map(({ figure, gpu }) => [figure, gpu])).toEqual(['10', '15', '16a'].map((figure) => [figure, 'NVIDIA H200']));
+    for (const { kinds, columns } of tables) expect(kinds).toEqual(columns.slice(1).map(() => 'simulated'));
     for (const { columns, rows } of tables) {
       expect(rows.map(([rate]) => rate)).toEqual([0.5, 2]);
       for (const row of rows) {
@@ -147,6 +148,7 @@ describe('simulateFigures', () => {
 
   it('says what the link is reckoned with, and how blocks overlap', async () => {
     const [link, overlap] = await simulateFigures(['4', '8'], { model: 'lwm-7b' });
+    expect([link?.kinds[0], overlap?.kinds]).toEqual(['measured', ['simulated', 'small-model']]);
     expect(link?.rows.map(([, rate]) => rate)).toEqual([5.49, 50, 5.9, 55.2]);
     const shares = overlap?.rows.map(([, share]) => Number(share)) ?? [];
     expect(shares).toEqual(shares.toSorted((one, other) => one - other));
