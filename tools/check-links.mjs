@@ -3,6 +3,7 @@ import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { headingAnchor } from './heading-anchor.mjs';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 const pages = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', '--', '*.md'], {
@@ -20,11 +21,10 @@ function expectFile(page, path, written) {
   problems += 1;
 }
 
-/** What GitHub calls the headings of a page. */
+/** How links name the headings of a page. */
 function anchorsOf(page) {
   const text = readFileSync(join(root, page), 'utf8').replace(/^```.*?^```/gms, '');
-  const titles = [...text.matchAll(/^#+ +(.+)$/gm)].map(([, title]) => title.replace(/\]\([^)]*\)/g, ''));
-  return titles.map((title) => title.toLowerCase().replace(/[^\p{L}\p{N}\s_-]/gu, '').replace(/ /g, '-'));
+  return [...text.matchAll(/^#+ +(.+)$/gm)].map(([, title]) => headingAnchor(title));
 }
 
 function expectAnchor(page, path, anchor) {

@@ -5,6 +5,7 @@
 //   node tools/bench/report.mjs --check    fails when what is committed is not what the rows say
 import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
+import { headingAnchor } from '../heading-anchor.mjs';
 import { ratioChart } from './chart.mjs';
 import { DENSITY_CHART, densityChart } from './density-chart.mjs';
 import { hcattnCharts } from './hcattn-charts.mjs';
@@ -95,8 +96,7 @@ function section({ name, title, rows }) {
 
 /** Links to the sections. */
 function contents(files) {
-  const anchor = (title) => title.toLowerCase().replace(/[^\p{L}\p{N}\s_-]/gu, '').replace(/ /g, '-');
-  return [...files.map(({ title }) => `- [${title}](#${anchor(title)})`), ''].join('\n');
+  return [...files.map(({ title }) => `- [${title}](#${headingAnchor(title)})`), ''].join('\n');
 }
 
 const inChart = (row) => row.reference !== undefined && row.chart !== false;
