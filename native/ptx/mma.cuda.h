@@ -36,12 +36,4 @@ __device__ inline void mma_m16n8k8(float* d, const uint32_t (&a)[4], uint32_t b0
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d = a * b + c, with a [16, 8] and b [8, 8] of f16. Every row of c is the two columns `c`.
-__device__ inline void mma_m16n8k8_halves(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, float2 c) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %7, %8};"
-      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-      : "r"(a0), "r"(a1), "r"(b), "f"(c.x), "f"(c.y));
-}
-
 }  // namespace kv::ptx

@@ -9,11 +9,6 @@ __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Arrives without waiting.
-__device__ inline void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Waits like named_barrier_sync, and returns whether `value` is true in any of the threads.
 __device__ inline bool named_barrier_any(int id, int threads, bool value) {
   uint32_t any;

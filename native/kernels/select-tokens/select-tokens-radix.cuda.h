@@ -54,11 +54,6 @@ struct RadixGroup {
   bool done;
 };
 
-struct RadixShared {
-  alignas(16) uint32_t buckets[kRadixGroups][kRadixBuckets];
-  RadixGroup groups[kRadixGroups];
-};
-
 // The candidates. `orders` are greater for better scores; 0 means no candidate. A candidate whose bit of `taken` is
 // set is excluded.
 struct Candidates {

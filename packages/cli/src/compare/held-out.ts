@@ -18,7 +18,6 @@ const heldOutSchema = z.object({ tokens: z.array(z.number().int().positive()).mi
 
 /** How many of held-out examples a model answers right under each policy, in %, as it was measured. */
 export type HeldOut = z.infer<typeof heldOutSchema>;
-export type HeldOutShare = z.infer<typeof shareSchema>;
 
 /** Beside the weights that were measured. */
 const fileName = join('eval', 'right-answers.json');
