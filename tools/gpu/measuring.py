@@ -81,6 +81,27 @@ def captured(function, repeats):
     return graph.replay
 
 
+def neighbour_shares(work, copies):
+    """How much longer `work` takes beside each of the copies, which are repeated meanwhile: in turns."""
+    side = torch.cuda.Stream()
+    shares = {name: [] for name in copies}
+
+    def beside(copy):
+        with torch.cuda.stream(side):
+            for _ in range(30):
+                copy()
+        took = time_once(work, 20)
+        side.synchronize()
+        return took
+
+    for turn in range(16):
+        for name, copy in copies.items():
+            share = beside(copy) / time_once(work, 20) - 1
+            if turn > 0:
+                shares[name].append(share)
+    return shares
+
+
 def machine_of(handle):
     watts = pynvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000
     return f'{pynvml.nvmlDeviceGetName(handle)}, driver {pynvml.nvmlSystemGetDriverVersion()}, power limit {watts} W'

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, time_once, timed
+from measuring import Sampler, captured, libraries_of, machine_of, neighbour_shares, pointers_of, time_once, timed
 
 BLOCK, QUERY_HEADS, KV_HEADS, HEAD_DIM, SINKS, RECENT, TOP = 32, 32, 8, 128, 1, 3, 64
 ROOM = SINKS + TOP + RECENT
@@ -172,27 +172,6 @@ class Load:
         for host, device in zip(self.host, self.device):
             source, target = self.lists.long()
             assert torch.equal(device[target.cuda()].cpu(), host[source])
-
-
-def neighbour_shares(work, loads):
-    """How much longer reading device memory takes beside each of the loads, which are repeated meanwhile: in turns."""
-    side = torch.cuda.Stream()
-    shares = {name: [] for name in loads}
-
-    def beside(load):
-        with torch.cuda.stream(side):
-            for _ in range(30):
-                load()
-        took = time_once(work, 20)
-        side.synchronize()
-        return took
-
-    for turn in range(16):
-        for name, load in loads.items():
-            share = beside(load) / time_once(work, 20) - 1
-            if turn > 0:
-                shares[name].append(share)
-    return shares
 
 
 OTHERWISE = {'a copy a block': 0, 'a batch of copies': 1, 'a thread block each': 2}
