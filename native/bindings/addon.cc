@@ -35,6 +35,7 @@
   OPERATION(indexCentroids, index_centroids)                \
   OPERATION(embedding, embedding)                           \
   OPERATION(fetchBlocks, fetch_blocks)                      \
+  OPERATION(forgetBlocks, forget_blocks)                    \
   OPERATION(gatherKv, gather_kv)                            \
   OPERATION(linear, linear)                                 \
   OPERATION(loadValues, load_values)                        \

@@ -17,6 +17,7 @@ import * as hierarchicalKv from './index.js';
 import { blockMetadata } from './operations/block-metadata.js';
 import { blockScores } from './operations/block-scores.js';
 import { fetchBlocks } from './operations/fetch-blocks.js';
+import { forgetBlocks } from './operations/forget-blocks.js';
 import { placeBlocks } from './operations/place-blocks.js';
 import { planBlocks, workingSetSteps } from './operations/plan-blocks.js';
 import { selectTopBlocks } from './operations/select-top-blocks.js';
@@ -100,6 +101,13 @@ const placed = (device: Device) => ({
   ...{ rows: 1, blockTokens, sinkBlocks: 1, firstCached: 8 },
 });
 
+const forgotten = (device: Device) => ({
+  blockTable: table(device),
+  keyCounts: zeros(device, ['slot', 'kvHead'], [slotCount, kvHeads], 12),
+  where: zeros(device, ['hostBlock'], [12], -1),
+  blockTokens,
+});
+
 const fetched = (device: Device) => ({
   hostKeys: device.tensor('f16', ['hostBlock', 'blockToken', 'dim'], [3, 4, 8], halves(96)),
   hostValues: device.tensor('f16', ['hostBlock', 'blockToken', 'dim'], [3, 4, 8], halves(96)),
@@ -150,6 +158,7 @@ const functions: readonly MisusedFunction[] = [
       moreEntries,
     ],
   }),
+  misusedOperation(forgetBlocks, forgotten, { outputs: ['where'], legal: [freeAxis('blockTable', 'block'), freeAxis('where', 'hostBlock')] }),
   misusedOperation(fetchBlocks, fetched, { outputs: ['keys', 'values'], legal: [freeAxis('loads', 'load'), ...single] }),
 ];
 

@@ -142,6 +142,7 @@ export interface Addon {
   selectTopBlocks(stream: NativeStream, scores: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
     queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, budgets: NativeTensor, blockTokens: number,
     sinkBlocks: number, recentBlocks: number): void;
+  forgetBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, where: NativeTensor, blockTokens: number): void;
   placeBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
     queryStart: NativeTensor, sourceTable: NativeTensor, where: NativeTensor, holds: NativeTensor, usedAt: NativeTensor,
     loads: NativeTensor, loadCount: NativeTensor, rows: number, blockTokens: number, sinkBlocks: number, firstCached: number): void;

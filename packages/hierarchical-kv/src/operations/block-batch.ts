@@ -13,7 +13,7 @@ export interface BlockBatch {
 
 export type BlockTableHandle = TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;
 
-const keyCountsRule = { name: 'keyCounts', dtype: ['i32'], shape: ['slot', 'kvHead'], layout: 'contiguous' } as const;
+export const keyCountsRule = { name: 'keyCounts', dtype: ['i32'], shape: ['slot', 'kvHead'], layout: 'contiguous' } as const;
 
 export const tableRule = { name: 'blockTable', dtype: ['i32'], shape: ['slot', 'kvHead', 'tableBlock'], layout: 'contiguous' } as const;
 

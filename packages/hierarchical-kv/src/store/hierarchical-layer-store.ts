@@ -20,6 +20,7 @@ import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectPrepa
 import { blockMetadata } from '../operations/block-metadata.js';
 import { blockScores } from '../operations/block-scores.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
+import { forgetBlocks } from '../operations/forget-blocks.js';
 import { planBlocks } from '../operations/plan-blocks.js';
 import { selectTopBlocks } from '../operations/select-top-blocks.js';
 import { methodOf } from '../block-metadata-method.js';
@@ -250,8 +251,11 @@ export class HierarchicalLayerStore implements KvStore {
 
   /** Its blocks leave the cache, those that other sequences share too. The first and the last stay: their places are the slot's. */
   evict(stream: Stream, slot: number): void {
+    this.lengths(slot);
     this.#join('evict', stream);
-    this.#parts.device.forget(stream, joined(this.#host.blockIds(slot)));
+    const { blockTable, keyCounts } = this.#host.denseBlocks();
+    const own = { blockTable: blockTable.slice('slot', slot, slot + 1), keyCounts: keyCounts.slice('slot', slot, slot + 1) };
+    forgetBlocks(stream, { ...own, where: this.#parts.device.cache.where, blockTokens });
   }
 
   release(stream: Stream, slot: number): void {
