@@ -101,9 +101,11 @@ export class HierarchicalLayerStore implements KvStore {
     this.#host.prepare(stream, batch);
     this.#serve(stream);
     this.#parts.demand.ask(stream);
+    // Rows of prompts alone do not pass through the fixed places by the counts that these have.
+    const hasAnswers = entries.some(({ rows }) => rows === 1);
     for (const { slot, rows } of entries) {
       if (this.#selecting.size > 0) this.#selecting.delete(slot);
-      if (!this.#current.has(slot)) this.#refresh(stream, slot, rows === 1);
+      if (hasAnswers && !this.#current.has(slot)) this.#refresh(stream, slot, rows === 1);
       // What a recorded step filled is described in front of the next one.
       this.#makeOfHost(stream, slot, (tokens) => Math.ceil(tokens / blockTokens) - (tokens % blockTokens === 0 ? 1 : 0));
     }
@@ -162,7 +164,7 @@ export class HierarchicalLayerStore implements KvStore {
         queryStart: start ?? batch.queryStart,
         device,
         hostTable: blockTable.slice('slot', slot, slot + 1),
-        make: (blocks) => this.#make(stream, blocks),
+        make: (beside, blocks) => this.#make(beside, blocks),
       });
       first += rows;
     }
