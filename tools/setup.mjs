@@ -69,9 +69,12 @@ function checkPlatform() {
   throw new Error(`@kv is built on Linux only, and this is ${process.platform}; use a Linux machine, container or WSL.`);
 }
 
-function checkCMake() {
-  if (spawnSync('cmake', ['--version'], { stdio: 'ignore' }).status === 0) return;
-  throw new Error('CMake was not found; install CMake 3.20 or newer and a C++17 compiler (Debian: apt install cmake g++).');
+function checkCompilers() {
+  const answers = (command) => command !== undefined && spawnSync(command, ['--version'], { stdio: 'ignore' }).status === 0;
+  const install = 'install CMake 3.20 or newer and a C++17 compiler (Debian: apt install cmake g++).';
+  if (!answers('cmake')) throw new Error(`CMake was not found; ${install}`);
+  // CXX may hold options too, which CMake takes apart.
+  if (process.env.CXX === undefined && !['c++', 'g++', 'clang++'].some(answers)) throw new Error(`No C++ compiler was found; ${install}`);
 }
 
 function steps() {
@@ -90,7 +93,7 @@ function steps() {
       state: () => digest(['native', 'tools/build-native.mjs'], (file) => !file.includes('/native/tests/'), [cuda, version]),
       outputs: () => [installedBinary(cuda)],
       work: async () => {
-        checkCMake();
+        checkCompilers();
         console.log(`setup: compiling for the CPU ${cuda ? 'and CUDA' : 'only'} (${why}), which takes minutes`);
         await buildNative({ quiet: true });
       },
