@@ -22,7 +22,7 @@ const drawings: readonly Drawing[] = [
   { figure: '12', title: 'between tokens, ms', columns: [1, 2, 3, 4], isLog: true },
   { figure: '13', title: 'goodput, requests/s', columns: [1], below: '', isNamed: true },
   { figure: '14a', title: 'a step, ms', columns: [1, 3], below: 'answers in a step' },
-  { figure: '14b', title: 'a saved prompt, times one that is not', columns: [1, 2], below: 'tokens' },
+  { figure: '14b', title: 'a saved prompt, times one that is not', columns: [1, 2, 3], below: 'tokens' },
   { figure: '15', title: 'blocks loaded a step', columns: [3, 4], isLog: true },
   { figure: '16a', title: 'first token, ms', columns: [1, 2], isLog: true },
   { figure: '16b', title: 'attention of a prompt, times one piece', columns: [1, 2, 3], below: 'tokens of a chunk' },

@@ -7,6 +7,7 @@ import { Costs } from './costs.js';
 import { simulateFigures } from './figures.js';
 import type { RateName } from './costs.js';
 import h200 from './h200-costs.json' with { type: 'json' };
+import { storeKernel } from './measured-points.js';
 import { paperCosts } from './paper-costs.js';
 
 const benchmarks = new URL('../../../../docs/benchmarks/', import.meta.url);
@@ -68,6 +69,13 @@ it.each([['lwm-7b', 32], ['llama3-8b', 8]] as const)('says how much longer atten
   }
   const [elsewhere] = await simulateFigures(['16b'], { model, costs: paperCosts() });
   expect(elsewhere?.kinds).toEqual(['simulated', 'simulated']);
+});
+
+it('has the store kernel of saved prompts as it was measured', () => {
+  const { result } = rowOf('serving-h200.json', 'saves of 4096 blocks of 2 x 8192 bytes: a store kernel of 4 thread blocks');
+  expect(2 ** 26 / 1e6 / result.median).toBeCloseTo(storeKernel.gigabytesPerSecond, 1);
+  const beside = rowOf('serving-h200.json', 'a product of matrices beside saves: a store kernel of 4 thread blocks');
+  expect(beside.result.median / 100 - 1).toBeCloseTo(storeKernel.slowed, 3);
 });
 
 it('has the overlap of the small model as it was measured', async () => {
