@@ -31,8 +31,9 @@ const longName = 22;
 /** How points of a kind look. */
 const marks: Record<PointKind, string> = { simulated: '○', measured: '●', 'small-model': '◆', published: '■' };
 
-/** Charts as one SVG picture. Each point is marked as what it is, which the second line says. */
-export function drawPanels(heading: string, panels: readonly Panel[]): string {
+/** Charts that have any points, as one SVG picture. Each point is marked as what it is, which the second line says. */
+export function drawPanels(heading: string, given: readonly Panel[]): string {
+  const panels = given.filter(({ rows }) => rows.some(({ values }) => values.some(Number.isFinite)));
   const lines = Math.ceil(panels.length / across);
   const [wide, high] = [gap + Math.min(across, Math.max(2, panels.length)) * (width + gap), top + lines * (height + legend)];
   const kinds = [...new Set(panels.flatMap(({ series }) => series.map(({ kind }) => kind)))];
@@ -91,7 +92,8 @@ function mark(kind: PointKind, x: number, y: number, colour: string): string {
 /** Powers of ten about the values, or quarters of the largest. */
 function ticksOf(values: readonly number[], isLog: boolean): number[] {
   const [least, most] = [Math.min(...values), Math.max(...values)];
-  if (!isLog) return [0, 1, 2, 3, 4].map((quarter) => (quarter * most) / 4);
+  if (!isLog) return [0, 1, 2, 3, 4].map((quarter) => (quarter * (most || 1)) / 4);
+  if (values.length === 0) return [1, 10];
   const [first, last] = [Math.floor(Math.log10(least)), Math.ceil(Math.log10(most))];
   return Array.from({ length: Math.max(2, last - first + 1) }, (_, index) => 10 ** (first + index));
 }

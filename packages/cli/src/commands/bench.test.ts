@@ -35,6 +35,15 @@ describe('kv bench', () => {
     expect(svg).not.toMatch(/NaN|Infinity|undefined/);
   });
 
+  it('draws what there is of answers of one token', async () => {
+    const file = await temporaryFile('one.svg', '');
+    const args = ['--policy', 'dense', '--requests', '1', '--prompt-tokens', '4', '--answer-tokens', '1', '--threads', '1'];
+    expect((await runKv('bench', needleModel, ...args, '--svg', file)).exitCode).toBe(0);
+    const svg = await readFile(file, 'utf8');
+    expect([...svg.matchAll(/<circle/g)]).toHaveLength(3);
+    expect(svg).not.toMatch(/NaN|Infinity|undefined/);
+  });
+
   it('asks held-out examples by what answers read, of the small model', async () => {
     const file = await temporaryFile('table.svg', '');
     const args = ['--budgets', '128', '512', '--examples', '1', '--prompt-tokens', '1024', '--threads', '1'];
