@@ -1,5 +1,5 @@
 // One operation has one name everywhere: fails when a file of an operation is missing or misnamed.
-import { existsSync, readdirSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -15,6 +15,7 @@ function demand(operation, file) {
   if (!existsSync(join(root, file))) problems.push(`${operation} lacks ${file}`);
 }
 
+const index = readFileSync(join(root, 'docs/ops/README.md'), 'utf8');
 const packages = names('packages').map((entry) => entry.name);
 const operations = names('native/kernels')
   .filter((entry) => entry.isDirectory())
@@ -33,6 +34,7 @@ for (const operation of operations) {
   }
   demand(operation, `native/bindings/${operation}.binding.cc`);
   demand(operation, `docs/ops/${operation}.md`);
+  if (!index.includes(`](${operation}.md)`)) problems.push(`docs/ops/README.md does not list ${operation}`);
 
   const wrappers = packages.filter((each) => existsSync(join(root, `packages/${each}/src/operations/${operation}.ts`)));
   if (wrappers.length !== 1) {
@@ -44,7 +46,7 @@ for (const operation of operations) {
 for (const folder of ['docs/ops', 'docs/ops/notes']) {
   for (const page of names(folder).filter((entry) => entry.isFile())) {
     const operation = page.name.replace(/\.md$/, '');
-    if (!operations.includes(operation)) problems.push(`${folder}/${page.name} names no operation of native/kernels`);
+    if (operation !== 'README' && !operations.includes(operation)) problems.push(`${folder}/${page.name} names no operation of native/kernels`);
   }
 }
 
