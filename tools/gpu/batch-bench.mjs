@@ -9,6 +9,7 @@ import { createDevice } from '../../packages/sparse-core/dist/index.js';
 import { readPrompts, timeSteps } from './step-times.mjs';
 
 const maxBatchRows = 8192;
+const warmUp = 4;
 const { values, positionals } = parseArgs({
   options: { device: { type: 'string', default: 'cuda' } },
   allowPositionals: true,
@@ -24,21 +25,27 @@ function parseLengths(text) {
   });
 }
 
-async function step(lengthsText, steps) {
+/** The sequences of the last command: one of the same lengths goes on with them, and prompts are read once. */
+let open = { lengthsText: '', left: 0, runner: undefined, sequences: [] };
+
+async function openSequences(lengthsText, steps) {
+  open.runner?.dispose();
   const lengths = parseLengths(lengthsText);
+  const left = 4 * (steps + warmUp);
   const runner = model.createRunner({
     sequences: lengths.length,
-    contextTokens: Math.max(...lengths) + steps + 8,
-    cacheTokens: lengths.reduce((sum, length) => sum + Math.ceil((length + steps + 8) / 64) * 64, 0),
+    contextTokens: Math.max(...lengths) + left,
+    cacheTokens: lengths.reduce((sum, length) => sum + Math.ceil((length + left) / 64) * 64, 0),
     maxBatchRows,
   });
-  try {
-    const sequences = lengths.map(() => runner.openSequence());
-    await readPrompts(runner, sequences, lengths);
-    return { milliseconds: await timeSteps(runner, sequences, steps) };
-  } finally {
-    runner.dispose();
-  }
+  open = { lengthsText, left, runner, sequences: lengths.map(() => runner.openSequence()) };
+  await readPrompts(runner, open.sequences, lengths);
+}
+
+async function step(lengthsText, steps) {
+  if (lengthsText !== open.lengthsText || open.left < steps + warmUp) await openSequences(lengthsText, steps);
+  open.left -= steps + warmUp;
+  return { milliseconds: await timeSteps(open.runner, open.sequences, steps, { warmUp }) };
 }
 
 console.log(JSON.stringify({ ready: device.name }));
@@ -47,4 +54,5 @@ for await (const line of createInterface({ input: process.stdin })) {
   if (command !== 'step') break;
   console.log(JSON.stringify(await step(lengths, Number(steps))));
 }
+open.runner?.dispose();
 model.dispose();
