@@ -111,11 +111,31 @@ export interface Addon {
       ...([] | [query: NativeTensor, positions: NativeTensor, frequencies: NativeTensor, interleaved: boolean, scale: number]),
     ]
   ): void;
+  blockMetadata(stream: NativeStream, keys: NativeTensor, blockTable: NativeTensor, keyCounts: NativeTensor,
+    metadataTable: NativeTensor, metadata: NativeTensor, slots: NativeTensor, queryStart: NativeTensor,
+    values: NativeTensor | undefined, checksums: NativeTensor | undefined, rows: number, method: number): void;
+  blockScores(stream: NativeStream, query: NativeTensor, scores: NativeTensor, metadata: NativeTensor,
+    blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor, queryStart: NativeTensor, blockTokens: number): void;
   blockSparseAttention(
     stream: NativeStream,
     ...rest: readonly [...NativeAttentionArguments, keyBlocks: NativeTensor, keyBlockCounts: NativeTensor]
   ): void;
   clusteredBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
+  codedKeyScores(
+    stream: NativeStream,
+    query: NativeTensor,
+    scores: NativeTensor,
+    codedKeys: NativeTensor,
+    centroids: NativeTensor,
+    channelScale: NativeTensor | undefined,
+    codeBits: number,
+    ranges: NativeTensor | undefined,
+    blockTable: NativeTensor,
+    keyCounts: NativeTensor,
+    slots: NativeTensor,
+    queryStart: NativeTensor,
+    scale: number,
+  ): void;
   compress24(
     stream: NativeStream,
     values: boolean,
@@ -129,31 +149,8 @@ export interface Addon {
     elementMask: NativeTensor | undefined,
     blockLoss: NativeTensor | undefined,
   ): void;
-  crossEntropy(stream: NativeStream, logits: NativeTensor, targets: NativeTensor, output: NativeTensor): void;
-  cudaReport(): CudaReport;
   copy(stream: NativeStream, destination: NativeTensor, ...sources: NativeTensor[]): void;
   copyBlocks(stream: NativeStream, pool: NativeTensor, copies: NativeTensor): void;
-  writeEntries(stream: NativeStream, table: NativeTensor, list: Int32Array): void;
-  blockMetadata(stream: NativeStream, keys: NativeTensor, blockTable: NativeTensor, keyCounts: NativeTensor,
-    metadataTable: NativeTensor, metadata: NativeTensor, slots: NativeTensor, queryStart: NativeTensor,
-    values: NativeTensor | undefined, checksums: NativeTensor | undefined, rows: number, method: number): void;
-  blockScores(stream: NativeStream, query: NativeTensor, scores: NativeTensor, metadata: NativeTensor,
-    blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor, queryStart: NativeTensor, blockTokens: number): void;
-  selectTopBlocks(stream: NativeStream, scores: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
-    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, budgets: NativeTensor, blockTokens: number,
-    sinkBlocks: number, recentBlocks: number): void;
-  forgetBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, where: NativeTensor, blockTokens: number): void;
-  placeBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
-    queryStart: NativeTensor, sourceTable: NativeTensor, where: NativeTensor, holds: NativeTensor, usedAt: NativeTensor,
-    loads: NativeTensor, loadCount: NativeTensor, rows: number, blockTokens: number, sinkBlocks: number, firstCached: number): void;
-  planBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
-    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, where: NativeTensor, holds: NativeTensor,
-    usedAt: NativeTensor, clock: NativeTensor, history: NativeTensor, demand: NativeTensor, readTable: NativeTensor,
-    readCounts: NativeTensor, loads: NativeTensor, loadCount: NativeTensor, rows: number, blockTokens: number,
-    sinkBlocks: number, recentBlocks: number): void;
-  fetchBlocks(stream: NativeStream, hostKeys: NativeTensor, hostValues: NativeTensor, keys: NativeTensor, values: NativeTensor,
-    loads: NativeTensor, loadCount: NativeTensor, checksums: NativeTensor | undefined): void;
-  transferBlocks(stream: NativeStream, source: NativeTensor, destination: NativeTensor, copies: Int32Array): void;
   copyIndexMap(stream: NativeStream, keys: NativeTensor, values: NativeTensor, fromSlot: number, toSlot: number,
     copies: NativeTensor): void;
   copyValues(
@@ -163,24 +160,39 @@ export interface Addon {
     valueScales: NativeTensor | undefined,
     copies: NativeTensor,
   ): void;
-  embedding(
+  crossEntropy(stream: NativeStream, logits: NativeTensor, targets: NativeTensor, output: NativeTensor): void;
+  cudaReport(): CudaReport;
+  decodeAttention: NativeAttention;
+  decodeAttention24: NativeAttention24;
+  decodeAttentionListed(
     stream: NativeStream,
-    table: NativeTensor,
-    ids: NativeTensor,
-    output: NativeTensor,
-    nanOutside: boolean,
-  ): void;
-  gatherKv(
-    stream: NativeStream,
+    query: NativeTensor,
     keys: NativeTensor,
     values: NativeTensor,
+    valueScales: NativeTensor | undefined,
+    valueRows: NativeTensor,
+    counts: NativeTensor,
+    output: NativeTensor,
+    logSumExp: NativeTensor,
+    scale: number,
+  ): void;
+  decodeAttentionQuantized(
+    stream: NativeStream,
+    query: NativeTensor,
+    output: NativeTensor,
+    logSumExp: NativeTensor | undefined,
+    quantizedKeys: NativeTensor,
+    quantizedValues: NativeTensor,
     blockTable: NativeTensor,
     keyCounts: NativeTensor,
-    indices: NativeTensor,
-    counts: NativeTensor,
-    outcomes: NativeTensor | undefined,
+    slots: NativeTensor,
+    queryStart: NativeTensor,
+    scale: number,
+    keyBits: number,
+    valueBits: number,
+    merge: boolean,
   ): void;
-  decodeAttention: NativeAttention;
+  decodeKeys(stream: NativeStream, ...rest: NativeKeyCodingArguments): void;
   decomposeAttention(
     stream: NativeStream,
     query: NativeTensor,
@@ -212,24 +224,28 @@ export interface Addon {
     places: NativeTensor,
     dense: NativeTensor,
   ): void;
-  codedKeyScores(
+  dequantizeKv: NativeQuantization;
+  embedding(
     stream: NativeStream,
-    query: NativeTensor,
-    scores: NativeTensor,
-    codedKeys: NativeTensor,
-    centroids: NativeTensor,
-    channelScale: NativeTensor | undefined,
-    codeBits: number,
-    ranges: NativeTensor | undefined,
+    table: NativeTensor,
+    ids: NativeTensor,
+    output: NativeTensor,
+    nanOutside: boolean,
+  ): void;
+  encodeKeys(stream: NativeStream, ...rest: readonly [...NativeKeyCodingArguments, index: NativeTensor]): void;
+  fetchBlocks(stream: NativeStream, hostKeys: NativeTensor, hostValues: NativeTensor, keys: NativeTensor, values: NativeTensor,
+    loads: NativeTensor, loadCount: NativeTensor, checksums: NativeTensor | undefined): void;
+  forgetBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, where: NativeTensor, blockTokens: number): void;
+  gatherKv(
+    stream: NativeStream,
+    keys: NativeTensor,
+    values: NativeTensor,
     blockTable: NativeTensor,
     keyCounts: NativeTensor,
-    slots: NativeTensor,
-    queryStart: NativeTensor,
-    scale: number,
+    indices: NativeTensor,
+    counts: NativeTensor,
+    outcomes: NativeTensor | undefined,
   ): void;
-  decodeKeys(stream: NativeStream, ...rest: NativeKeyCodingArguments): void;
-  dequantizeKv: NativeQuantization;
-  encodeKeys(stream: NativeStream, ...rest: readonly [...NativeKeyCodingArguments, index: NativeTensor]): void;
   indexCentroids(stream: NativeStream, centroids: NativeTensor, index: NativeTensor): void;
   linear(
     stream: NativeStream,
@@ -248,19 +264,6 @@ export interface Addon {
     copies: NativeTensor,
   ): void;
   mapFile(device: NativeDevice, path: string): Promise<{ tensor: NativeTensor; byteLength: number }>;
-  decodeAttention24: NativeAttention24;
-  decodeAttentionListed(
-    stream: NativeStream,
-    query: NativeTensor,
-    keys: NativeTensor,
-    values: NativeTensor,
-    valueScales: NativeTensor | undefined,
-    valueRows: NativeTensor,
-    counts: NativeTensor,
-    output: NativeTensor,
-    logSumExp: NativeTensor,
-    scale: number,
-  ): void;
   mergeAttention(
     stream: NativeStream,
     output: NativeTensor,
@@ -268,33 +271,23 @@ export interface Addon {
     otherOutput: NativeTensor,
     otherLogSumExp: NativeTensor,
   ): void;
-  decodeAttentionQuantized(
-    stream: NativeStream,
-    query: NativeTensor,
-    output: NativeTensor,
-    logSumExp: NativeTensor | undefined,
-    quantizedKeys: NativeTensor,
-    quantizedValues: NativeTensor,
-    blockTable: NativeTensor,
-    keyCounts: NativeTensor,
-    slots: NativeTensor,
-    queryStart: NativeTensor,
-    scale: number,
-    keyBits: number,
-    valueBits: number,
-    merge: boolean,
-  ): void;
-  verticalSlashBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
-  pooledBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
-  prefillAttention24: NativeAttention24;
   observationScores(
     stream: NativeStream,
     query: NativeTensor,
     scores: NativeTensor,
     ...rest: readonly [...NativePagedRows, scale: number, domain: number, reduction: number]
   ): void;
+  placeBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
+    queryStart: NativeTensor, sourceTable: NativeTensor, where: NativeTensor, holds: NativeTensor, usedAt: NativeTensor,
+    loads: NativeTensor, loadCount: NativeTensor, rows: number, blockTokens: number, sinkBlocks: number, firstCached: number): void;
+  planBlocks(stream: NativeStream, blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
+    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, where: NativeTensor, holds: NativeTensor,
+    usedAt: NativeTensor, clock: NativeTensor, history: NativeTensor, demand: NativeTensor, readTable: NativeTensor,
+    readCounts: NativeTensor, loads: NativeTensor, loadCount: NativeTensor, rows: number, blockTokens: number,
+    sinkBlocks: number, recentBlocks: number): void;
+  pooledBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
   prefillAttention: NativeAttention;
-  quantizeKv: NativeQuantization;
+  prefillAttention24: NativeAttention24;
   quantizedKeyScores(
     stream: NativeStream,
     query: NativeTensor,
@@ -308,6 +301,7 @@ export interface Addon {
     keyBits: number,
     rotated: boolean,
   ): void;
+  quantizeKv: NativeQuantization;
   read<T extends ElementArray>(stream: NativeStream, source: NativeTensor, destination: T): Promise<T>;
   rmsNorm(
     stream: NativeStream,
@@ -392,18 +386,10 @@ export interface Addon {
     pooling: number,
     poolTokens: number,
   ): void;
+  selectTopBlocks(stream: NativeStream, scores: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor,
+    queryStart: NativeTensor, chosen: NativeTensor, chosenCounts: NativeTensor, budgets: NativeTensor, blockTokens: number,
+    sinkBlocks: number, recentBlocks: number): void;
   swiglu(stream: NativeStream, gate: NativeTensor, up: NativeTensor, output: NativeTensor): void;
-  weightedValues(
-    stream: NativeStream,
-    valueRows: NativeTensor,
-    weights: NativeTensor,
-    counts: NativeTensor,
-    values: NativeTensor,
-    output: NativeTensor,
-    hostValueRows: NativeTensor | undefined,
-    hostWeights: NativeTensor | undefined,
-    hostCounts: NativeTensor | undefined,
-  ): void;
   trainCodebook(
     stream: NativeStream,
     keys: NativeTensor,
@@ -417,5 +403,19 @@ export interface Addon {
     firstIteration: number,
     iterations: number,
   ): void;
+  transferBlocks(stream: NativeStream, source: NativeTensor, destination: NativeTensor, copies: Int32Array): void;
+  verticalSlashBlockScores(stream: NativeStream, ...rest: NativeBlockScoresArguments): void;
+  weightedValues(
+    stream: NativeStream,
+    valueRows: NativeTensor,
+    weights: NativeTensor,
+    counts: NativeTensor,
+    values: NativeTensor,
+    output: NativeTensor,
+    hostValueRows: NativeTensor | undefined,
+    hostWeights: NativeTensor | undefined,
+    hostCounts: NativeTensor | undefined,
+  ): void;
   write(stream: NativeStream, source: ElementArray, destination: NativeTensor): void;
+  writeEntries(stream: NativeStream, table: NativeTensor, list: Int32Array): void;
 }
