@@ -223,7 +223,8 @@ export class HierarchicalLayerStore implements KvStore {
     this.#settle('truncate', stream, slot);
     this.#host.truncate(stream, slot, tokens);
     if (tokens === 0) return;
-    this.#forget(stream, former, (held, kvHead) => held.subarray(Math.floor((this.lengths(slot)[kvHead] ?? 0) / blockTokens)));
+    const changed = former.map((held, kvHead) => held.subarray(Math.floor((this.lengths(slot)[kvHead] ?? 0) / blockTokens)));
+    this.#parts.device.forget(stream, joined(changed));
     this.#current.delete(slot);
   }
 
@@ -262,10 +263,10 @@ export class HierarchicalLayerStore implements KvStore {
 
   release(stream: Stream, slot: number): void {
     const { device, demand, index } = this.#parts;
-    const former = this.#host.blockIds(slot).map((held) => held.slice());
+    const former = joined(this.#host.blockIds(slot));
     this.#settle('release', stream, slot);
     this.#host.release(stream, slot);
-    this.#forget(stream, former, (held) => held.filter((id) => this.#host.ids.holders(id) === 0));
+    device.forget(stream, this.#host.ids.unheld(former));
     device.resetDemand(stream, slot);
     demand.reset(index, slot);
     this.setBudget(stream, slot, undefined);
@@ -406,10 +407,6 @@ export class HierarchicalLayerStore implements KvStore {
     nativeOf(operation, 'the store', device.fixedCounts, stream);
     // Replays of a recorded step come behind `prepare`.
     if (!stream.recording) prompts.join(stream);
-  }
-
-  #forget(stream: Stream, heads: readonly Int32Array[], lost: (held: Int32Array, kvHead: number) => Int32Array): void {
-    this.#parts.device.forget(stream, joined(heads.map(lost)));
   }
 
   /** Keys and values of the rows of a slot, of the last `append`. */

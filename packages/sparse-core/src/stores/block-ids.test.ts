@@ -35,5 +35,7 @@ it(`counts who holds each block, and how many blocks several hold, in ${operatio
     mostShared = Math.max(mostShared, shared);
   }
   for (const [id, count] of holders) expect(ids.holders(id)).toBe(count);
+  const all = Int32Array.from({ length: 40 }, (_, id) => 39 - id);
+  expect([...ids.unheld(all)]).toEqual([...all].filter((id) => !holders.has(id)));
   expect(mostShared).toBeGreaterThan(5);
 });

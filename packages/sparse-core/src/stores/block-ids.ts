@@ -74,6 +74,18 @@ export class BlockIds {
     return this.#holders[id] ?? 0;
   }
 
+  /** Those of the blocks that nobody holds. A loop: a long text has a hundred thousand, and callbacks would take milliseconds. */
+  unheld(ids: Int32Array): Int32Array {
+    const { length } = ids;
+    const found = new Int32Array(length);
+    let count = 0;
+    for (let index = 0; index < length; index++) {
+      const id = ids[index] ?? NaN;
+      if (this.#holders[id] === 0) found[count++] = id;
+    }
+    return found.subarray(0, count);
+  }
+
   /**
    * Of blocks that are about to be written to, those that others hold too and that the writer must replace: of blocks
    * that are given by all of their holders, all but the last.
