@@ -20,6 +20,8 @@ describeInTwoMemories('an engine with blocks in two memories', (world, undisturb
     const few = await world().serve({ policy: world().policyFor(2) });
     expect(few.answers).toEqual(undisturbed().answers);
     expect(few.stats.split).toBe(0);
+    expect(few.stats.blocksLoaded).toBeGreaterThan(0);
+    expect(few.stats.blocksFound).toBeGreaterThan(few.stats.blocksLoaded);
     expect(few.stats.steps).toBeGreaterThan(1.2 * undisturbed().stats.steps);
   });
 

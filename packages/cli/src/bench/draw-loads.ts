@@ -7,6 +7,7 @@ const panels: readonly (Pick<Panel, 'title'> & { readonly value: (load: Measured
   { title: 'first token, ms', value: ({ firstToken }) => firstToken },
   { title: 'between tokens, ms', value: ({ betweenTokens = NaN }) => betweenTokens },
   { title: 'tokens/s', value: ({ tokensPerSecond }) => tokensPerSecond },
+  { title: 'blocks loaded, % of those read', value: ({ loadedShare = NaN }) => 100 * loadedShare },
   { title: 'KV cache on the device, MiB', value: ({ kvBytes }) => kvBytes.device / 2 ** 20 },
 ];
 

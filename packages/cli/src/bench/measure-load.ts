@@ -1,6 +1,7 @@
 import type { Model } from '@kv/model';
 import { openPolicy } from '@kv/policies';
 import { createEngine } from '@kv/serve-scheduler';
+import type { EngineStats } from '@kv/serve-scheduler';
 import type { KvBytes } from '@kv/sparse-core';
 
 import { median } from '../compare/median.js';
@@ -22,6 +23,8 @@ export interface MeasuredLoad extends Load {
   readonly betweenTokens: number | undefined;
   /** Of all answers, from the arrival to the last token. */
   readonly tokensPerSecond: number;
+  /** Of the blocks that answers read, those that were loaded, as far as the device told; undefined for a cache in one memory. */
+  readonly loadedShare: number | undefined;
   /** The most that the cache held. */
   readonly kvBytes: KvBytes;
   /** What it took, in use or not. */
@@ -44,6 +47,7 @@ export async function measureLoad(model: Model, load: Load, signal: AbortSignal,
     // Brings code and working memory in place.
     await timesOf(engine.generateTokens(draw(promptTokens), settings), () => undefined);
     const prompts = Array.from({ length: requests }, () => draw(promptTokens));
+    const before = engine.stats;
     const began = performance.now();
     const held: KvBytes[] = [];
     const answers = await Promise.all(
@@ -61,6 +65,7 @@ export async function measureLoad(model: Model, load: Load, signal: AbortSignal,
       firstToken: times.reduce((sum, [first = NaN]) => sum + first, 0) / requests,
       betweenTokens: gaps.length === 0 ? undefined : median(gaps),
       tokensPerSecond: (1000 * requests * answerTokens) / Math.max(...times.map((each) => each.at(-1) ?? NaN)),
+      loadedShare: loadedShare(before, engine.stats),
       kvBytes: mostOf(held),
       reservedBytes: engine.runner.kvReserved,
     };
@@ -74,6 +79,11 @@ async function timesOf(answer: AsyncIterator<unknown>, onToken: (count: number) 
   const times: number[] = [];
   while ((await answer.next()).done !== true) onToken(times.push(performance.now()));
   return times;
+}
+
+function loadedShare(before: EngineStats, after: EngineStats): number | undefined {
+  const [found, loaded] = [after.blocksFound - before.blocksFound, after.blocksLoaded - before.blocksLoaded];
+  return found + loaded > 0 ? loaded / (found + loaded) : undefined;
 }
 
 function mostOf(all: readonly KvBytes[]): KvBytes {

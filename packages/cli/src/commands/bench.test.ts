@@ -22,16 +22,19 @@ describe('kv bench', () => {
 
   it('gives the same as JSON, with what is on the host', async () => {
     const file = await temporaryFile('loads.svg', '');
-    const { stdout } = await runKv('bench', needleModel, '--policy', 'hbw-1/4+offload', '--requests', '2', ...small, '--json', '--svg', file);
+    const args = ['--prompt-tokens', '1000', '--answer-tokens', '20', '--threads', '1', '--json', '--svg', file];
+    const { stdout } = await runKv('bench', needleModel, '--policy', 'hbw-1/4+offload', '--requests', '2', ...args);
     const { kind, loads } = JSON.parse(stdout) as { kind: string; loads: Record<string, unknown>[] };
     expect(kind).toBe('measured');
-    expect(loads).toMatchObject([{ policy: 'hbw-1/4+offload', requests: 2, promptTokens: 200, answerTokens: 6 }]);
+    expect(loads).toMatchObject([{ policy: 'hbw-1/4+offload', requests: 2, promptTokens: 1000, answerTokens: 20 }]);
     for (const name of ['firstToken', 'betweenTokens', 'tokensPerSecond']) expect(loads[0]?.[name]).toBeGreaterThan(0);
+    const { loadedShare = NaN } = loads[0] as { loadedShare?: number };
+    expect([loadedShare >= 0, loadedShare < 1]).toEqual([true, true]);
     expect((loads[0]?.kvBytes as { host: number }).host).toBeGreaterThan(0);
     const svg = await readFile(file, 'utf8');
     expect(svg).toContain('● measured<');
-    // Four charts of one load.
-    expect([...svg.matchAll(/<circle/g)]).toHaveLength(4);
+    // Five charts of one load.
+    expect([...svg.matchAll(/<circle/g)]).toHaveLength(5);
     expect(svg).not.toMatch(/NaN|Infinity|undefined/);
   });
 

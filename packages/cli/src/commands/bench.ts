@@ -9,7 +9,7 @@ import type { MeasuredLoad } from '../bench/measure-load.js';
 import type { CommandContext } from '../command-context.js';
 import { describeDevice } from '../describe-device.js';
 import { describeError } from '../describe-error.js';
-import { formatBytes, formatCount, formatRate, formatSeconds, styled } from '../format.js';
+import { formatBytes, formatCount, formatRate, formatSeconds, formatShare, styled } from '../format.js';
 import { openModel } from '../open-model.js';
 import type { DeviceChoice } from '../options.js';
 import { plainTable } from '../plain-table.js';
@@ -50,6 +50,7 @@ const columns: readonly Column[] = [
   column('KV cache', bytes(({ kvBytes }) => kvBytes, 'device')),
   column('room', bytes(({ reservedBytes }) => reservedBytes, 'device')),
 ];
+const loaded = column('loaded', ({ loadedShare }) => (loadedShare === undefined ? '–' : formatShare(loadedShare)));
 const onHost = column('on the host', ({ kvBytes: { host } }) => (host === 0 ? '–' : formatBytes(host)));
 
 /**
@@ -105,7 +106,11 @@ async function benchLoads(directory: string, options: BenchOptions, { stdout, st
   }
   stdout.write(`${directory}, measured on ${device}\n`);
   stdout.write(`prompts of ${formatCount(promptTokens)} random tokens that come at once, answers of ${formatCount(answerTokens)}\n\n`);
-  const shown = loads.some(({ kvBytes }) => kvBytes.host > 0) ? [...columns, onHost] : columns;
+  const own = [
+    ...(loads.some(({ kvBytes }) => kvBytes.host > 0) ? [onHost] : []),
+    ...(loads.some(({ loadedShare }) => loadedShare !== undefined) ? [loaded] : []),
+  ];
+  const shown = [...columns, ...own];
   const heads = shown.map(({ head, alignment }) => ({ head: styled('dim', head), alignment }));
   stdout.writeStyled(`${plainTable(heads, loads.map((load) => shown.map(({ cell }) => cell(load))))}\n`);
 }

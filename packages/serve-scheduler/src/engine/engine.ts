@@ -29,6 +29,10 @@ export interface EngineStats {
   readonly steps: number;
   /** Steps whose answers were computed in several, since the cache had no room for what all of them read. */
   readonly split: number;
+  /** Blocks of a kv head in a layer that answers read, of a store over two memories, as far as the device has told: it is asked now and then. */
+  readonly blocksFound: number;
+  /** The same that had to come from host memory. */
+  readonly blocksLoaded: number;
   /** How often requests lost their memory, and were read again. */
   readonly restarts: number;
   /** Tokens of prompts that were not read, because kept ones began with the same. */
@@ -54,6 +58,7 @@ export class Engine {
   #restarts = 0;
   /** Of executors that are no more. */
   #split = 0;
+  readonly #blocks = { found: 0, loaded: 0 };
   #reusedTokens = 0;
   /** Why it takes no requests. */
   #closed: Error | undefined;
@@ -85,7 +90,9 @@ export class Engine {
 
   /** What it has done so far. */
   get stats(): EngineStats {
-    return { steps: this.#steps, split: this.#split + this.#executor.split, restarts: this.#restarts, reusedTokens: this.#reusedTokens };
+    const { split, blocks } = this.#executor;
+    const read = { blocksFound: this.#blocks.found + blocks.found, blocksLoaded: this.#blocks.loaded + blocks.loaded };
+    return { steps: this.#steps, split: this.#split + split, ...read, restarts: this.#restarts, reusedTokens: this.#reusedTokens };
   }
 
   /**
@@ -244,6 +251,8 @@ export class Engine {
       this.#finish(request);
     }
     this.#split += this.#executor.split;
+    this.#blocks.found += this.#executor.blocks.found;
+    this.#blocks.loaded += this.#executor.blocks.loaded;
     this.#executor[Symbol.dispose]();
     this.#runner.dispose();
     try {

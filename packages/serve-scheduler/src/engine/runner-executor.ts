@@ -1,6 +1,6 @@
 import type { BatchEntry, Logits, ModelBatch, Runner, Sequence } from '@kv/model';
 import { OutOfMemoryError } from '@kv/sparse-core';
-import type { KvSelector, SampleSettings } from '@kv/sparse-core';
+import type { KvDemand, KvSelector, SampleSettings } from '@kv/sparse-core';
 
 import type { AnswerStep, Batch, PromptPart } from '../scheduler/batch.js';
 import { tokenLayers } from '../scheduler/next-part.js';
@@ -40,6 +40,8 @@ interface Running extends RequestWork {
   segment?: ModelBatch | undefined;
   /** The row of the newest choice that holds a token nobody knows yet. */
   row: number;
+  /** What was told of its sequence last. */
+  demand?: KvDemand | undefined;
   /** It could not be computed: steps that were planned before that was known leave it out. */
   failed: boolean;
 }
@@ -59,6 +61,8 @@ export class RunnerExecutor implements Executor, Disposable {
   readonly #keepsAny: boolean;
   /** How often the answers of a step were computed in several. */
   split = 0;
+  /** Blocks that answers read, of all layers: those that were on the device, and those that were loaded. */
+  readonly blocks = { found: 0, loaded: 0 };
   /** What the newest step chose; the next one is computed from it before it is read. */
   #newest: TokenChoice;
   #other: TokenChoice;
@@ -86,8 +90,14 @@ export class RunnerExecutor implements Executor, Disposable {
 
   /** What the newest steps of a request read of a layer's cache, as far as that is known. */
   workingSet(request: ScheduledRequest): number | undefined {
-    const { sequence } = this.#of(request);
-    return sequence && !sequence.disposed ? this.#runner.demand(sequence)?.workingSet : undefined;
+    const running = this.#of(request);
+    const { sequence, demand: before } = running;
+    const told = sequence && !sequence.disposed ? this.#runner.demand(sequence) : undefined;
+    if (told === undefined) return undefined;
+    this.blocks.found += told.hits - (before?.hits ?? 0);
+    this.blocks.loaded += told.misses - (before?.misses ?? 0);
+    running.demand = told;
+    return told.workingSet;
   }
 
   /** Drops what the device holds of a request beside host memory. @throws CapabilityError where that is nothing */
@@ -246,6 +256,7 @@ export class RunnerExecutor implements Executor, Disposable {
     running.sequence?.dispose();
     running.segment = undefined;
     running.sequence = undefined;
+    running.demand = undefined;
   }
 
   #open({ prefix, select }: Running): Sequence {
