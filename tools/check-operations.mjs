@@ -1,4 +1,4 @@
-// One operation has one name everywhere: fails when a file of an operation is missing or misnamed.
+// One operation has one name everywhere: fails when a file of an operation is missing or misnamed, or no page lists it.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -41,6 +41,11 @@ for (const operation of operations) {
     problems.push(`${operation} has ${wrappers.length} wrappers packages/*/src/operations/${operation}.ts; one is wanted`);
   }
   for (const each of wrappers) demand(operation, `packages/${each}/src/operations/${operation}.test.ts`);
+}
+
+const guide = readFileSync(join(root, 'CONTRIBUTING.md'), 'utf8');
+for (const { name } of names('native/shared').filter((entry) => entry.isDirectory())) {
+  if (!guide.includes(`| \`shared/${name}\` |`)) problems.push(`CONTRIBUTING.md does not say what native/shared/${name} holds`);
 }
 
 for (const folder of ['docs/ops', 'docs/ops/notes']) {
