@@ -30,56 +30,26 @@ import {
   SlotTable,
 } from '@kv/sparse-core/native';
 import { allDense, anySparse, type Shares } from '../block-sparsity.js';
-import type { ElementMask } from '../element-mask.js';
-import { type BlockLoss, blockTokens, type KvOperand, type Blocks24, operands } from '../blocks-24.js';
-import { compress24 } from '../operations/compress-24.js';
+import { blockTokens, type KvOperand, operands } from '../blocks-24.js';
 import { copyIndexMap } from '../operations/copy-index-map.js';
 import { decodeAttention24 } from '../operations/decode-attention-24.js';
 import { prefillAttention24 } from '../operations/prefill-attention-24.js';
-import { enqueueDense } from './enqueue-dense.js';
 import { type SparsePrompts, sparsePrompts } from '../sparse-prompts.js';
+import { BlockChanges24, type ChangeParts, type Growth } from './block-changes-24.js';
 import { HeadBlocks } from './head-blocks.js';
 import { joined } from './joined.js';
-import { type BlockPools24, sumOfNeeds } from './block-pools-24.js';
-import { replaceShared, sharedOf, type WrittenBlocks } from './replace-shared.js';
+import { sumOfNeeds } from './block-pools-24.js';
+import type { WrittenBlocks } from './replace-shared.js';
 
-/** Blocks that a kv head of a slot needs more. */
-interface Growth {
-  readonly slot: number;
-  readonly kvHead: number;
-  readonly blocks: number;
-}
-
-/** A block of a kv head of a slot. */
-interface Place {
-  readonly slot: number;
-  readonly kvHead: number;
-  readonly firstBlock: number;
-}
-
-/** New candidates of a kv head of a slot, from that block on. */
-interface Extension extends Place {
-  readonly blocks: HeadBlocks;
-  readonly shares: Shares;
-  readonly pairs: Int32Array;
-}
-
-export interface StoreParts {
+export interface StoreParts extends ChangeParts {
   readonly name: string;
   readonly layer: KvLayer;
   readonly capacity: KvCapacity;
-  readonly pools: BlockPools24;
   /** The layer's part of the pools. */
   readonly poolBytes: number;
   /** What of the layer is sparse while a prompt is read, and after it. */
   readonly prompt: Shares;
   readonly after: Shares;
-  readonly sinkBlocks: number;
-  /** Tokens. */
-  readonly localWindow: number;
-  readonly masks: Partial<Record<KvOperand, ElementMask>>;
-  /** Of the shape of the index maps. */
-  readonly losses: Partial<Record<KvOperand, BlockLoss>>;
   /** Called once, when the store is disposed. */
   readonly close: () => void;
 }
@@ -90,6 +60,7 @@ export class BlockStore24 implements KvStore, SparsePrompts {
   readonly layer: KvLayer;
   readonly #parts: StoreParts;
   readonly #slots: SlotTable<readonly HeadBlocks[], KvOperand>;
+  readonly #changes: BlockChanges24;
 
   constructor(parts: StoreParts) {
     const { layer, capacity } = parts;
@@ -98,13 +69,14 @@ export class BlockStore24 implements KvStore, SparsePrompts {
     this.#parts = parts;
     const empty = () => Array.from({ length: layer.kvHeads }, () => new HeadBlocks(parts));
     this.#slots = new SlotTable({ layer, capacity, blockTokens, tables: operands, empty });
+    this.#changes = new BlockChanges24(parts, this.#slots);
   }
 
   /** Blocks that have left the local window since, of answers too, become candidates first. */
   prepare(stream: Stream, batch: RowBatch): void {
     this.#expectPrunable(stream);
     const entries = entriesOf('prepare', batch);
-    this.#prune(
+    this.#changes.prune(
       stream,
       entries.map(({ slot }) => slot),
     );
@@ -118,13 +90,13 @@ export class BlockStore24 implements KvStore, SparsePrompts {
         const blocks = this.#slots.blocksFor(slot, held + rows) - head.count;
         if (blocks > 0) growth.push({ slot, kvHead, blocks });
         // The step may end in prunings, behind which nothing may fail for want of room.
-        const moved = head.movedBy(this.#rangeEnd(held + rows), [prompt, after]);
+        const moved = head.movedBy(this.#changes.rangeEnd(held + rows), [prompt, after]);
         const open = head.sharedPairOf(Math.floor(held / blockTokens));
         const apart = open !== undefined && !moved.some(({ kind, id }) => kind === 'pair' && id === open.id);
         for (const blocksOf of apart ? [open, ...moved] : moved) written.push({ slot, head, ...blocksOf });
       });
     }
-    this.#grow(stream, growth, written);
+    this.#changes.grow(stream, growth, written);
   }
 
   append(stream: Stream, call: AppendCall): void {
@@ -151,9 +123,9 @@ export class BlockStore24 implements KvStore, SparsePrompts {
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale, causal: true };
     const all = batch.entries.map(({ slot }) => slot);
-    this.#prune(stream, all, sparsity);
+    this.#changes.prune(stream, all, sparsity);
     const blocks = this.denseBlocks(all);
-    if (blocks === undefined) prefillAttention24(stream, { ...rows, ...this.#randomCache24() });
+    if (blocks === undefined) prefillAttention24(stream, { ...rows, ...this.#cache24() });
     else prefillAttention(stream, { ...rows, blocks });
   }
 
@@ -166,7 +138,7 @@ export class BlockStore24 implements KvStore, SparsePrompts {
     const { slots, queryStart } = batch;
     const rows = { query, output, slots, queryStart, scale };
     if (this.#alwaysDense) decodeAttention(stream, { ...rows, blocks: this.#asDense() });
-    else decodeAttention24(stream, { ...rows, ...this.#randomCache24() });
+    else decodeAttention24(stream, { ...rows, ...this.#cache24() });
     return () => undefined;
   }
 
@@ -178,7 +150,7 @@ export class BlockStore24 implements KvStore, SparsePrompts {
     return Promise.all([read('keys'), read('values')]).then(
       ([keys, values]) =>
         () =>
-          this.#makeDense(stream, slot, { keys, values }),
+          this.#changes.makeDense(stream, slot, { keys, values }),
     );
   }
 
@@ -191,7 +163,7 @@ export class BlockStore24 implements KvStore, SparsePrompts {
     const blocks = counts.map((count) => Math.ceil(count / blockTokens));
     // Tokens move to the front, in blocks that nobody else reads.
     const front = (head: HeadBlocks, kvHead: number) => head.pairsBelow(blocks[kvHead] ?? 0);
-    this.#grow(
+    this.#changes.grow(
       stream,
       [],
       heads.flatMap((head, kvHead) => front(head, kvHead).map((pair) => ({ slot, head, ...pair }))),
@@ -213,7 +185,7 @@ export class BlockStore24 implements KvStore, SparsePrompts {
   finishPrefill(stream: Stream, slot: number): void {
     this.#expectPrunable(stream);
     for (const head of this.#slots.blocks(slot)) head.finish();
-    this.#prune(stream, [slot]);
+    this.#changes.prune(stream, [slot]);
   }
 
   /** @throws CapabilityError when what is dropped reaches into blocks that may be sparse */
@@ -305,16 +277,11 @@ export class BlockStore24 implements KvStore, SparsePrompts {
     return { keys, values, blockTable: this.#slots.tables.keys, keyCounts: this.#slots.keyCounts };
   }
 
-  #blocks24(operand: KvOperand): Blocks24 {
-    const { dense, sparse } = this.#parts.pools;
-    return { dense, sparse: sparse[operand], table: this.#slots.tables[operand] };
-  }
-
-  #randomCache24() {
+  #cache24() {
     const { after } = this.#parts;
     return {
-      keys: this.#blocks24('keys'),
-      values: this.#blocks24('values'),
+      keys: this.#changes.blocks24('keys'),
+      values: this.#changes.blocks24('values'),
       keyCounts: this.#slots.keyCounts,
       sparseKeys: after.keys > 0,
       sparseValues: after.values > 0,
@@ -336,121 +303,6 @@ export class BlockStore24 implements KvStore, SparsePrompts {
   #expectPrunable(stream: Stream): void {
     this.#expectUsable(stream);
     for (const loss of Object.values(this.#parts.losses)) nativeOf(this.name, 'blockLoss', loss, stream);
-  }
-
-  /** Brings the full blocks of slots, between sinks and local window, to a sparsity; default: to what theirs is now. */
-  #prune(stream: Stream, slots: readonly number[], sparsity?: Shares): void {
-    const { masks, losses } = this.#parts;
-    const unsettled = slots.flatMap((slot) => {
-      const lengths = this.lengths(slot);
-      return this.#slots.blocks(slot).flatMap((blocks, kvHead) => {
-        const endBlock = this.#rangeEnd(lengths[kvHead] ?? 0);
-        const shares = sparsity ?? blocks.shares;
-        return blocks.settled(endBlock, shares) ? [] : [{ slot, kvHead, blocks, shares, endBlock }];
-      });
-    });
-    const written = unsettled.flatMap(({ slot, blocks: head, shares, endBlock }) =>
-      head.movedBy(endBlock, [shares]).map((moved) => ({ slot, head, ...moved })),
-    );
-    this.#grow(stream, [], written);
-    const extensions = unsettled.map(({ endBlock, ...head }): Extension => {
-      const firstBlock = head.blocks.endBlock;
-      return { ...head, firstBlock, pairs: head.blocks.extendRange(endBlock) };
-    });
-    for (const operand of operands) {
-      this.#place(stream, operand, extensions);
-      const prunings = extensions.flatMap(({ slot, kvHead, blocks, shares }) => {
-        const pruning = blocks.prune(operand, shares[operand]);
-        return pruning === undefined ? [] : [{ slot, kvHead, ...pruning }];
-      });
-      if (prunings.length === 0) continue;
-      const [elementMask, blockLoss] = [masks[operand], losses[operand]];
-      compress24(stream, { operand, blocks: this.#blocks24(operand), prunings, elementMask, blockLoss });
-    }
-  }
-
-  /** Lets the new candidates leave their pairs, those that may stay dense for singles. */
-  #place(stream: Stream, operand: KvOperand, extensions: readonly Extension[]): void {
-    const { pools } = this.#parts;
-    const from: Int32Array[] = [];
-    const to: Int32Array[] = [];
-    for (const { slot, kvHead, blocks, shares, firstBlock, pairs } of extensions) {
-      if (pairs.length === 0) continue;
-      const places = pools.placesOf(operand, pairs);
-      if (!blocks.needsSingle(shares[operand])) {
-        blocks.place(operand, places);
-        continue;
-      }
-      const singles = pools.allocateSingles(pairs.length);
-      blocks.place(operand, singles);
-      this.#map(stream, operand, { slot, kvHead, firstBlock }, singles);
-      from.push(places);
-      to.push(singles);
-    }
-    if (from.length === 0) return;
-    copyBlocks(stream, { pool: pools.dense, from: joined(...from), to: joined(...to) });
-    pools.freeDense(joined(...from));
-  }
-
-  /**
-   * Puts new pairs of blocks behind those of heads, and others in the place of shared ones that are to be written to.
-   * @throws OutOfMemoryError when there is no room for them, dense now or sparse later; nothing changes then
-   */
-  #grow(stream: Stream, growth: readonly Growth[], written: readonly WrittenBlocks[]): void {
-    const { pools } = this.#parts;
-    const shared = sharedOf(pools, written);
-    if (growth.length + shared.pairs.length + shared.singles.length === 0) return;
-    const headOf = ({ slot, kvHead }: Growth) => this.#slots.blocks(slot)[kvHead];
-    const { singles, ...sparse } = sumOfNeeds(growth.map((one) => headOf(one)?.needs(one.blocks)));
-    pools.expectUnpromised({ ...sparse, singles: singles + shared.singles.length });
-    const [replaced, added] = [shared.pairs.length, growth.reduce((sum, { blocks }) => sum + blocks, 0)];
-    const allocated = pools.allocatePairs(replaced + added);
-    const others = { pairs: allocated.subarray(0, replaced), singles: pools.allocateSingles(shared.singles.length) };
-    let fresh = allocated.subarray(replaced);
-    try {
-      replaceShared(stream, pools, this.#slots.tables, shared, others);
-    } catch (error) {
-      pools.freePairs(fresh);
-      throw error;
-    }
-    for (const one of growth) {
-      const pairs = fresh.subarray(0, one.blocks);
-      fresh = fresh.subarray(one.blocks);
-      const head = headOf(one);
-      const place = { ...one, firstBlock: head?.count ?? 0 };
-      for (const operand of operands) {
-        this.#map(stream, operand, place, pools.placesOf(operand, pairs));
-      }
-      head?.add(pairs);
-    }
-  }
-
-  #makeDense(stream: Stream, slot: number, maps: Record<KvOperand, Int32Array>): void {
-    const { pools, sinkBlocks: firstBlock } = this.#parts;
-    for (const [kvHead, head] of this.#slots.blocks(slot).entries()) {
-      if (!head.pruned) continue;
-      const pairs = pools.allocatePairs(head.endBlock - firstBlock);
-      for (const operand of operands) {
-        const row = kvHead * this.#slots.tables[operand].shape[2];
-        const entries = maps[operand].subarray(row + firstBlock, row + head.endBlock);
-        const places = pools.placesOf(operand, pairs);
-        enqueueDense(stream, pools, operand, entries, places);
-        this.#map(stream, operand, { slot, kvHead, firstBlock }, places);
-      }
-      head.makeDense(pairs);
-    }
-  }
-
-  /** Writes entries of an index map, from a block of a sequence on. */
-  #map(stream: Stream, operand: KvOperand, { slot, kvHead, firstBlock }: Place, entries: Int32Array): void {
-    if (entries.length === 0) return;
-    const row = this.#slots.tables[operand].slice('slot', slot, slot + 1).slice('kvHead', kvHead, kvHead + 1);
-    stream.write(row.slice('block', firstBlock, firstBlock + entries.length), entries);
-  }
-
-  /** Where the range of prunings ends with so many tokens. */
-  #rangeEnd(tokens: number): number {
-    return Math.floor((tokens - this.#parts.localWindow) / blockTokens);
   }
 
   /** How many tokens the blocks have room for; none more than there are where other slots hold the last one too. */
