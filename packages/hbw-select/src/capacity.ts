@@ -1,7 +1,7 @@
 import { InvalidValueError } from '@kv/sparse-core';
-import { listOf } from '@kv/sparse-core/native';
+import { expectThat, listOf } from '@kv/sparse-core/native';
 
-import { expectPositive, expectThat } from './expect.js';
+import { expectWhole } from './expect.js';
 
 const mostLayers = 65_536;
 
@@ -37,11 +37,11 @@ export function capacityOf({ capacity, keepRatio }: Capacity): (layer: number, t
     });
   }
   if (capacity !== undefined) {
-    const ofLayer = perLayer('capacity', capacity, (given) => expectPositive('capacity', given));
+    const ofLayer = perLayer('capacity', capacity, (given) => expectWhole('select', 'capacity', given, 1));
     return (layer) => ofLayer(layer);
   }
   const ofLayer = perLayer('keepRatio', keepRatio, (given) =>
-    expectThat(Number.isFinite(given) && given > 0 && given <= 1, 'keepRatio', given, 'more than 0 and at most 1'),
+    expectThat('select', 'keepRatio', given, Number.isFinite(given) && given > 0 && given <= 1, 'more than 0 and at most 1'),
   );
   return (layer, tokens) => Math.max(1, Math.floor(ofLayer(layer) * tokens));
 }

@@ -1,11 +1,11 @@
 import { CapabilityError } from '@kv/sparse-core';
 import type { KvSelector, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
-import { expectBoolean, expectObject } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectThat } from '@kv/sparse-core/native';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
 import { enqueueSelection } from './enqueue-selection.js';
-import { expectChoice, expectPositive, expectThat } from './expect.js';
+import { expectChoice, expectWhole } from './expect.js';
 import { moveBudgets } from './head-budgets.js';
 import { expectHeadShares, sharedCapacity } from './head-shares.js';
 import type { HeadShares } from './head-shares.js';
@@ -54,12 +54,12 @@ export function attentionSelector(name: string, options: HbwOptions): KvSelector
   const { window = 32, windowInCapacity = true, scoreDomain = 'full', groupReduction = 'mean' } = options;
   const { blockTokens, headShares, headFloor = 1 } = options;
   const capacity = capacityOf(options);
-  expectPositive('window', window);
-  expectChoice('scoreDomain', scoreDomain, scoreDomains);
-  expectChoice('groupReduction', groupReduction, groupReductions);
+  expectWhole(name, 'window', window, 1);
+  expectChoice(name, 'scoreDomain', scoreDomain, scoreDomains);
+  expectChoice(name, 'groupReduction', groupReduction, groupReductions);
   expectBoolean(name, 'windowInCapacity', windowInCapacity);
-  expectThat(Number.isFinite(headFloor) && headFloor >= 0 && headFloor <= 1, 'headFloor', headFloor, 'a share from 0 to 1');
-  if (blockTokens !== undefined) expectPositive('blockTokens', blockTokens);
+  expectThat(name, 'headFloor', headFloor, Number.isFinite(headFloor) && headFloor >= 0 && headFloor <= 1, 'a share from 0 to 1');
+  if (blockTokens !== undefined) expectWhole(name, 'blockTokens', blockTokens, 1);
   expectSelectOptions(options);
   if (headShares !== undefined) expectHeadShares(headShares);
 

@@ -2,6 +2,7 @@ import type { Stream, TensorHandle } from '@kv/sparse-core';
 
 import { selectTokens } from './operations/select-tokens.js';
 import type { SelectTokensRow } from './operations/select-tokens.js';
+import { sum } from './sum.js';
 
 /**
  * Capacities that move between the kv heads of a layer, after AdaKV (Feng et al. 2024): `floor` of what a head
@@ -46,10 +47,6 @@ export async function moveBudgets(
     left -= more;
     return { ...row, capacity: row.windowTokens + budget + more };
   });
-}
-
-function sum(values: readonly number[]): number {
-  return values.reduce((total, value) => total + value, 0);
 }
 
 /** How many of ascending numbers are below `limit`. */

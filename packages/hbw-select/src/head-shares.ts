@@ -1,7 +1,7 @@
 import { InvalidValueError } from '@kv/sparse-core';
-import { listOf } from '@kv/sparse-core/native';
+import { expectThat, listOf } from '@kv/sparse-core/native';
 
-import { expectThat } from './expect.js';
+import { sum } from './sum.js';
 
 /**
  * How much of the whole budget each kv head gets, `[layer][kvHead]`, in any unit: heads that look far back deserve
@@ -16,7 +16,7 @@ const mostEntries = 65_536;
 export function expectHeadShares(shares: HeadShares): void {
   for (const heads of listOf('select', 'headShares', shares, mostEntries)) {
     for (const share of listOf('select', 'headShares', heads, mostEntries)) {
-      expectThat(Number.isFinite(share) && share > 0, 'headShares', share, 'positive');
+      expectThat('select', 'headShares', share, Number.isFinite(share) && share > 0, 'positive');
     }
   }
 }
@@ -61,8 +61,4 @@ function apportion(shares: readonly number[], blocks: number): number[] {
 
 function remainder(numbers: readonly number[], index: number): number {
   return (numbers[index] ?? 0) % 1;
-}
-
-function sum(numbers: readonly number[]): number {
-  return numbers.reduce((total, number) => total + number, 0);
 }

@@ -1,5 +1,5 @@
-import { expectObject, listOf } from '@kv/sparse-core/native';
-import { expectChoice, expectPositive, expectThat, expectWhole } from './expect.js';
+import { expectObject, expectThat, listOf } from '@kv/sparse-core/native';
+import { expectChoice, expectWhole } from './expect.js';
 
 /** In the order of `ScorePooling` in the operation's header, after none. */
 export const poolings = ['average', 'max'] as const;
@@ -33,15 +33,15 @@ export function expectSelectOptions(options: SelectTokensOptions): void {
   const { rounds, dedup = 'refill', remainder = 'fill', sinkTokens = 0, pooling } = options;
   if (rounds !== undefined) {
     const groups = listOf('select', 'rounds', rounds, mostRounds);
-    expectThat(groups.length > 0, 'rounds', rounds, `1 to ${mostRounds} numbers of groups`);
-    for (const each of groups) expectPositive('rounds', each);
+    expectThat('select', 'rounds', rounds, groups.length > 0, `1 to ${mostRounds} numbers of groups`);
+    for (const each of groups) expectWhole('select', 'rounds', each, 1);
   }
-  expectChoice('dedup', dedup, ['refill', 'union']);
-  expectChoice('remainder', remainder, ['fill', 'drop']);
-  expectWhole('sinkTokens', sinkTokens);
+  expectChoice('select', 'dedup', dedup, ['refill', 'union']);
+  expectChoice('select', 'remainder', remainder, ['fill', 'drop']);
+  expectWhole('select', 'sinkTokens', sinkTokens);
   if (pooling === undefined) return;
   expectObject('select', 'pooling', pooling);
-  expectChoice('pooling.kind', pooling.kind, poolings);
-  expectPositive('pooling.tokens', pooling.tokens);
-  expectThat(pooling.tokens % 2 === 1, 'pooling.tokens', pooling.tokens, 'odd');
+  expectChoice('select', 'pooling.kind', pooling.kind, poolings);
+  expectWhole('select', 'pooling.tokens', pooling.tokens, 1);
+  expectThat('select', 'pooling.tokens', pooling.tokens, pooling.tokens % 2 === 1, 'odd');
 }

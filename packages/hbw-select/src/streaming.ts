@@ -20,7 +20,7 @@ export function streaming(options: Capacity & StreamingSettings): KvSelector {
   expectObject('streaming', 'options', options);
   const { sinkTokens = 4 } = options;
   const capacityFor = capacityOf(options);
-  expectWhole('sinkTokens', sinkTokens);
+  expectWhole('streaming', 'sinkTokens', sinkTokens);
   return {
     name: 'streaming',
     observationWindow: 0,

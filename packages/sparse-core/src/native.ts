@@ -29,6 +29,7 @@ export { densePagedStores } from './stores/dense-paged-store.js';
 export { expectCapacity } from './stores/expect-capacity.js';
 export { expectHeld } from './stores/expect-held.js';
 export { expectPrepared } from './stores/expect-prepared.js';
+export { joinedIds } from './stores/joined-ids.js';
 export { bytesOfPool, type HostMemory, hostMemoryOf } from './stores/host-memory.js';
 export { KvBlockPool } from './stores/kv-block-pool.js';
 export { LinkStream } from './stores/link-stream.js';

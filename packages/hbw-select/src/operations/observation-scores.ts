@@ -1,7 +1,7 @@
 import type { FloatDType, PagedRows, Stream, TensorHandle } from '@kv/sparse-core';
-import { expectHeads, floats, isFinite32, loadAddon, operation, pagedRowRules } from '@kv/sparse-core/native';
+import { expectHeads, expectThat, floats, isFinite32, loadAddon, operation, pagedRowRules } from '@kv/sparse-core/native';
 
-import { expectChoice, expectThat } from '../expect.js';
+import { expectChoice } from '../expect.js';
 
 /** The keys of a softmax's denominator, in the order of `ScoreDomain` in the operation's header. */
 export const scoreDomains = ['full', 'prefix'] as const;
@@ -57,9 +57,9 @@ export function observationScores(stream: Stream, args: ObservationScoresArgumen
   enqueue(stream, args, (natives, [query, { shape }]) => {
     expectHeads('observationScores', query, shape[1]);
     const { scale, domain = 'full', groupReduction = 'mean' } = args;
-    expectThat(isFinite32(scale) && Math.fround(scale) > 0, 'scale', scale, 'a positive f32');
-    expectChoice('domain', domain, scoreDomains);
-    expectChoice('groupReduction', groupReduction, groupReductions);
+    expectThat('observationScores', 'scale', scale, isFinite32(scale) && Math.fround(scale) > 0, 'a positive f32');
+    expectChoice('observationScores', 'domain', domain, scoreDomains);
+    expectChoice('observationScores', 'groupReduction', groupReduction, groupReductions);
     const choices = [scoreDomains.indexOf(domain), groupReductions.indexOf(groupReduction)] as const;
     loadAddon().observationScores(stream.native, ...natives, scale, ...choices);
   });

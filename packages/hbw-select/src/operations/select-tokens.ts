@@ -2,7 +2,7 @@ import { ShapeError } from '@kv/sparse-core';
 import type { Stream, TensorHandle } from '@kv/sparse-core';
 import { expectObject, listFor, loadAddon, operation } from '@kv/sparse-core/native';
 
-import { expectPositive, expectWhole } from '../expect.js';
+import { expectWhole } from '../expect.js';
 import { expectSelectOptions, poolings } from '../select-options.js';
 import type { SelectTokensOptions } from '../select-options.js';
 
@@ -81,10 +81,10 @@ export function selectTokens(stream: Stream, args: SelectTokensArguments): void 
 function rowNumbers(row: SelectTokensRow, tokens: number, room: number): readonly number[] {
   expectObject('selectTokens', 'rows', row);
   const { prefixTokens, windowTokens, capacity, blockTokens } = row;
-  expectWhole('prefixTokens', prefixTokens);
-  expectWhole('windowTokens', windowTokens);
-  expectWhole('capacity', capacity);
-  expectPositive('blockTokens', blockTokens);
+  expectWhole('selectTokens', 'prefixTokens', prefixTokens);
+  expectWhole('selectTokens', 'windowTokens', windowTokens);
+  expectWhole('selectTokens', 'capacity', capacity);
+  expectWhole('selectTokens', 'blockTokens', blockTokens, 1);
   const kept = keptTokens({ prefixTokens, windowTokens, capacity, blockTokens });
   if (prefixTokens > tokens || kept > room) {
     throw new ShapeError(

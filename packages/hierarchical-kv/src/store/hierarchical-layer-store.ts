@@ -16,7 +16,7 @@ import {
   type TokenSelection,
   transferBlocks,
 } from '@kv/sparse-core';
-import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectPrepared, expectThat, type KvResidency, kvResidency, listOf, nativeOf } from '@kv/sparse-core/native';
+import { answersApart, checkedCall, type DensePagedStore, entriesOf, expectPrepared, expectThat, joinedIds, type KvResidency, kvResidency, listOf, nativeOf } from '@kv/sparse-core/native';
 import { blockMetadata } from '../operations/block-metadata.js';
 import { blockScores } from '../operations/block-scores.js';
 import { fetchBlocks } from '../operations/fetch-blocks.js';
@@ -214,7 +214,7 @@ export class HierarchicalLayerStore implements KvStore {
     this.#host.keep(stream, slot, selection, outcomes);
     this.#selecting.delete(slot);
     this.#current.delete(slot);
-    this.#parts.device.forget(stream, joined(former));
+    this.#parts.device.forget(stream, joinedIds(...former));
     this.#describe(stream, slot);
   }
 
@@ -224,7 +224,7 @@ export class HierarchicalLayerStore implements KvStore {
     this.#host.truncate(stream, slot, tokens);
     if (tokens === 0) return;
     const changed = former.map((held, kvHead) => held.subarray(Math.floor((this.lengths(slot)[kvHead] ?? 0) / blockTokens)));
-    this.#parts.device.forget(stream, joined(changed));
+    this.#parts.device.forget(stream, joinedIds(...changed));
     this.#current.delete(slot);
   }
 
@@ -263,7 +263,7 @@ export class HierarchicalLayerStore implements KvStore {
 
   release(stream: Stream, slot: number): void {
     const { device, demand, index } = this.#parts;
-    const former = joined(this.#host.blockIds(slot));
+    const former = joinedIds(...this.#host.blockIds(slot));
     this.#settle('release', stream, slot);
     this.#host.release(stream, slot);
     device.forget(stream, this.#host.ids.unheld(former));
@@ -422,14 +422,4 @@ export class HierarchicalLayerStore implements KvStore {
     expectThat('attend', 'batch', { slot, rows }, false, 'rows of the last append');
     throw new Error('unreachable');
   }
-}
-
-function joined(heads: readonly Int32Array[]): Int32Array {
-  const all = new Int32Array(heads.reduce((sum, { length }) => sum + length, 0));
-  let written = 0;
-  for (const held of heads) {
-    all.set(held, written);
-    written += held.length;
-  }
-  return all;
 }

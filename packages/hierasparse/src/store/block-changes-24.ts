@@ -1,5 +1,5 @@
 import { copyBlocks, type Stream } from '@kv/sparse-core';
-import type { SlotTable } from '@kv/sparse-core/native';
+import { joinedIds, type SlotTable } from '@kv/sparse-core/native';
 import type { Shares } from '../block-sparsity.js';
 import { type BlockLoss, type Blocks24, blockTokens, type KvOperand, operands } from '../blocks-24.js';
 import type { ElementMask } from '../element-mask.js';
@@ -7,7 +7,6 @@ import { compress24 } from '../operations/compress-24.js';
 import { type BlockPools24, sumOfNeeds } from './block-pools-24.js';
 import { enqueueDense } from './enqueue-dense.js';
 import type { HeadBlocks } from './head-blocks.js';
-import { joined } from './joined.js';
 import { replaceShared, sharedOf, type WrittenBlocks } from './replace-shared.js';
 
 /** Blocks that a kv head of a slot needs more. */
@@ -101,8 +100,8 @@ export class BlockChanges24 {
       to.push(singles);
     }
     if (from.length === 0) return;
-    copyBlocks(stream, { pool: pools.dense, from: joined(...from), to: joined(...to) });
-    pools.freeDense(joined(...from));
+    copyBlocks(stream, { pool: pools.dense, from: joinedIds(...from), to: joinedIds(...to) });
+    pools.freeDense(joinedIds(...from));
   }
 
   /**

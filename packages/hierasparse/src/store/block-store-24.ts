@@ -25,6 +25,7 @@ import {
   entriesOf,
   expectHeld,
   expectPrepared,
+  joinedIds,
   nativeOf,
   shorterBy,
   SlotTable,
@@ -37,7 +38,6 @@ import { prefillAttention24 } from '../operations/prefill-attention-24.js';
 import { type SparsePrompts, sparsePrompts } from '../sparse-prompts.js';
 import { BlockChanges24, type ChangeParts, type Growth } from './block-changes-24.js';
 import { HeadBlocks } from './head-blocks.js';
-import { joined } from './joined.js';
 import { sumOfNeeds } from './block-pools-24.js';
 import type { WrittenBlocks } from './replace-shared.js';
 
@@ -205,7 +205,7 @@ export class BlockStore24 implements KvStore, SparsePrompts {
     });
     const copied = Int32Array.from(last.filter((pair) => pair !== undefined));
     const pairs = pools.allocatePairs(copied.length);
-    const inBoth = (of: Int32Array) => joined(...operands.map((operand) => pools.placesOf(operand, of)));
+    const inBoth = (of: Int32Array) => joinedIds(...operands.map((operand) => pools.placesOf(operand, of)));
     const dense = { from: inBoth(copied), to: inBoth(pairs) };
     try {
       copyBlocks(stream, { pool: pools.dense, ...dense });

@@ -1,6 +1,6 @@
+import { joinedIds } from '@kv/sparse-core/native';
 import { anySparse, type Shares } from '../block-sparsity.js';
 import { blockTokens, type KvOperand, operands } from '../blocks-24.js';
-import { joined } from './joined.js';
 import type { BlockNeeds, BlockPools24 } from './block-pools-24.js';
 
 /** What becomes sparse of one head, as `compress24` takes it. */
@@ -95,7 +95,7 @@ export class HeadBlocks {
   }
 
   add(pairs: Int32Array): void {
-    this.#pairs = joined(this.#pairs, pairs);
+    this.#pairs = joinedIds(this.#pairs, pairs);
     this.#settle();
   }
 
@@ -118,7 +118,7 @@ export class HeadBlocks {
   /** Places of dense blocks, in no order. */
   get places(): Int32Array {
     const { pools } = this.#rules;
-    return joined(...operands.flatMap((operand) => [pools.placesOf(operand, this.#pairs), this.#dense[operand]]));
+    return joinedIds(...operands.flatMap((operand) => [pools.placesOf(operand, this.#pairs), this.#dense[operand]]));
   }
 
   sparseIds(operand: KvOperand): Int32Array {
@@ -153,14 +153,14 @@ export class HeadBlocks {
   extendRange(endBlock: number): Int32Array {
     const pairs = this.#pairsUpTo(endBlock);
     const { sinkBlocks } = this.#rules;
-    this.#pairs = joined(this.#pairs.subarray(0, sinkBlocks), this.#pairs.subarray(sinkBlocks + pairs.length));
+    this.#pairs = joinedIds(this.#pairs.subarray(0, sinkBlocks), this.#pairs.subarray(sinkBlocks + pairs.length));
     this.#candidates += pairs.length;
     return pairs;
   }
 
   /** Where the blocks are in the dense pool that the range was extended by. */
   place(operand: KvOperand, places: Int32Array): void {
-    this.#dense = { ...this.#dense, [operand]: joined(this.#dense[operand], places) };
+    this.#dense = { ...this.#dense, [operand]: joinedIds(this.#dense[operand], places) };
     this.#singles += this.#rules.pools.countSingles(places);
     this.#settle();
   }
@@ -202,7 +202,7 @@ export class HeadBlocks {
     const left = dense.length - count;
     const freed = dense.subarray(left);
     this.#dense = { ...this.#dense, [operand]: dense.slice(0, left) };
-    this.#sparse = { ...this.#sparse, [operand]: joined(this.#sparse[operand], sparseIds) };
+    this.#sparse = { ...this.#sparse, [operand]: joinedIds(this.#sparse[operand], sparseIds) };
     this.#singles -= pools.countSingles(freed);
     pools.freeDense(freed);
     this.#settle();
@@ -213,7 +213,7 @@ export class HeadBlocks {
   makeDense(pairs: Int32Array): void {
     const { sinkBlocks } = this.#rules;
     this.#freeCandidates();
-    this.#pairs = joined(this.#pairs.subarray(0, sinkBlocks), pairs, this.#pairs.subarray(sinkBlocks));
+    this.#pairs = joinedIds(this.#pairs.subarray(0, sinkBlocks), pairs, this.#pairs.subarray(sinkBlocks));
     this.#candidates = 0;
     this.#settle();
   }
@@ -223,7 +223,7 @@ export class HeadBlocks {
     const { pools } = this.#rules;
     const pairs = from.#pairs.slice(0, count - from.#candidates);
     const shared = last === undefined ? pairs : pairs.subarray(0, -1);
-    this.#pairs = last === undefined ? pairs : joined(shared, Int32Array.of(last));
+    this.#pairs = last === undefined ? pairs : joinedIds(shared, Int32Array.of(last));
     this.#dense = from.#dense;
     this.#singles = from.#singles;
     this.#sparse = from.#sparse;

@@ -1,7 +1,7 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
-import { ropeDescription } from '@kv/sparse-core';
+import { ropeDescription, roundToBf16 } from '@kv/sparse-core';
 import type { RopeDescription } from '@kv/sparse-core';
 import { readSafetensorsHeader } from '@kv/sparse-core/native';
 
@@ -39,12 +39,6 @@ export async function goldenRope(name: string): Promise<RopeDescription> {
 /** To nearest: f16 has 11 significant bits, and below 2^-14 steps of 2^-24. */
 function roundToF16(value: number): number {
   const step = 2 ** Math.max(Math.floor(Math.log2(value)) - 10, -24);
-  return Math.round(value / step) * step;
-}
-
-/** To nearest: bf16 has 8 significant bits. */
-function roundToBf16(value: number): number {
-  const step = 2 ** (Math.floor(Math.log2(value)) - 7);
   return Math.round(value / step) * step;
 }
 

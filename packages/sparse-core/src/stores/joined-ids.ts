@@ -1,5 +1,5 @@
 /** One list of what several lists name. */
-export function joined(...lists: readonly Int32Array[]): Int32Array {
+export function joinedIds(...lists: readonly Int32Array[]): Int32Array {
   const all = new Int32Array(lists.reduce((length, list) => length + list.length, 0));
   let end = 0;
   for (const list of lists) {
