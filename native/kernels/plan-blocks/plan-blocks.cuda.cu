@@ -18,7 +18,7 @@ constexpr int kAtOnce = 8;       // loads that a thread has under way
 constexpr int kHeld = 32 * 1024;  // places of a thread block whose ages shared memory holds; those of more are in working memory
 constexpr int kCluster = 8;       // thread blocks for caches of more than kAlone places, on Hopper
 constexpr int kAlone = 8 * 1024;
-constexpr int kRecent = 256;      // steps whose places are counted step by step; older ones are together in the last count
+constexpr int kBins = 256;         // counts of places, from those that are unused for longest on
 
 constexpr int32_t claim_of(int entry) { return -2 - entry; }
 
@@ -155,26 +155,19 @@ using Scan = cub::BlockScan<uint64_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
 // What a thread block of the cluster has found, for the others.
 struct PlanShared {
-  alignas(16) int4 found;       // claims; places below the oldest age that stays, and of it
-  alignas(16) int4 counts[3];   // of turns that follow each other
-  alignas(16) int recent[kRecent];  // places by the steps since they were chosen
+  alignas(16) int4 claims;          // its sum is of the first number
+  alignas(16) int bins[2][kBins];   // of turns that follow each other
   typename Scan::TempStorage storage;
 };
 
-// The sums over the thread blocks of a cluster of what they have here, and over those before this one. All lanes call it.
-struct ClusterSums {
-  int x, y, z;
-  int x_before, y_before;
-  __device__ ClusterSums(const int4& here, int blocks, int rank) {
+// The sum over the thread blocks of a cluster of the number that they have here, and over those before this one. All lanes call it.
+struct ClusterSum {
+  int all, before;
+  __device__ ClusterSum(const int4& here, int blocks, int rank) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    uint4 own{};
-    if (lane < blocks) own = ptx::cluster_load(&here, static_cast<uint32_t>(lane));
-    constexpr unsigned kAll = 0xffffffffu;
-    x = static_cast<int>(__reduce_add_sync(kAll, own.x));
-    y = static_cast<int>(__reduce_add_sync(kAll, own.y));
-    z = static_cast<int>(__reduce_add_sync(kAll, own.z));
-    x_before = static_cast<int>(__reduce_add_sync(kAll, lane < rank ? own.x : 0));
-    y_before = static_cast<int>(__reduce_add_sync(kAll, lane < rank ? own.y : 0));
+    const uint32_t own = lane < blocks ? ptx::cluster_load(&here, static_cast<uint32_t>(lane)).x : 0;
+    all = static_cast<int>(__reduce_add_sync(0xffffffffu, own));
+    before = static_cast<int>(__reduce_add_sync(0xffffffffu, lane < rank ? own : 0));
   }
 };
 
@@ -189,8 +182,21 @@ struct OwnPlaces {
   }
 };
 
-// When each of the places was last chosen; 0 if it holds nothing. Counts them by their steps. All threads call it.
-__device__ void find_ages(const PlanBlocksArguments& a, const OwnPlaces& places, uint32_t now, uint32_t* ages, int* recent) {
+// Counts a place in its bin, unless that is -1. All lanes call it; most of them have the same.
+__device__ inline void count_in(int* bins, int bin) {
+  const uint32_t alike = __match_any_sync(0xffffffffu, bin);
+  if (bin >= 0 && (alike & ((1u << threadIdx.x % kWarp) - 1)) == 0) atomicAdd(bins + bin, __popc(alike));
+}
+
+// Bins of the first turn: places that hold nothing or what was never chosen, those that were chosen too long ago, and of each
+// recent step.
+constexpr int kOlder = 1;
+__device__ inline int first_bin(uint32_t age, uint32_t now) {
+  return age == 0 ? 0 : kBins - 1 - static_cast<int>(min(now - age, static_cast<uint32_t>(kBins - 1 - kOlder)));
+}
+
+// When each of the places was last chosen; 0 if it holds nothing. Counts them. All threads call it.
+__device__ void find_ages(const PlanBlocksArguments& a, const OwnPlaces& places, uint32_t now, uint32_t* ages, int* bins) {
   for (int start = 0; start < places.count; start += kAtOnce * kThreads) {
     int32_t held[kAtOnce], found[kAtOnce];
     uint32_t used[kAtOnce];
@@ -207,12 +213,9 @@ __device__ void find_ages(const PlanBlocksArguments& a, const OwnPlaces& places,
       if (start + i * kThreads >= places.count) break;
       const int own = start + i * kThreads + static_cast<int>(threadIdx.x);
       const bool is_place = own < places.count;
-      const uint32_t age = is_place && found[i] == a.first_cached + places.first + own ? used[i] : 0;
+      const uint32_t age = is_place && found[i] == a.first_cached + places.first + own ? min(used[i], now) : 0;
       if (is_place) ages[own] = age;
-      const uint32_t step = is_place ? min(now - age, kRecent - 1u) : kRecent;
-      // Most lanes count the same step.
-      const uint32_t alike = __match_any_sync(0xffffffffu, step);
-      if (is_place && (alike & ((1u << threadIdx.x % kWarp) - 1)) == 0) atomicAdd(recent + step, __popc(alike));
+      count_in(bins, is_place ? first_bin(age, now) : -1);
     }
   }
 }
@@ -220,28 +223,34 @@ __device__ void find_ages(const PlanBlocksArguments& a, const OwnPlaces& places,
 // Which places leave: those that were chosen before `age`, and of it the first.
 struct Cut {
   uint32_t age;
-  int older;  // places of the cluster that leave whatever `age` is
+  int older;                      // places of the cluster that leave whatever `age` is
   int older_before, same_before;  // of the thread blocks before this one
-  bool is_found;
 };
 
-// The cut where it lies within the recent steps. Every lane of one warp calls it.
-__device__ Cut recent_cut(const PlanShared& shared, int wanted, uint32_t now, int blocks, int rank) {
-  constexpr int kEach = kRecent / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  // The lanes have the steps from the oldest on.
-  const int first = kRecent - (lane + 1) * kEach;
+// The bin in which the cluster's places reach the wanted number, and how many are in those before it.
+struct BinCut {
+  int bin;
+  int older, older_before, same_before;
+};
+
+// Every lane of one warp calls it.
+__device__ BinCut cut_of_bins(const int* bins, int wanted, int blocks, int rank) {
+  constexpr int kEach = kBins / kWarp, kTogether = 4;
+  const int first = static_cast<int>(threadIdx.x) % kWarp * kEach;
   int counts[kEach] = {}, before[kEach] = {};
-  for (int other = 0; other < blocks; ++other) {
+  for (int start = 0; start < blocks; start += kTogether) {
+    uint4 found[kTogether][kEach / 4];
 #pragma unroll
-    for (int i = 0; i < kEach; i += 4) {
-      const uint4 of_other = ptx::cluster_load(shared.recent + first + i, static_cast<uint32_t>(other));
-      const int found[4] = {static_cast<int>(of_other.x), static_cast<int>(of_other.y), static_cast<int>(of_other.z), static_cast<int>(of_other.w)};
+    for (int i = 0; i < kTogether * kEach / 4; ++i) {
+      const int other = start + i / (kEach / 4), part = i % (kEach / 4);
+      found[i / (kEach / 4)][part] = other < blocks ? ptx::cluster_load(bins + first + 4 * part, static_cast<uint32_t>(other)) : uint4{};
+    }
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        counts[i + k] += found[k];
-        before[i + k] += other < rank ? found[k] : 0;
-      }
+    for (int i = 0; i < kTogether * kEach; ++i) {
+      const uint4& four = found[i / kEach][i % kEach / 4];
+      const uint32_t own[4] = {four.x, four.y, four.z, four.w};
+      counts[i % kEach] += static_cast<int>(own[i % 4]);
+      before[i % kEach] += start + i / kEach < rank ? static_cast<int>(own[i % 4]) : 0;
     }
   }
   int sum = 0, sum_before = 0;
@@ -254,65 +263,53 @@ __device__ Cut recent_cut(const PlanShared& shared, int wanted, uint32_t now, in
 #pragma unroll
   for (int distance = 1; distance < kWarp; distance *= 2) {
     const int from = __shfl_up_sync(0xffffffffu, older, distance), from_before = __shfl_up_sync(0xffffffffu, older_before, distance);
-    older += lane >= distance ? from : 0;
-    older_before += lane >= distance ? from_before : 0;
+    older += first >= distance * kEach ? from : 0;
+    older_before += first >= distance * kEach ? from_before : 0;
   }
   const uint32_t reached = __ballot_sync(0xffffffffu, older >= wanted);
-  older -= sum;
-  older_before -= sum_before;
-  Cut cut{};
-  bool is_passed = reached == 0 || lane != __ffs(static_cast<int>(reached)) - 1;
+  BinCut cut{first, older - sum, older_before - sum_before, before[0]};
+  bool is_passed = false;
 #pragma unroll
-  for (int i = kEach - 1; i >= 0; --i) {
+  for (int i = 0; i + 1 < kEach; ++i) {
+    is_passed = is_passed || cut.older + counts[i] >= wanted;
     if (is_passed) continue;
-    const uint32_t step = static_cast<uint32_t>(first + i);
-    if (older + counts[i] >= wanted) {
-      // The last count is of one step alone where none is older.
-      cut = {now - step, older, older_before, before[i], step < kRecent - 1 || now <= step};
-      is_passed = true;
-    }
-    older += counts[i];
-    older_before += before[i];
+    cut = {first + i + 1, cut.older + counts[i], cut.older_before + before[i], before[i + 1]};
   }
-  const int source = reached == 0 ? 0 : __ffs(static_cast<int>(reached)) - 1;
-  cut.age = __shfl_sync(0xffffffffu, cut.age, source);
+  const int source = reached == 0 ? kWarp - 1 : __ffs(static_cast<int>(reached)) - 1;
+  cut.bin = __shfl_sync(0xffffffffu, cut.bin, source);
   cut.older = __shfl_sync(0xffffffffu, cut.older, source);
   cut.older_before = __shfl_sync(0xffffffffu, cut.older_before, source);
   cut.same_before = __shfl_sync(0xffffffffu, cut.same_before, source);
-  cut.is_found = __shfl_sync(0xffffffffu, cut.is_found ? 1 : 0, source) != 0;
   return cut;
 }
 
-// The largest age of the `wanted` places of the cluster that are unused for longest; no age is above `most`. Two bits of it at a
-// time. All threads of the cluster call it.
-__device__ uint32_t oldest_ages(const uint32_t* ages, int count, int wanted, uint32_t most, PlanShared& shared, int blocks, int rank) {
-  uint32_t order = 0;
-  const int bits = 32 - __clz(static_cast<int>(most));
-  for (int shift = (bits + 1) / 2 * 2 - 2, turn = 0; shift >= 0; shift -= 2, turn = (turn + 1) % 3) {
-    if (threadIdx.x == 0) shared.counts[(turn + 1) % 3] = {};
-    uint32_t tried[3];
-    int own[3] = {};
-#pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) tried[i] = order | i << shift | ((1u << shift) - 1);
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
-      const uint32_t age = ages[i];
-#pragma unroll
-      for (int bound = 0; bound < 3; ++bound) own[bound] += age <= tried[bound] ? 1 : 0;
-    }
-    int* sums = &shared.counts[turn].x;
-#pragma unroll
-    for (int bound = 0; bound < 3; ++bound) {
-      own[bound] = __reduce_add_sync(0xffffffffu, own[bound]);
-      if (threadIdx.x % kWarp == 0 && own[bound] != 0) atomicAdd(sums + bound, own[bound]);
+// Finds the cut, of which `found` is the first turn's, where that is not of one age: 8 bits of the age at a time. All threads of
+// the cluster call it.
+__device__ Cut exact_cut(const uint32_t* ages, int count, int wanted, uint32_t now, PlanShared& shared, BinCut& found, int blocks, int rank) {
+  const BinCut first = found;
+  if (first.bin != kOlder) return {first.bin == 0 ? 0 : now - static_cast<uint32_t>(kBins - 1 - first.bin), first.older, first.older_before, first.same_before};
+  Cut cut{1, first.older, first.older_before, 0};
+  uint32_t most = now - static_cast<uint32_t>(kBins - 1 - kOlder);
+  for (int turn = 1;; turn ^= 1) {
+    const int shift = max(0, 24 - __clz(static_cast<int>(most - cut.age)));
+    for (int start = 0; start < count; start += kThreads) {
+      const int i = start + static_cast<int>(threadIdx.x);
+      const uint32_t age = i < count ? ages[i] : 0;
+      count_in(shared.bins[turn], age >= cut.age && age <= most ? static_cast<int>((age - cut.age) >> shift) : -1);
     }
     ptx::cluster_sync();
-    const ClusterSums all(shared.counts[turn], blocks, rank);
-    if (all.x == wanted) return tried[0];
-    if (all.y == wanted) return tried[1];
-    if (all.z == wanted) return tried[2];
-    order |= static_cast<uint32_t>((all.x < wanted ? 1 : 0) + (all.y < wanted ? 1 : 0) + (all.z < wanted ? 1 : 0)) << shift;
+    // Everybody has read what was counted before.
+    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) shared.bins[turn ^ 1][i] = 0;
+    if (threadIdx.x < kWarp) {
+      const BinCut own = cut_of_bins(shared.bins[turn], wanted - cut.older, blocks, rank);
+      if (threadIdx.x == 0) found = own;
+    }
+    __syncthreads();
+    const BinCut bin = found;
+    cut = {cut.age + (static_cast<uint32_t>(bin.bin) << shift), cut.older + bin.older, cut.older_before + bin.older_before, bin.same_before};
+    if (shift == 0) return cut;
+    most = min(most, cut.age + (1u << shift) - 1);
   }
-  return order;
 }
 
 // Calls use(entry, block) for each of a thread's entries that claimed what it lacks, in order.
@@ -344,22 +341,13 @@ struct OwnEntries {
   }
 };
 
-// Lists the places of this thread block whose blocks leave, behind those of the thread blocks before it. All threads call it;
-// those of all thread blocks where the cut is not found yet.
-__device__ void list_places(const PlanBlocksArguments& a, const OwnPlaces& places, const uint32_t* ages, Cut cut, int loads,
-                            PlanShared& shared, int blocks, int rank) {
+// Lists the places of this thread block whose blocks leave, behind those of the thread blocks before it. All threads call it.
+__device__ void list_places(const PlanBlocksArguments& a, const OwnPlaces& places, const uint32_t* ages, const Cut& cut, int loads,
+                            PlanShared& shared) {
   const Share share(places.count);
   uint64_t own = 0, before, all;  // the lower word counts those below the cut's age, the upper one those of it
   for (int i = share.first; i < share.end; ++i) own += ages[i] < cut.age ? 1 : ages[i] == cut.age ? uint64_t{1} << 32 : 0;
   Scan(shared.storage).ExclusiveSum(own, before, all);
-  if (!cut.is_found) {
-    if (threadIdx.x == 0) shared.found = {static_cast<int>(static_cast<uint32_t>(all)), static_cast<int>(all >> 32), 0, 0};
-    ptx::cluster_sync();
-    const ClusterSums sums(shared.found, blocks, rank);
-    cut.older = sums.x;
-    cut.older_before = sums.x_before;
-    cut.same_before = sums.y_before;
-  }
   const int equal = loads - cut.older;
   int below = cut.older_before + static_cast<int>(static_cast<uint32_t>(before)), same = cut.same_before + static_cast<int>(before >> 32);
   int32_t* to = a.loads + a.most_loads;
@@ -407,7 +395,7 @@ __device__ void tell_places(const Launch& launch, int first, int threads) {
 __global__ void __launch_bounds__(kThreads, 1) give_places(const __grid_constant__ Launch launch) {
   extern __shared__ uint32_t held[];
   __shared__ PlanShared shared;
-  __shared__ Cut found;
+  __shared__ BinCut found;
   ptx::follow_previous_kernel();
   const PlanBlocksArguments& a = launch.a;
   const int blocks = static_cast<int>(gridDim.x), rank = static_cast<int>(blockIdx.x);
@@ -436,36 +424,34 @@ __global__ void __launch_bounds__(kThreads, 1) give_places(const __grid_constant
   }
   const OwnPlaces places(a.cached, blocks, rank);
   uint32_t* ages = (a.cached + blocks - 1) / blocks <= kHeld ? held : launch.ages + places.first;
-  for (int i = static_cast<int>(threadIdx.x); i < kRecent; i += kThreads) shared.recent[i] = 0;
-  if (threadIdx.x == 0) shared.counts[0] = {};
+  if (threadIdx.x < 2 * kBins) shared.bins[threadIdx.x / kBins][threadIdx.x % kBins] = 0;
   __syncthreads();
-  find_ages(a, places, static_cast<uint32_t>(now), ages, shared.recent);
+  find_ages(a, places, static_cast<uint32_t>(now), ages, shared.bins[0]);
   uint64_t own = 0, before, all;
   for_each_claim(launch, entries.first, entries.end, [&](int, int32_t) { ++own; });
   Scan(shared.storage).ExclusiveSum(own, before, all);
-  if (threadIdx.x == 0) shared.found = {static_cast<int>(all), 0, 0, 0};
+  if (threadIdx.x == 0) shared.claims = {static_cast<int>(all), 0, 0, 0};
   ptx::cluster_sync();
-  const ClusterSums claims(shared.found, blocks, rank);
-  const int loads = claims.x;
+  const ClusterSum claims(shared.claims, blocks, rank);
+  const int loads = claims.all;
   if (is_first) {
     *launch.totals = {};
     a.clock[0] = now;
     a.load_count[0] = loads;
   }
   if (threadIdx.x < kWarp) {
-    const Cut recent = recent_cut(shared, loads, static_cast<uint32_t>(now), blocks, rank);
-    if (threadIdx.x == 0) found = recent;
+    const BinCut own_cut = cut_of_bins(shared.bins[0], loads, blocks, rank);
+    if (threadIdx.x == 0) found = own_cut;
   }
   // In the order of the lists.
-  int next = claims.x_before + static_cast<int>(before);
+  int next = claims.before + static_cast<int>(before);
   for_each_claim(launch, entries.first, entries.end, [&](int entry, int32_t block) {
     a.loads[next] = block;
     launch.claimed_by[next++] = entry;
   });
   __syncthreads();
-  Cut cut = found;
-  if (!cut.is_found) cut.age = oldest_ages(ages, places.count, loads, static_cast<uint32_t>(now), shared, blocks, rank);
-  list_places(a, places, ages, cut, loads, shared, blocks, rank);
+  const Cut cut = exact_cut(ages, places.count, loads, static_cast<uint32_t>(now), shared, found, blocks, rank);
+  list_places(a, places, ages, cut, loads, shared);
   ptx::cluster_sync();
   const int thread = rank * kThreads + static_cast<int>(threadIdx.x), threads = blocks * kThreads;
   int32_t* to = a.loads + a.most_loads;
