@@ -321,6 +321,7 @@ size_t solver_bytes(const DecomposeAttentionArguments& a) {
 
 Status solve_least_squares(const Launch& launch) {
   if (launch.samples == 0) return Status::success();
+  if (launch.hopper && sm90a::fits_cluster(launch.a)) return sm90a::solve_least_squares(launch);
   const size_t bytes = panels_bytes(launch.a);
   const cudaError_t error = cudaFuncSetAttribute(solve_systems, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (error != cudaSuccess) return cuda_status(error);

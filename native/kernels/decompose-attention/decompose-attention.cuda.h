@@ -222,6 +222,12 @@ Status add_rows(const Launch& launch);
 Status add_rows_mma(const Launch& launch);
 Status write_horizontal(const Launch& launch);
 
+namespace sm90a {
+// Of at most 256 coefficients and 8 query heads of a kv head.
+bool fits_cluster(const DecomposeAttentionArguments& arguments);
+Status solve_least_squares(const Launch& launch);
+}  // namespace sm90a
+
 // Running sums over the runs of what they add to the moments.
 Status add_up_runs(const Launch& launch);
 

@@ -248,6 +248,13 @@ TEST("decompose-attention of a negative scale, many sinks and a wide diagonal ag
   check_against_cpu(sequence, {120, 300, 900}, DecompositionFormulas::corrected);
 }
 
+TEST("decompose-attention of 8 and 9 query heads a kv head, and of columns that fill no tile, agrees with the CPU") {
+  for (const Sizes& sizes : {Sizes{1, 8, 64, 22, DType::f16, false}, Sizes{2, 9, 128, 64, DType::bf16, true}}) {
+    CachedSequence sequence(sizes, 400, 17);
+    check_against_cpu(sequence, {150, 400}, DecompositionFormulas::corrected);
+  }
+}
+
 TEST("decompose-attention of keys that are all the same knows nothing, as on the CPU") {
   for (const Sizes& sizes : kSizes) {
     CachedSequence sequence(sizes, 300, 5);

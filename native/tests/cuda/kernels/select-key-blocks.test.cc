@@ -139,11 +139,14 @@ TEST("select-key-blocks by parts agrees with the CPU, to the last block") {
     for (const Rule& rule : kRules) {
       if (rule.rule == BlockRule::mass || rule.rule == BlockRule::of_max) continue;
       Selection selection = of_rows(rows, rule);
-      const SelectKeyBlocksArguments& a = selection.a;
+      SelectKeyBlocksArguments& a = selection.a;
       selection.slash = drawn(int64_t{3} * a.tokens, draw);
       selection.vertical = drawn(int64_t{3} * a.tokens, draw);
       selection.horizontal = drawn(int64_t{3} * a.rows, draw);
-      selection.check_devices();
+      for (const int tile_rows : {64, 128, 192}) {
+        a.tile_rows = tile_rows;
+        selection.check_devices();
+      }
     }
   }
 }
@@ -201,10 +204,14 @@ TEST("select-key-blocks of 131,072 tokens agrees with the CPU, to the last block
       selection.check_devices();
       if (rule.rule == BlockRule::mass) continue;
       selection.scores.clear();
-      selection.slash = drawn(int64_t{2} * a.tokens, draw);
-      selection.vertical = drawn(int64_t{2} * a.tokens, draw);
-      selection.horizontal = drawn(int64_t{2} * a.rows, draw);
-      selection.check_devices();
+      // Few different scores are many ties.
+      const auto few = [&] { return std::round(draw()); };
+      for (const bool ties : {false, true}) {
+        selection.slash = ties ? drawn(int64_t{2} * a.tokens, few) : drawn(int64_t{2} * a.tokens, draw);
+        selection.vertical = ties ? drawn(int64_t{2} * a.tokens, few) : drawn(int64_t{2} * a.tokens, draw);
+        selection.horizontal = ties ? drawn(int64_t{2} * a.rows, few) : drawn(int64_t{2} * a.rows, draw);
+        selection.check_devices();
+      }
     }
   }
 }
