@@ -42,8 +42,10 @@ export function kvPolicy(parts: KvPolicyParts = {}): KvPolicy {
 
 /** @throws InvalidValueError unless it is made of one of each contract */
 export function expectPolicy(operation: string, given: KvPolicy): void {
-  expectObject(operation, 'policy', given);
-  expectThat(operation, 'policy', given, typeof given.name === 'string', 'a policy of kvPolicy()');
+  // Anything may come: at first mostly a policy's name, or one part of a policy.
+  const { name, prefill, store } = Object(given) as Partial<KvPolicy>;
+  const isPolicy = typeof name === 'string' && prefill !== undefined && store !== undefined;
+  expectThat(operation, 'policy', given, isPolicy, 'a policy: createPolicy(name) of @kv/policies, or kvPolicy({ prefill, select, store }) of one part or more');
   expectParts(operation, given);
 }
 
