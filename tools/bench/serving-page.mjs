@@ -29,6 +29,8 @@ const goodput = tableOf(
     ['requests/s', ...figures['13'].map(([, rate]) => rate)],
     ['times the one before', ...figures['13'].map(([, , times]) => ratio(times))],
     ['times the one before, seed 2', ...second.rows.map(([, , times]) => ratio(times))],
+    ['requests/s where the wait is 0.67 s at most', ...figures['13'].map(([, , , rate]) => rate)],
+    ['times the one before', ...figures['13'].map(([, , , , times]) => ratio(times))],
   ],
   1,
 );

@@ -12,11 +12,9 @@ import { Answer } from './answer.js';
 import { asError, originOf } from './as-error.js';
 import { createRunner, keptGrid, readOptions, readRequest, schedulerOf } from './engine-options.js';
 import type { EngineOptions, EngineRequest, EngineRequestOptions, EngineSettings, EngineTextOptions } from './engine-options.js';
+import { stepsObserved } from './executor.js';
 import type { Outcome, Step } from './executor.js';
 import { RunnerExecutor } from './runner-executor.js';
-
-/** Every so many steps. */
-const stepsObserved = 8;
 
 interface Served extends EngineRequest {
   readonly prompt: Int32Array;
@@ -204,7 +202,7 @@ export class Engine {
     this.#wake = undefined;
   }
 
-  /** Counts a step. Working sets change slowly, and asking for them costs as much as a step. */
+  /** Counts a step. */
   #observe({ answers, restarted }: Batch): void {
     this.#steps += 1;
     this.#restarts += restarted.length;

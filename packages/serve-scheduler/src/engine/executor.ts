@@ -1,6 +1,9 @@
 import type { Batch } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
 
+/** Working sets are asked for every so many steps: they change slowly, and asking for them costs as much as a step. */
+export const stepsObserved = 8;
+
 /** The next token of a request, or why it has none. */
 export type Outcome =
   | { readonly request: ScheduledRequest; readonly id: number; readonly failure?: undefined }

@@ -97,6 +97,16 @@ describe('the tables of one H200', () => {
     for (const { milliseconds, from, median } of direct) expect({ from, milliseconds }).toEqual({ from, milliseconds: median });
   });
 
+  it('have of steps what attention leaves of the rows that they name', () => {
+    const costs = new Costs();
+    const steps = h200.tables.rows.points.flatMap(({ milliseconds, from }) => {
+      const [, file, measure, rows] = /^(\S+\.json): (decode step of (\d+) sequences? of 4096 tokens); less its attention$/.exec(from) ?? [];
+      return file && measure ? [{ whole: milliseconds + 32 * costs.milliseconds('decodeAttention', 8 * 4096 * Number(rows)), median: measured(file, measure) }] : [];
+    });
+    expect(steps).toHaveLength(4);
+    for (const { whole, median } of steps) expect(Math.abs(whole / median - 1)).toBeLessThan(0.01);
+  });
+
   it('predict what they were not made of within 5 %', () => {
     const held = heldOut(new Costs());
     for (const { name, predicted, median } of held) {
@@ -108,10 +118,12 @@ describe('the tables of one H200', () => {
 
   it('are linear between points, and go on behind the last', () => {
     const costs = new Costs();
-    expect(costs.milliseconds('rows', 1)).toBe(3.859);
-    expect(costs.milliseconds('rows', 0.5)).toBe(3.859);
-    expect(costs.milliseconds('rows', 20)).toBeCloseTo((4.072 + 4.753) / 2, 12);
-    expect(costs.milliseconds('rows', 8192 + 7168)).toBeCloseTo(211.2 + (211.2 - 25.7), 12);
+    const { points } = h200.tables.rows;
+    const [first = NaN, eight = NaN, many = NaN] = points.map(({ milliseconds }) => milliseconds);
+    const [last = NaN, before = NaN] = points.map(({ milliseconds }) => milliseconds).reverse();
+    expect([costs.milliseconds('rows', 1), costs.milliseconds('rows', 0.5)]).toEqual([first, first]);
+    expect(costs.milliseconds('rows', 20)).toBeCloseTo((eight + many) / 2, 12);
+    expect(costs.milliseconds('rows', 8192 + 7168)).toBeCloseTo(last + (last - before), 12);
     expect(costs.transfer('gather', 50e9)).toBeCloseTo(1000, 9);
   });
 });

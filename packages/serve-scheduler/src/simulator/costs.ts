@@ -16,6 +16,8 @@ const schema = z.strictObject({
   model: z.strictObject({ parameters: count, layers: count, queryHeads: count, kvHeads: count, headDim: count }),
   tables: z.strictObject({ rows: table, decodeAttention: table, prefillAttention: table, selection: table, keeping: table, placing: table }),
   gigabytesPerSecond: z.strictObject({ gather: rate, copies: rate, save: rate, saveCopies: rate }),
+  /** What a prompt over two memories takes longer than a dense one, as a share of the time of its saves. */
+  besideSaves: z.strictObject({ share: z.number().nonnegative(), from: z.string().min(1) }),
 });
 
 type Parsed = z.infer<typeof schema>;
@@ -26,6 +28,7 @@ export type RateName = keyof Parsed['gigabytesPerSecond'];
 export class Costs {
   readonly gpu: string;
   readonly measured: Parsed['model'];
+  readonly besideSaves: number;
   readonly #parsed: Parsed;
 
   /**
@@ -52,6 +55,7 @@ export class Costs {
     this.#parsed = data;
     this.gpu = data.gpu;
     this.measured = data.model;
+    this.besideSaves = data.besideSaves.share;
   }
 
   /** Whether it is one, and no look-alike or proxy. */

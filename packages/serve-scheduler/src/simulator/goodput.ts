@@ -1,5 +1,8 @@
+import type { Costs } from './costs.js';
+import { paperCosts } from './paper-costs.js';
 import { simulate } from './simulate.js';
 import type { SimulationOptions, SimulationResult } from './simulate.js';
+import type { SimulatedModel } from './systems.js';
 import { poissonTrace } from './trace.js';
 import type { AnswerTokens } from './trace.js';
 
@@ -16,6 +19,12 @@ export interface GoodputOptions extends Omit<SimulationOptions, 'trace'> {
   readonly answerTokens?: AnswerTokens | undefined;
   readonly level: ServiceLevel;
 }
+
+/** The P99 between tokens is so many decoding iterations: of 8 answers over 10,000 tokens each, without any feature. */
+const iterations = 25;
+const iteration = { answers: 8, tokens: 10_000 };
+/** The mean wait, as the paper has it for its own machine. */
+const queueing = 2000;
 
 /** The search ends when what is known to be too much is so much more than what is known to be served. */
 const precision = 1.025;
@@ -40,4 +49,16 @@ export async function goodput({ requests, answerTokens, level, ...options }: Goo
 
 function holds({ betweenTokens99, queueing }: SimulationResult, level: ServiceLevel): boolean {
   return betweenTokens99 <= level.betweenTokens99 && queueing <= level.queueing;
+}
+
+/** The paper's level, and the one where requests may wait as many iterations as they may on the paper's machine. */
+export function serviceLevels(model: SimulatedModel, costs: Costs): readonly [ServiceLevel, ServiceLevel] {
+  const milliseconds = iterationOf(model, costs);
+  const betweenTokens99 = iterations * milliseconds;
+  return [{ betweenTokens99, queueing }, { betweenTokens99, queueing: queueing * (milliseconds / iterationOf(model, paperCosts())) }];
+}
+
+function iterationOf({ layers, kvHeads, parameters }: SimulatedModel, costs: Costs): number {
+  const rows = (costs.milliseconds('rows', iteration.answers) * parameters) / costs.measured.parameters;
+  return rows + layers * costs.milliseconds('decodeAttention', iteration.answers * iteration.tokens * kvHeads);
 }

@@ -40,6 +40,7 @@ export function paperCosts(): Costs {
       keeping: scaled(table.keeping, () => false),
       placing: scaled(table.placing, () => false),
     },
+    besideSaves: { share: 0, from: 'published: Fig. 14b, FlashD2H takes as long as computing alone' },
     gigabytesPerSecond: {
       gather: published(20, 'FlashH2D, at least so much'),
       copies: published(4, 'blocks of 16 KiB, a memcpy each, at most so much'),

@@ -27,6 +27,11 @@ export interface SimulationOptions {
   readonly maxRequests?: number | undefined;
   /** Tokens of prompts in a step, in all layers. Default 2048. */
   readonly promptTokens?: number | undefined;
+  /**
+   * Blocks of a layer that an engine's store has on the device for what answers read, beside prompts and metadata. Default: what
+   * the model's bytes hold, of which prompts and metadata take their part.
+   */
+  readonly storeBlocks?: number | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -64,7 +69,7 @@ const stepsInTurn = 256;
 export const mostRequests = 1e7;
 
 /** A scheduler for a model with so many bytes of cache, of which pinned blocks take their part. */
-function schedulerOf({ model, features, maxRequests = model.maxRequests ?? 32, promptTokens = 2048 }: SimulationOptions): Scheduler {
+function schedulerOf({ model, features, maxRequests = model.maxRequests ?? 32, promptTokens = 2048, storeBlocks }: SimulationOptions): Scheduler {
   const { layers, kvHeads, headDim, deviceBytes, hostBytes } = model;
   const sizes = { blockTokens: 32, sinkTokens: 32, localWindow: 64 };
   const layerBytes = layers * 4 * sizes.blockTokens * headDim;
@@ -73,12 +78,14 @@ function schedulerOf({ model, features, maxRequests = model.maxRequests ?? 32, p
     ...sizes,
     model,
     features,
-    deviceBlocks: Math.floor(deviceBytes / layerBytes) - pinned,
+    deviceBlocks: storeBlocks ?? Math.floor(deviceBytes / layerBytes) - pinned,
+    promptsApart: storeBlocks !== undefined,
     hostBlocks: Math.floor(hostBytes / layerBytes),
     maxRequests,
     maxBatchTokens: maxRequests + promptTokens,
     maxInjectTokens: promptTokens * layers,
-    chunkTokens: Math.min(512, promptTokens),
+    // An engine cuts prompts where its runner does.
+    chunkTokens: storeBlocks === undefined ? Math.min(512, promptTokens) : promptTokens,
   });
 }
 
@@ -144,7 +151,7 @@ function submit(scheduler: Scheduler, request: TracedRequest, index: number): Sc
 /** What the scheduler does not check. @throws InvalidValueError */
 function expectOptions(options: SimulationOptions): void {
   expectObject('simulate', 'options', options);
-  const { model, features, costs, locality, signal, seed = 1 } = options;
+  const { model, features, costs, locality, storeBlocks, signal, seed = 1 } = options;
   expectObject('simulate', 'model', model);
   expectObject('simulate', 'features', features);
   const { deviceBytes, hostBytes, queryHeads, parameters } = model;
@@ -154,6 +161,8 @@ function expectOptions(options: SimulationOptions): void {
   expectThat('simulate', 'fastTransfer', features.fastTransfer, typeof features.fastTransfer === 'boolean', 'true or false');
   expectThat('simulate', 'costs', costs, costs === undefined || Costs.is(costs), 'new Costs()');
   if (locality !== undefined) expectLocality(locality);
+  const isCount = storeBlocks === undefined || (Number.isSafeInteger(storeBlocks) && storeBlocks > 0 && features.offload);
+  expectThat('simulate', 'storeBlocks', storeBlocks, isCount, 'a positive whole number, and that only with offload');
   expectThat('simulate', 'seed', seed, Number.isSafeInteger(seed) && seed >= 0, 'a whole number from 0 on');
   expectSignal('simulate', signal);
 }

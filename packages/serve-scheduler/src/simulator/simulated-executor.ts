@@ -1,3 +1,4 @@
+import { stepsObserved } from '../engine/executor.js';
 import type { Executor, Outcome, Step } from '../engine/executor.js';
 import type { Batch, PromptPart } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
@@ -110,8 +111,9 @@ export class SimulatedExecutor implements Executor {
         const first = firstBlock(request, head);
         for (const block of reader.next(blocks, budget)) if (!this.#cache.read(first + block)) missing += 1;
       });
+      if (request.state !== 'answering' || (this.steps + 1) % stepsObserved > 0) continue;
       const workingSet = readers.reduce((sum, reader) => sum + reader.workingSet, 0) / sampledHeads;
-      if (request.state === 'answering') scheduler.observe(request, Math.ceil(workingSet * model.kvHeads));
+      scheduler.observe(request, Math.ceil(workingSet * model.kvHeads));
     }
     return Math.round((missing * model.kvHeads) / sampledHeads);
   }
@@ -175,7 +177,9 @@ export class SimulatedExecutor implements Executor {
     const computing = layers * (this.#rows(tokens) / model.layers + attention);
     if (!features.offload) return computing;
     const blocks = (tokens / this.#parts.scheduler.settings.blockTokens) * model.kvHeads * layers;
-    return Math.max(computing, costs.transfer(features.fastTransfer ? 'save' : 'saveCopies', blocks * this.#blockBytes));
+    const bytes = blocks * this.#blockBytes;
+    const besides = costs.besideSaves * costs.transfer('save', bytes);
+    return Math.max(computing + besides, costs.transfer(features.fastTransfer ? 'save' : 'saveCopies', bytes));
   }
 
   /** All layers without attention. What was measured of one model holds for another by the bytes of its weights. */

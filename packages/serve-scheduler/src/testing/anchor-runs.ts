@@ -14,11 +14,14 @@ const model: SimulatedModel = {
   deviceBytes: 5.5 * 2 ** 30,
   hostBytes: 16 * 2 ** 30,
 };
+/** What the engine's store told of its layers on the device. */
+const storeBlocks = 36_615;
 /** Random weights: a step reads hardly anything because the one before did. 12 steps read 7,600 of the 8,000 blocks of 8K tokens. */
 const locality = { replaced: 0.75, returning: 0, awaySteps: 1, exponent: 0 };
 
 /** The simulator, on a trace that an engine served (`tools/gpu/serving-anchors.mjs`), with its requests so many times as fast. */
-export async function simulateAnchor(traceText: string, system: 'base' | '+LP', speed: number): Promise<SimulationResult> {
+export async function simulateAnchor(traceText: string, system: 'base' | '+LP', speed: number, seed: number): Promise<SimulationResult> {
   const trace = readTrace(traceText).map((request) => ({ ...request, milliseconds: request.milliseconds / speed }));
-  return await simulate({ model, features: systems[system], trace, locality });
+  const features = systems[system];
+  return await simulate({ model, features, trace, locality, seed, storeBlocks: features.offload ? storeBlocks : undefined });
 }
