@@ -5,6 +5,7 @@
 #include "kernels/block-sparse-attention/block-sparse-attention.cuda.h"
 #include "shared/attention/hopper/attention.cuda.h"
 #include "shared/attention/tensor-core-shapes.h"
+#include "shared/cuda/divisor.cuda.h"
 
 namespace kv::sm90a {
 namespace {
@@ -54,6 +55,7 @@ struct ListedKeyTiles {
    public:
     __device__ Boxes(const Arguments& arguments, int box_tokens, const ListedTile& work)
         : block_tokens_(arguments.block_tokens),
+          block_shift_(shift_of(arguments.block_tokens)),
           row_in_tile_(threadIdx.x % 32 * box_tokens),
           work_(work),
           table_(arguments.block_table +
@@ -69,13 +71,14 @@ struct ListedKeyTiles {
       if (row_in_tile_ >= 2 * kKeyBlockTokens || place >= work_.listed) return box;
       const int key = work_.blocks[place] * kKeyBlockTokens + row_in_tile_ % kKeyBlockTokens;
       if (key >= work_.key_count) return box;
-      const int entry = key / block_tokens_;
+      const int entry = block_shift_ >= 0 ? key >> block_shift_ : key / block_tokens_;
       box.token = key - entry * block_tokens_;
       box.key_block = box.value_block = table_[entry];
       return box;
     }
 
     const int block_tokens_;
+    const int block_shift_;
     const int row_in_tile_;
     const ListedTile& work_;
     const int32_t* table_;

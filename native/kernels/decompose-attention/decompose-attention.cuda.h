@@ -3,6 +3,7 @@
 
 #define KV_ISA cuda
 #include "kernels/decompose-attention/decompose-attention-interior.h"
+#include "shared/cuda/divisor.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 
 namespace kv {
@@ -144,8 +145,6 @@ struct Launch {
     return memory.key_sums + (int64_t{kv_head} * key_blocks() + block) * 2 * a.head_dim;
   }
 };
-
-__device__ inline int32_t shift_of(int32_t tokens) { return (tokens & (tokens - 1)) == 0 ? __ffs(tokens) - 1 : -1; }
 
 // What one head's keys are read with.
 template <class T>

@@ -1,9 +1,12 @@
-// Division by a number that is used many times. Device code.
+// Division by a number that is used many times, such as the tokens of a block. Device code.
 #pragma once
 
 #include <cstdint>
 
 namespace kv {
+
+// By how much to shift instead of dividing, or -1 if the divisor is no power of two.
+__device__ inline int shift_of(int divisor) { return (divisor & (divisor - 1)) == 0 ? __ffs(divisor) - 1 : -1; }
 
 // Each division takes four instructions, where one by a number that the compiler does not know takes some twenty.
 class Divisor {
