@@ -17,7 +17,7 @@ namespace kv {
 
 #if defined(__x86_64__)
 namespace emulated {
-void linear(const LinearArguments&, Workers&);
+void linear(const LinearLayers&, Workers&);
 }
 #endif
 
@@ -26,20 +26,26 @@ constexpr size_t kFewRows = 16;
 
 struct LinearBuild {
   std::string name;
-  std::function<void(const LinearArguments&, Workers&)> run;
+  std::function<void(const LinearLayers&, Workers&)> run;
 };
+
+#if defined(__x86_64__)
+inline LinearBuild emulated_tiles() {
+  return {"emulated tiles", emulated::linear};
+}
+#endif
 
 // Calls body(build) for each instruction set that this processor has, and for tile registers that are emulated.
 template <class Body>
 void on_every_linear(Body&& body) {
   on_every_isa([&](Isa isa) {
-    body(LinearBuild{isa_name(isa), [isa](const LinearArguments& a, Workers& workers) {
+    body(LinearBuild{isa_name(isa), [isa](const LinearLayers& layers, Workers& workers) {
                        ExecutionContext context{workers, isa};
-                       CHECK(linear({a}, context).ok());
+                       CHECK(linear(std::vector<LinearArguments>(layers.begin(), layers.end()), context).ok());
                      }});
   });
 #if defined(__x86_64__)
-  if (runs(Isa::avx512)) body(LinearBuild{"emulated tiles", emulated::linear});
+  if (runs(Isa::avx512)) body(emulated_tiles());
 #endif
 }
 
@@ -126,6 +132,12 @@ struct Problem {
     Matrix output = before;
     Workers workers(threads);
     workers.set_memory_reading(reading);
+    const LinearArguments a = arguments(first, tokens, output);
+    build.run({&a, 1}, workers);
+    return output;
+  }
+
+  LinearArguments arguments(size_t first, size_t tokens, Matrix& output) const {
     LinearArguments a;
     a.input = input.bytes.data() + first * input.stride * byte_size(shape.dtype);
     a.input_stride = static_cast<int64_t>(input.stride);
@@ -141,8 +153,7 @@ struct Problem {
     a.in_features = static_cast<int64_t>(shape.in);
     a.out_features = static_cast<int64_t>(shape.out);
     a.accumulate = shape.accumulate;
-    build.run(a, workers);
-    return output;
+    return a;
   }
 };
 

@@ -1,5 +1,6 @@
 // Compares `linear` with a loop in double precision over random shapes, strides, types and thread
 // counts, with every build that this processor runs.
+#include <tuple>
 #include <utility>
 
 #include "shared/memory-streams/memory-streams.h"
@@ -155,13 +156,53 @@ TEST("linear shows infinities and NaN in the outputs that they reach, and in no 
   }
 }
 
+TEST("linear gives several layers of one input the bits of one call each") {
+  std::mt19937 random(23);
+  const DType f32 = DType::f32;
+  for (const size_t tokens : {1, 7, 40}) {
+    const Case first = {tokens, 70, 1030, 1, f32, DType::bf16, f32, true, true, false};
+    std::vector<Problem> problems(4, Problem(first, random));
+    const std::pair<size_t, DType> others[] = {{37, DType::bf16}, {0, DType::f16}, {1025, DType::f16}};
+    for (size_t i = 0; i < 3; ++i) {
+      Case c = first;
+      std::tie(c.out, c.weight_dtype) = others[i];
+      problems[i + 1] = Problem(c, random);
+      problems[i + 1].input = problems[0].input;
+    }
+    on_every_linear([&](const LinearBuild& build) {
+      for (const int threads : {1, 3}) {
+        std::vector<Matrix> outputs;
+        for (const Problem& problem : problems) outputs.push_back(problem.before);
+        std::vector<LinearArguments> layers;
+        for (size_t i = 0; i < 4; ++i) layers.push_back(problems[i].arguments(0, tokens, outputs[i]));
+        Workers workers(threads);
+        build.run({layers.data(), 4}, workers);
+        for (size_t i = 0; i < 4; ++i) CHECK(same_rows(outputs[i], problems[i].run(build, 2, 0, tokens), 0, tokens));
+      }
+    });
+  }
+}
+
+TEST("linear finds a weight that must be scaled behind many that need not") {
+  std::mt19937 random(29);
+  std::normal_distribution<float> normal;
+  constexpr size_t kFeatures = 1100, kLate = 1090, kOut = 33;
+  Problem problem({40, kFeatures, 70, 1, DType::f32, DType::bf16, DType::f32, false, false, false}, random);
+  problem.input.fill([&] { return std::ldexp(normal(random), -10); });
+  // A subnormal weight, of a feature that is large enough to show it.
+  for (size_t row = 0; row < 40; ++row) problem.input.write(row * problem.input.stride + kLate, 0x1p120f);
+  for (size_t out = 0; out < 70; ++out) problem.weight.write(out * problem.weight.stride + kLate, out == kOut ? 0x1p-130f : 0.0f);
+  const std::vector<Expectation> wanted = reference(problem);
+  on_every_linear([&](const LinearBuild& build) { CHECK(near_reference(problem, wanted, problem.run(build, 2, 0, 40), build)); });
+}
+
 #if defined(__x86_64__)
 TEST("linear on the processor's tile registers has the bits that it has on emulated ones") {
   if (!runs(Isa::amx)) return;
   std::mt19937 random(19);
   for (const DType weights : {DType::f16, DType::bf16}) {
     const Problem problem({70, 129, 1025, 1, DType::f32, weights, DType::f32, true, true, false}, random);
-    const Matrix wanted = problem.run({"emulated tiles", emulated::linear}, 2, 0, 70);
+    const Matrix wanted = problem.run(emulated_tiles(), 2, 0, 70);
     on_every_linear([&](const LinearBuild& build) {
       const Matrix output = problem.run(build, 2, 0, 70);
       CHECK(same_rows(output, wanted, 0, 70) == (build.name == "amx" || build.name == "emulated tiles"));

@@ -25,30 +25,43 @@ constexpr int64_t kAheadOfSecond = 16 << 10;
 constexpr int kNoReuse = 0;
 constexpr int kSecondCache = 2;
 constexpr int64_t kMostChunkOuts = 256;
+constexpr int64_t kChunksPerWorker = 16;
 // A row of more than kMostFewFloats leaves the first cache between two rows of weights. So more of these share it where
 // there are registers for their sums, and what is asked for ahead is shared among them.
 constexpr int kSharingRows = kLanes == 16 ? 8 : 1;
 
-// Asks for what is read after the line, so far ahead that all of `streams` together are as far as the constants say.
-template <int cache, int streams>
-__attribute__((always_inline)) inline void fetch(const char* line) {
-  if (cache == 2) __builtin_prefetch(line + kAheadOfSecond / streams, 0, kSecondCache);
-  __builtin_prefetch(line + (cache == 2 ? kAheadOfFirst : kAhead) / streams, 0, kNoReuse);
+// How far ahead of a line more is asked for: for the second cache, and for the first without reuse.
+struct Asked {
+  int64_t second, no_reuse;
+};
+
+template <int cache>
+__attribute__((always_inline)) inline void fetch(const char* line, const Asked& asked) {
+  if (cache == 2) __builtin_prefetch(line + asked.second, 0, kSecondCache);
+  __builtin_prefetch(line + asked.no_reuse, 0, kNoReuse);
+}
+
+// For `together` rows, `bytes` in front of the last one that this thread reads. What lies behind is another's: a line on its way
+// to one core comes late to the core that reads it. All rows that are read at once are together as far ahead as the constants say.
+template <int cache>
+inline Asked asked_for(int64_t bytes, int64_t row_bytes, int64_t together) {
+  const int64_t streams = together > kMostMemoryStreams ? together : 1;
+  const auto within = [&](int64_t ahead) { return row_bytes * together / 2 + ahead / streams < bytes ? ahead / streams : 0; };
+  return {cache == 2 ? within(kAheadOfSecond) : 0, within(cache == 2 ? kAheadOfFirst : kAhead)};
 }
 
 // dots[row][out] = the scalar product of each of a packed group of input rows with each of `outs` weight
 // rows. Each weight row is a stream of memory. How many a core should fetch at once depends on the processor.
 template <int rows, int outs, int cache, class W>
 void dot_rows(const float* group, const W* weight, int64_t weight_stride, int64_t in_features, float* dots,
-              int64_t dots_stride) {
-  constexpr int streams = outs > kMostMemoryStreams ? outs : 1;
+              int64_t dots_stride, const Asked& asked) {
   Vec total[outs][rows][kChains] = {};
   int64_t k = 0;
   for (; k + kChains * kLanes <= in_features; k += kChains * kLanes) {
     for (int out = 0; out < outs; ++out) {
       const W* row = weight + out * weight_stride + k;
       for (size_t byte = 0; byte < kChains * kLanes * sizeof(W); byte += 64) {
-        fetch<cache, streams>(reinterpret_cast<const char*>(row) + byte);
+        fetch<cache>(reinterpret_cast<const char*>(row) + byte, asked);
       }
       for (int chain = 0; chain < kChains; ++chain) {
         const Vec w = load(row + chain * kLanes);
@@ -96,41 +109,86 @@ auto dot_rows_together(int64_t rows, int64_t together) {
   return dot_rows_of<kGroupRows, 1, cache, W>(rows);
 }
 
-void multiply_few_rows(const LinearArguments& a, Workers& workers) {
-  const int64_t padded = round_up(a.in_features, kLanes);
-  const size_t group_bytes = static_cast<size_t>(a.tokens * padded) * sizeof(float);
-  float* groups = static_cast<float*>(workers.shared_scratch(group_bytes));
-  for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
-    pack_rows(a, row, smaller(a.tokens - row, kGroupRows), groups + row * padded);
+// The input rows of a call, packed in groups.
+struct PackedGroups {
+  const float* groups;
+  int64_t padded;
+};
+
+// Multiplies `outs` outputs of a layer, from `begin` on; the worker reads the weights of all outputs before `end`.
+template <int cache, class W>
+void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t most_rows, int64_t begin, int64_t outs,
+                   int64_t end, float* sums, int64_t sums_stride) {
+  const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
+  const int64_t row_bytes = a.weight_stride * static_cast<int64_t>(sizeof(W));
+  int64_t out = 0;
+  for (int64_t together = most_rows; together > 0; together /= 2) {
+    for (; out + together <= outs; out += together) {
+      const Asked asked = asked_for<cache>((end - begin - out) * row_bytes, row_bytes, together);
+      for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
+        const int64_t rows = smaller(a.tokens - row, kGroupRows);
+        dot_rows_together<cache, W>(rows, together)(packed.groups + row * packed.padded, weight + out * a.weight_stride,
+                                                    a.weight_stride, a.in_features, sums + row * sums_stride + out, sums_stride,
+                                                    asked);
+      }
+    }
   }
-  const int64_t chunk = smaller(kMostChunkOuts, divide_up(a.out_features, 4 * workers.count()));
-  workers.for_each(static_cast<size_t>(divide_up(a.out_features, chunk)), [&](size_t index, int) {
-    const int64_t begin = static_cast<int64_t>(index) * chunk;
-    const int64_t outs = smaller(chunk, a.out_features - begin);
-    float sums[kMostFewRows * kMostChunkOuts];
-    with_float_type(a.weight_dtype, [&](auto element) {
-      using W = decltype(element);
-      const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
-      int64_t out = 0;
-      for (int64_t together = most_together(a, workers); together > 0; together /= 2) {
-        for (; out + together <= outs; out += together) {
-          for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
-            const int64_t rows = smaller(a.tokens - row, kGroupRows);
-            const auto dot = workers.memory_reading().cache == 1 ? dot_rows_together<1, W>(rows, together)
-                                                                 : dot_rows_together<2, W>(rows, together);
-            dot(groups + row * padded, weight + out * a.weight_stride, a.weight_stride, a.in_features,
-                sums + row * chunk + out, chunk);
-          }
-        }
+}
+
+void multiply_chunk(const LinearArguments& a, const PackedGroups& packed, const Workers& workers, int64_t begin, int64_t outs,
+                    int64_t end) {
+  float sums[kMostFewRows * kMostChunkOuts];
+  const int64_t together = most_together(a, workers);
+  with_float_type(a.weight_dtype, [&](auto element) {
+    using W = decltype(element);
+    const auto multiply = workers.memory_reading().cache == 1 ? multiply_outs<1, W> : multiply_outs<2, W>;
+    multiply(a, packed, together, begin, outs, end, sums, outs);
+  });
+  float bias[kMostChunkOuts];
+  read_bias(a, begin, outs, bias);
+  with_float_type(a.dtype, [&](auto element) {
+    for (int64_t row = 0; row < a.tokens; ++row) {
+      write_sums<decltype(element)>(a, row, begin, outs, sums + row * outs, bias);
+    }
+  });
+}
+
+// The outputs of all layers, in chunks of one layer each. Each worker begins with a share of them that lies together in memory,
+// then takes from others' shares.
+void multiply_few_rows(const LinearLayers& layers, Workers& workers) {
+  const LinearArguments& input = *layers.first;
+  const int64_t padded = round_up(input.in_features, kLanes), shares = workers.count();
+  constexpr int64_t kLine = 64 / sizeof(int64_t);
+  const size_t floats = static_cast<size_t>(input.tokens * padded);
+  float* groups =
+      static_cast<float*>(workers.shared_scratch(floats * sizeof(float) + static_cast<size_t>(shares * kLine) * sizeof(int64_t)));
+  int64_t* taken = reinterpret_cast<int64_t*>(groups + floats);  // of each share, on a line of its own
+  for (int64_t row = 0; row < input.tokens; row += kGroupRows) {
+    pack_rows(input, row, smaller(input.tokens - row, kGroupRows), groups + row * padded);
+  }
+  for (int64_t share = 0; share < shares; ++share) taken[share * kLine] = 0;
+
+  int64_t outs = 0, chunks = 0;
+  for (const LinearArguments& a : layers) outs += a.out_features;
+  if (outs == 0) return;
+  const int64_t chunk = smaller(kMostChunkOuts, divide_up(outs, kChunksPerWorker * shares));
+  for (const LinearArguments& a : layers) chunks += divide_up(a.out_features, chunk);
+  const auto multiply = [&](int64_t index, int64_t end) {
+    const LinearArguments* a = layers.begin();
+    for (int64_t count; (count = divide_up(a->out_features, chunk)) <= index; ++a, index -= count, end -= count) {
+    }
+    const int64_t begin = index * chunk;
+    multiply_chunk(*a, {groups, padded}, workers, begin, smaller(chunk, a->out_features - begin),
+                   smaller(end * chunk, a->out_features));
+  };
+  workers.for_each(static_cast<size_t>(shares), [&](size_t own, int) {
+    for (int64_t turn = 0; turn < shares; ++turn) {
+      const int64_t share = (static_cast<int64_t>(own) + turn) % shares, first = chunks * share / shares;
+      const int64_t end = chunks * (share + 1) / shares;
+      for (int64_t index; (index = first + __atomic_fetch_add(taken + share * kLine, 1, __ATOMIC_RELAXED)) < end;) {
+        multiply(index, end);
       }
-    });
-    float bias[kMostChunkOuts];
-    read_bias(a, begin, outs, bias);
-    with_float_type(a.dtype, [&](auto element) {
-      for (int64_t row = 0; row < a.tokens; ++row) {
-        write_sums<decltype(element)>(a, row, begin, outs, sums + row * chunk, bias);
-      }
-    });
+    }
   });
 }
 

@@ -12,14 +12,6 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-// Few enough for the input to stay in an L1 cache while the weights pass through it.
-constexpr int64_t kMostFewRows = 16;
-constexpr int64_t kMostFewFloats = 8 << 10;
-
-inline bool are_few_rows(const LinearArguments& a) {
-  return a.tokens == 1 || (a.tokens <= kMostFewRows && a.tokens * a.in_features <= kMostFewFloats);
-}
-
 // Copies `rows` rows of the input, from `row` on, to [in / kLanes, row, lane] in f32, with zeros after the
 // last feature.
 inline void pack_rows(const LinearArguments& a, int64_t row, int64_t rows, float* packed) {

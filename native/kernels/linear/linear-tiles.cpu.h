@@ -72,7 +72,9 @@ struct PackedRows {
   uint16_t* blocks;
   int32_t* scales;
 
-  int64_t row_block_numbers() const { return depth_blocks * parts * kBlockNumbers; }
+  uint16_t* block(int64_t row_block, int64_t depth_block) const {
+    return blocks + (row_block * depth_blocks + depth_block) * parts * kBlockNumbers;
+  }
 };
 
 inline void pack_block_of_rows(const LinearArguments& a, const PackedRows& packed, int64_t row_block) {
@@ -82,7 +84,7 @@ inline void pack_block_of_rows(const LinearArguments& a, const PackedRows& packe
     const int64_t rows = smaller(kBlock, packed.tokens - begin);
     const T* input = static_cast<const T*>(a.input) + (packed.first + begin) * a.input_stride;
     find_scales(input, a.input_stride, rows, a.in_features, packed.scales + begin);
-    uint16_t* block = packed.blocks + row_block * packed.row_block_numbers();
+    uint16_t* block = packed.block(row_block, 0);
     for (int64_t k = 0; k < a.in_features; k += kBlock, block += kParts<T> * kBlockNumbers) {
       split_block(input + k, a.input_stride, rows, a.in_features - k, packed.scales + begin, block);
       for (int tile = 0; tile < 2 * kParts<T>; ++tile) transpose_tile(block + tile * kTileNumbers);
@@ -119,49 +121,61 @@ struct TileTask {
   int64_t out, out_blocks, row_block, end;
 };
 
-// Whether the rows of a block are bf16 numbers whose products with scaled ones stay far from the ends of f32's range: each
-// is zero, or between 2^-100 and 2^60.
-template <class W>
-inline bool needs_no_scale(const W* row, int64_t stride, int64_t rows, int64_t features) {
-  if constexpr (kParts<W> != 1) {
-    return false;
-  } else {
-    constexpr int kNumbers = 2 * kLanes;
-    typedef uint16_t Numbers __attribute__((vector_size(kNumbers * 2)));
+// Which of bf16 numbers seen so far must be scaled. Products of the others with scaled ones stay far from the ends of f32's
+// range: each is zero, or between 2^-100 and 2^60.
+class NumbersSeen {
+ public:
+  static constexpr int kCount = 2 * kLanes;
+  typedef uint16_t Numbers __attribute__((vector_size(kCount * 2)));
+
+  void add(Numbers bits) {
     constexpr uint16_t kLeast = (127 - 100) << 7, kRange = (60 + 100) << 7;
-    Numbers outside = {};
-    for (int64_t i = 0; i < rows; ++i, row += stride) {
-      for (int64_t k = 0; k < features; k += kNumbers) {
-        Numbers bits = {};
-        std::memcpy(&bits, row + k, sizeof(W) * static_cast<size_t>(smaller(kNumbers, features - k)));
-        bits &= 0x7fff;
-        outside |= reinterpret_cast<Numbers>((bits - kLeast >= kRange) & (bits != 0));
-      }
-    }
-    uint64_t words[kNumbers / 4], any = 0;
-    std::memcpy(words, &outside, sizeof words);
-    for (const uint64_t word : words) any |= word;
-    return any == 0;
+    bits &= 0x7fff;
+    outside_ |= reinterpret_cast<Numbers>((bits - kLeast >= kRange) & (bits != 0));
   }
+  bool need_scale() const {
+    uint64_t words[kCount / 4], any = 0;
+    std::memcpy(words, &outside_, sizeof words);
+    for (const uint64_t word : words) any |= word;
+    return any != 0;
+  }
+
+ private:
+  Numbers outside_ = {};
+};
+
+inline bool need_scale(const Bfloat* row, int64_t stride, int64_t rows, int64_t features) {
+  NumbersSeen seen;
+  for (int64_t i = 0; i < rows; ++i, row += stride) {
+    for (int64_t k = 0; k < features; k += NumbersSeen::kCount) {
+      NumbersSeen::Numbers bits = {};
+      std::memcpy(&bits, row + k, sizeof *row * static_cast<size_t>(smaller(NumbersSeen::kCount, features - k)));
+      seen.add(bits);
+    }
+  }
+  return seen.need_scale();
 }
 
 // to[row, feature] of a block of bf16 rows; zeros from row `rows` and feature `features` on.
-inline void copy_block(const Bfloat* row, int64_t stride, int64_t rows, int64_t features, uint16_t* to) {
+inline void copy_block(const Bfloat* row, int64_t stride, int64_t rows, int64_t features, uint16_t* to, NumbersSeen& seen) {
+  static_assert(kBlock == NumbersSeen::kCount, "a row of a block is one vector");
   for (int64_t i = 0; i < kBlock; ++i, to += kBlock) {
+    NumbersSeen::Numbers bits = {};
     if (i < rows && features >= kBlock) {
-      std::memcpy(to, row + i * stride, kBlock * sizeof *to);
-      continue;
+      std::memcpy(&bits, row + i * stride, sizeof bits);
+    } else if (i < rows) {
+      std::memcpy(&bits, row + i * stride, static_cast<size_t>(features) * sizeof *row);
     }
-    std::memset(to, 0, kBlock * sizeof *to);
-    if (i < rows) std::memcpy(to, row + i * stride, static_cast<size_t>(features) * sizeof *to);
+    std::memcpy(to, &bits, sizeof bits);
+    seen.add(bits);
   }
 }
 
-// The weights of a task.
+// The weights of a task. Those in bf16 are taken for numbers that need no scale until one turns up that does.
 template <class W>
 struct TaskWeights {
   const W* first;
-  int64_t stride, outs, features;
+  int64_t stride, outs, features, blocks;
   bool copied[kMostTaskBlocks];
   int32_t scales[kMostTaskBlocks * kBlock];
 
@@ -170,51 +184,99 @@ struct TaskWeights {
         stride(a.weight_stride),
         outs(a.out_features - task.out),
         features(a.in_features),
+        blocks(task.out_blocks),
         scales() {
-    for (int64_t b = 0; b < task.out_blocks; ++b) {
-      const W* row = first + b * kBlock * stride;
-      const int64_t rows = smaller(kBlock, outs - b * kBlock);
-      copied[b] = needs_no_scale(row, stride, rows, features);
-      if (!copied[b]) find_scales(row, stride, rows, features, scales + b * kBlock);
+    for (int64_t b = 0; b < blocks; ++b) {
+      copied[b] = kParts<W> == 1;
+      if (!copied[b]) scale(b);
     }
   }
 
-  // Blocks [feature block, part, out, feature] of block `b` of outputs, from `feature` on.
-  void pack(int64_t b, int64_t feature, int64_t depth, uint16_t* to) const {
-    const int64_t rows = outs - b * kBlock;
+  const W* row(int64_t b) const { return first + b * kBlock * stride; }
+  int64_t rows(int64_t b) const { return smaller(kBlock, outs - b * kBlock); }
+  void scale(int64_t b) { find_scales(row(b), stride, rows(b), features, scales + b * kBlock); }
+
+  // Finds the blocks that must be scaled.
+  void scale_blocks() {
+    if constexpr (kParts<W> == 1) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        copied[b] = !need_scale(row(b), stride, rows(b), features);
+        if (!copied[b]) scale(b);
+      }
+    }
+  }
+
+  // Blocks [feature block, part, out, feature] of block `b` of outputs, from `feature` on. False if a number must be scaled
+  // and was not.
+  bool pack(int64_t b, int64_t feature, int64_t depth, uint16_t* to) const {
+    NumbersSeen seen;
     for (int64_t d = 0; d < depth; ++d, feature += kBlock, to += kParts<W> * kBlockNumbers) {
-      const W* from = first + b * kBlock * stride + feature;
       if constexpr (kParts<W> == 1) {
         if (copied[b]) {
-          copy_block(from, stride, rows, features - feature, to);
+          copy_block(row(b) + feature, stride, rows(b), features - feature, to, seen);
           continue;
         }
       }
-      split_block(from, stride, rows, features - feature, scales + b * kBlock, to);
+      split_block(row(b) + feature, stride, rows(b), features - feature, scales + b * kBlock, to);
     }
+    return !seen.need_scale();
+  }
+
+  bool pack_all(int64_t feature, int64_t depth, uint16_t* to) const {
+    bool packed = true;
+    for (int64_t b = 0; b < blocks; ++b) packed &= pack(b, feature, depth, to + b * depth * kParts<W> * kBlockNumbers);
+    return packed;
   }
 };
+
+// What a task asks for while it multiplies its blocks of outputs and rows `b` and `r` over `depth` blocks of features from `k` on:
+// a part of the input that it multiplies next, and a part of the weights that it packs next.
+template <class W>
+inline Ahead ahead_of(const PackedRows& packed, const TileTask& task, const TaskWeights<W>& weights, int64_t b, int64_t r,
+                      int64_t k, int64_t depth) {
+  constexpr int64_t kLineNumbers = 64 / sizeof(uint16_t);
+  const int64_t row_blocks = task.end - task.row_block, next = k + depth;
+  const bool last_rows = r + 1 == row_blocks, last_features = next >= packed.depth_blocks;
+  Ahead ahead;
+  if (!last_rows || !last_features) {
+    const uint16_t* input = last_rows ? packed.block(task.row_block, next) : packed.block(task.row_block + r + 1, k);
+    ahead.count = packed.parts * kBlockNumbers / kLineNumbers / task.out_blocks;
+    ahead.lines = reinterpret_cast<const char*>(input + b * depth * ahead.count * kLineNumbers);
+  }
+  const int64_t first = kBlock * r / row_blocks, end = kBlock * (r + 1) / row_blocks;
+  if (!last_features && end <= weights.rows(b)) {
+    ahead.row = reinterpret_cast<const char*>(weights.row(b) + first * weights.stride + next * kBlock);
+    ahead.row_bytes = weights.stride * static_cast<int64_t>(sizeof(W));
+    ahead.rows = end - first;
+  }
+  return ahead;
+}
 
 template <class W>
 inline void multiply_task(const LinearArguments& a, const PackedRows& packed, const TileTask& task, void* memory) {
   const int64_t row_blocks = task.end - task.row_block;
   float* sums = static_cast<float*>(memory);
   uint16_t* chunk = reinterpret_cast<uint16_t*>(sums + row_blocks * task.out_blocks * kBlockSums);
-  const TaskWeights<W> weights(a, task);
+  TaskWeights<W> weights(a, task);
 
   TileRegisters tiles;
-  for (int64_t k = 0; k < packed.depth_blocks; k += kChunkBlocks) {
+  for (int64_t k = 0; k < packed.depth_blocks;) {
     const int64_t depth = smaller(kChunkBlocks, packed.depth_blocks - k);
     const int64_t chunk_numbers = depth * kParts<W> * kBlockNumbers;
-    for (int64_t b = 0; b < task.out_blocks; ++b) weights.pack(b, k * kBlock, depth, chunk + b * chunk_numbers);
+    if (!weights.pack_all(k * kBlock, depth, chunk)) {
+      weights.scale_blocks();
+      k = 0;
+      continue;
+    }
     for (int64_t r = 0; r < row_blocks; ++r) {
-      const uint16_t* input =
-          packed.blocks + (task.row_block + r) * packed.row_block_numbers() + k * packed.parts * kBlockNumbers;
+      const uint16_t* input = packed.block(task.row_block + r, k);
       for (int64_t b = 0; b < task.out_blocks; ++b) {
         const auto multiply = k == 0 ? multiply_blocks<false, kParts<W>> : multiply_blocks<true, kParts<W>>;
-        multiply(tiles, chunk + b * chunk_numbers, input, packed.parts, depth, sums + (r * task.out_blocks + b) * kBlockSums);
+        multiply(tiles, chunk + b * chunk_numbers, input, packed.parts, depth, ahead_of(packed, task, weights, b, r, k, depth),
+                 sums + (r * task.out_blocks + b) * kBlockSums);
       }
     }
+    k += depth;
   }
 
   for (int64_t r = 0; r < row_blocks; ++r) {
@@ -235,14 +297,15 @@ inline size_t task_bytes(int64_t row_blocks, int64_t out_blocks, int weight_part
 
 // How outputs and rows are shared out: blocks of outputs of a task, and shares of the rows.
 struct TileShares {
-  int64_t task_blocks, groups, shares;
+  int64_t task_blocks = 1, groups = 0, shares = 1;
 
   // Enough tasks for the workers; of those ways, the one that reads and packs least for each product.
   TileShares(int64_t out_blocks, int64_t row_blocks, int workers, bool splits) {
+    if (out_blocks == 0) return;
     int64_t least = 0;
     for (int64_t blocks = kMostTaskBlocks; blocks > 0; blocks /= 2) {
       const int64_t of_outs = divide_up(out_blocks, blocks);
-      const int64_t of_rows = smaller(divide_up(2 * workers, of_outs), row_blocks);
+      const int64_t of_rows = smaller(divide_up((splits ? 2 : 4) * workers, of_outs), row_blocks);
       // An input number is three parts, a weight one. To copy a weight costs about as much as to read two, to split it eight.
       const int64_t cost = 3 * out_blocks * row_blocks / blocks + (splits ? 9 : 3) * out_blocks * of_rows;
       if (least != 0 && cost >= least) continue;
@@ -252,40 +315,54 @@ struct TileShares {
       shares = of_rows;
     }
   }
+
+  int64_t count() const { return groups * shares; }
 };
 
-inline void multiply_pass(const LinearArguments& a, Workers& workers, int64_t first, int64_t tokens) {
-  const int64_t out_blocks = divide_up(a.out_features, kBlock);
-  PackedRows packed = {first, tokens, divide_up(tokens, kBlock), divide_up(a.in_features, kBlock), 0, nullptr, nullptr};
-  with_float_type(a.dtype, [&](auto element) { packed.parts = kParts<decltype(element)>; });
-  const size_t numbers = static_cast<size_t>(packed.row_blocks * packed.row_block_numbers());
+// What a task multiplies, of those of one layer.
+inline TileTask task_of(const PackedRows& packed, const TileShares& by, int64_t out_blocks, int64_t index) {
+  const int64_t share = index % by.shares, block = index / by.shares * by.task_blocks;
+  return {block * kBlock, smaller(by.task_blocks, out_blocks - block), packed.row_blocks * share / by.shares,
+          packed.row_blocks * (share + 1) / by.shares};
+}
+
+inline void multiply_pass(const LinearLayers& layers, Workers& workers, int64_t first, int64_t tokens) {
+  const LinearArguments& input = *layers.first;
+  PackedRows packed = {first, tokens, divide_up(tokens, kBlock), divide_up(input.in_features, kBlock), 0, nullptr, nullptr};
+  with_float_type(input.dtype, [&](auto element) { packed.parts = kParts<decltype(element)>; });
+  const size_t numbers = static_cast<size_t>(packed.row_blocks * packed.depth_blocks * packed.parts * kBlockNumbers);
   const size_t rows = static_cast<size_t>(packed.row_blocks * kBlock);
   packed.blocks = static_cast<uint16_t*>(workers.shared_scratch(numbers * sizeof(uint16_t) + rows * sizeof(int32_t)));
   packed.scales = reinterpret_cast<int32_t*>(packed.blocks + numbers);
   workers.for_each(static_cast<size_t>(packed.row_blocks),
-                   [&](size_t index, int) { pack_block_of_rows(a, packed, static_cast<int64_t>(index)); });
-  const TileShares by(out_blocks, packed.row_blocks, workers.count(), a.weight_dtype != DType::bf16);
-  workers.for_each(static_cast<size_t>(by.groups * by.shares), [&](size_t index, int worker) {
-    const int64_t share = static_cast<int64_t>(index) % by.shares;
-    const int64_t block = static_cast<int64_t>(index) / by.shares * by.task_blocks;
-    const TileTask task = {block * kBlock, smaller(by.task_blocks, out_blocks - block), packed.row_blocks * share / by.shares,
-                           packed.row_blocks * (share + 1) / by.shares};
-    with_float_type(a.weight_dtype, [&](auto element) {
+                   [&](size_t index, int) { pack_block_of_rows(input, packed, static_cast<int64_t>(index)); });
+  const auto shares_of = [&](const LinearArguments& a) {
+    return TileShares(divide_up(a.out_features, kBlock), packed.row_blocks, workers.count(), a.weight_dtype != DType::bf16);
+  };
+  int64_t tasks = 0;
+  for (const LinearArguments& a : layers) tasks += shares_of(a).count();
+  workers.for_each(static_cast<size_t>(tasks), [&](size_t index, int worker) {
+    int64_t task_index = static_cast<int64_t>(index);
+    const LinearArguments* a = layers.begin();
+    for (; task_index >= shares_of(*a).count(); ++a) task_index -= shares_of(*a).count();
+    const TileTask task = task_of(packed, shares_of(*a), divide_up(a->out_features, kBlock), task_index);
+    with_float_type(a->weight_dtype, [&](auto element) {
       using W = decltype(element);
-      multiply_task<W>(a, packed, task,
+      multiply_task<W>(*a, packed, task,
                        workers.scratch(worker, task_bytes(task.end - task.row_block, task.out_blocks, kParts<W>)));
     });
   });
 }
 
-void multiply_on_tiles(const LinearArguments& a, Workers& workers) {
-  const int64_t row_bytes = a.in_features * kMostParts * static_cast<int64_t>(sizeof(uint16_t));
+void multiply_on_tiles(const LinearLayers& layers, Workers& workers) {
+  const LinearArguments& input = *layers.first;
+  const int64_t row_bytes = input.in_features * kMostParts * static_cast<int64_t>(sizeof(uint16_t));
   const int64_t rows = smaller(kPassRows, kPackedRowsBytes / row_bytes + 1);
-  const int64_t passes = divide_up(a.tokens, rows);
+  const int64_t passes = divide_up(input.tokens, rows);
   for (int64_t pass = 0; pass < passes; ++pass) {
-    const int64_t first = a.tokens * pass / passes;
-    const int64_t tokens = a.tokens * (pass + 1) / passes - first;
-    if (tokens > 0) multiply_pass(a, workers, first, tokens);
+    const int64_t first = input.tokens * pass / passes;
+    const int64_t tokens = input.tokens * (pass + 1) / passes - first;
+    if (tokens > 0) multiply_pass(layers, workers, first, tokens);
   }
 }
 

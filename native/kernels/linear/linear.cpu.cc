@@ -8,17 +8,21 @@
 namespace kv {
 #if defined(KV_TILES)
 namespace avx512 {
-void linear(const LinearArguments&, Workers&);
+void linear(const LinearLayers&, Workers&);
 }
 #endif
 namespace KV_ISA {
 
-void linear(const LinearArguments& a, Workers& workers) {
-  if (a.tokens == 0 || a.out_features == 0) return;
+void linear(const LinearLayers& layers, Workers& workers) {
+  const LinearArguments& a = *layers.first;
+  if (a.tokens == 0) return;
 #if defined(KV_TILES)
-  return are_few_rows(a) || !fills_tiles(a) ? avx512::linear(a, workers) : multiply_on_tiles(a, workers);
+  return are_few_rows(a) || !fills_tiles(a) ? avx512::linear(layers, workers) : multiply_on_tiles(layers, workers);
 #else
-  return are_few_rows(a) ? multiply_few_rows(a, workers) : multiply_many_rows(a, workers);
+  if (are_few_rows(a)) return multiply_few_rows(layers, workers);
+  for (const LinearArguments& layer : layers) {
+    if (layer.out_features > 0) multiply_many_rows(layer, workers);
+  }
 #endif
 }
 

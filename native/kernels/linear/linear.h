@@ -35,6 +35,23 @@ struct LinearArguments {
   bool gates_next = false;  // the layer behind it in the call, of the same size: that one's output is anything afterwards
 };
 
+// Layers of the same input: its memory, dtype, tokens and features are those of each.
+struct LinearLayers {
+  const LinearArguments* first;
+  int64_t count;
+
+  const LinearArguments* begin() const { return first; }
+  const LinearArguments* end() const { return first + count; }
+};
+
+// Few enough for the input to stay in an L1 cache while the weights pass through it.
+constexpr int64_t kMostFewRows = 16;
+constexpr int64_t kMostFewFloats = 8 << 10;
+
+inline bool are_few_rows(const LinearArguments& a) {
+  return a.tokens == 1 || (a.tokens <= kMostFewRows && a.tokens * a.in_features <= kMostFewFloats);
+}
+
 inline bool is_gated(const std::vector<LinearArguments>& layers) { return layers.size() == 2 && layers[0].gates_next; }
 
 // What gates the outputs of two layers once they are there.
@@ -43,7 +60,7 @@ inline SwigluArguments swiglu_of(const LinearArguments& gate, const LinearArgume
           gate.output_stride, gate.dtype,  gate.tokens, gate.out_features};
 }
 
-// Layers of the same input: its memory, dtype, tokens and features are those of each.
+// At least one layer, all of the same input.
 Status linear(const std::vector<LinearArguments>& layers, ExecutionContext& context);
 
 }  // namespace kv

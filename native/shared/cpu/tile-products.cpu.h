@@ -29,11 +29,27 @@ inline void transpose_tile(uint16_t* tile) {
   for (int i = 0; i < kTile; ++i) std::memcpy(tile + i * kBlock, &rows[i], sizeof rows[i]);
 }
 
+// What is asked for in L2 while blocks are multiplied: `count` lines that lie together and a line of each of `rows` rows, for each
+// block anew, each time behind those before.
+struct Ahead {
+  const char* lines = nullptr;
+  int64_t count = 0;
+  const char* row = nullptr;
+  int64_t row_bytes = 0, rows = 0;
+
+  __attribute__((always_inline)) void ask() {
+    constexpr int kLine = 64, kSecondCache = 2;
+    for (int64_t i = 0; i < count; ++i, lines += kLine) __builtin_prefetch(lines, 0, kSecondCache);
+    for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(row + i * row_bytes, 0, kSecondCache);
+    row += kLine;
+  }
+};
+
 // sums (+)= left . right over `depth` blocks; those of the left are [block, part, row, number], those of the right
 // [block, part, pair, column, 2].
 template <bool accumulate, int left_parts>
 inline void multiply_blocks(TileRegisters& tiles, const uint16_t* left, const uint16_t* right, int right_parts, int64_t depth,
-                            float* sums) {
+                            Ahead ahead, float* sums) {
   if constexpr (accumulate) {
     tiles.load<0>(sums);
     tiles.load<1>(sums + kTileSums);
@@ -46,6 +62,7 @@ inline void multiply_blocks(TileRegisters& tiles, const uint16_t* left, const ui
     tiles.clear<3>();
   }
   for (int64_t k = 0; k < depth; ++k, right += right_parts * kBlockNumbers) {
+    ahead.ask();
     for (int i = 0; i < left_parts; ++i, left += kBlockNumbers) {
       tiles.load<4>(left);
       tiles.load<5>(left + kTileNumbers);
