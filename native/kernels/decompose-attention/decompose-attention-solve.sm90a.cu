@@ -371,7 +371,7 @@ __global__ void __launch_bounds__(kSolveThreads, 1) solve_systems(const __grid_c
         Tile solved{};
         multiply(solved, own[i], [&](int half, int j) { return shared.inverse[2 * half + j][lane]; });
         send(shared.panel[at[i].row()], barriers.panel[k], solved, 0, kCluster);
-        own[i] = solved.turned();  // as it is needed on the way back
+        own[i] = solved;
       }
 #pragma unroll
       for (int i = 0; i < kOwnTiles; ++i) {
@@ -391,11 +391,12 @@ __global__ void __launch_bounds__(kSolveThreads, 1) solve_systems(const __grid_c
 #pragma unroll
       for (int i = 0; i < kOwnTiles; ++i) {
         if (at[i].row() != k || at[i].column() >= k) continue;
+        const Tile turned = own[i].turned();
         ptx::mbarrier_wait(&barriers.solved[k], 0);
         Tile solved;
         Tile explained{};
         solved.load(shared.solved(k));
-        multiply_transpose(explained, solved, own[i]);
+        multiply_transpose(explained, solved, turned);
         send(shared.explained(k, at[i].column()), barriers.explained[k], explained, 0, 1);
       }
     }

@@ -10,8 +10,6 @@ namespace kv {
 namespace decomposition {
 namespace {
 
-constexpr int kFewRows = 16384;  // they are done before the least squares are solved
-
 // Whether there are as many rows and keys as the outputs have room for. The tables are checked. No sample is left out so far.
 __device__ void check_counts(const Launch& launch) {
   const DecomposeAttentionArguments& a = launch.a;
@@ -174,11 +172,9 @@ Status decompose_attention_cuda(const DecomposeAttentionArguments& given, Execut
   if (status.ok()) status = join(beside.stream, launch.stream);
   if (status.ok()) status = add_samples(beside);
   if (status.ok()) status = solve_least_squares(beside);
-  const bool ends_first = given.rows <= kFewRows;
   if (status.ok()) status = launch.tensor_cores ? add_rows_mma(launch) : add_rows(launch);
-  if (status.ok() && ends_first) status = join(launch.stream, beside.stream);
   if (status.ok()) status = write_vertical(beside);
-  if (status.ok()) status = write_slash(ends_first ? launch : beside);
+  if (status.ok()) status = write_slash(beside);
   // Even after a failure, so that nothing runs on in memory that goes back.
   const Status joined = join(launch.stream, beside.stream);
   if (status.ok()) status = joined;
