@@ -42,7 +42,8 @@ struct alignas(kLaneDims * sizeof(T)) LaneDims {
   T dims[kLaneDims];
 };
 
-// Of so few registers that a thread block finds room on a multiprocessor which the scores of other heads have filled.
+// Of so few registers that lists find room on a multiprocessor which the scores of other heads have filled, and sums where one of
+// two thread blocks of scores has ended.
 constexpr int kBlocksOfRegisters = 16;
 
 template <class T>
