@@ -164,7 +164,7 @@ export class HierarchicalLayerStore implements KvStore {
         queryStart: start ?? batch.queryStart,
         device,
         hostTable: blockTable.slice('slot', slot, slot + 1),
-        make: (beside, blocks) => this.#make(beside, blocks),
+        make: (blocks) => this.#make(stream, blocks),
       });
       first += rows;
     }

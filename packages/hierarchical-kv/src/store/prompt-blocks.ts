@@ -38,7 +38,7 @@ export interface PromptRows extends Pick<AttentionCall, 'query' | 'output' | 'sc
   /** i32: the blocks of the host, by which `device` knows them. */
   readonly hostTable: BlockTableHandle;
   /** Makes the metadata of full blocks, where a user's maker does. */
-  readonly make: (stream: Stream, blocks: BlocksToMake) => void;
+  readonly make: (blocks: BlocksToMake) => void;
 }
 
 /**
@@ -117,8 +117,8 @@ export class PromptBlocks implements Disposable {
 
   /**
    * Attention of the rows over all that their slot holds. They are appended first, if they were not. Beside it, and beside what the
-   * stream does until it comes here again, the blocks go to the host, are described, and go into the device's cache as long as it
-   * has room. Where the same rows pass one layer after the other, what the next layer has in front of them is loaded behind that.
+   * stream does until it comes here again, the blocks go to the host, and into the device's cache as long as it has room. Where
+   * the same rows pass one layer after the other, what the next layer has in front of them is loaded behind that.
    */
   attend(stream: Stream, { keys, values, query, output, scale, earlier, next, device, hostTable, make, saved, keyCounts, queryStart }: PromptRows): void {
     const rows = query.shape[0];
@@ -132,10 +132,10 @@ export class PromptBlocks implements Disposable {
     const { metadata, checksums } = device;
     const checked = checksums && { checksums, values: blocks.values };
     const scored = { metadata, metadataTable: hostTable, method: methodOf(this.#sizes.metadata), ...checked };
+    blockMetadata(stream, { ...batch, ...scored, keys: blocks.keys, blockTable: this.#table, keyCounts, rows });
+    make({ keys: blocks.keys, ...this.#filled(earlier, rows) });
     const beside = this.#link.behind(stream);
     if (!saved) this.#save(beside, earlier, rows);
-    blockMetadata(beside, { ...batch, ...scored, keys: blocks.keys, blockTable: this.#table, keyCounts, rows });
-    make(beside, { keys: blocks.keys, ...this.#filled(earlier, rows) });
     this.#keep(beside, device, { ...batch, blockTable: hostTable, keyCounts, rows });
     prefillAttention(stream, { ...batch, query, output, blocks, scale, causal: true });
     // Whoever knows that the stream's work on a prompt is done knows it of the copies too.
