@@ -17,7 +17,7 @@ namespace kv {
 
 #if defined(__x86_64__)
 namespace emulated {
-void linear(const LinearLayers&, Workers&);
+void linear(const LayersOfInput&, Workers&);
 }
 #endif
 
@@ -26,7 +26,7 @@ constexpr size_t kFewRows = 16;
 
 struct LinearBuild {
   std::string name;
-  std::function<void(const LinearLayers&, Workers&)> run;
+  std::function<void(const LayersOfInput&, Workers&)> run;
 };
 
 #if defined(__x86_64__)
@@ -39,7 +39,7 @@ inline LinearBuild emulated_tiles() {
 template <class Body>
 void on_every_linear(Body&& body) {
   on_every_isa([&](Isa isa) {
-    body(LinearBuild{isa_name(isa), [isa](const LinearLayers& layers, Workers& workers) {
+    body(LinearBuild{isa_name(isa), [isa](const LayersOfInput& layers, Workers& workers) {
                        ExecutionContext context{workers, isa};
                        CHECK(linear(std::vector<LinearArguments>(layers.begin(), layers.end()), context).ok());
                      }});

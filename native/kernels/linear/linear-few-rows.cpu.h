@@ -155,7 +155,7 @@ void multiply_chunk(const LinearArguments& a, const PackedGroups& packed, const 
 
 // The outputs of all layers, in chunks of one layer each. Each worker begins with a share of them that lies together in memory,
 // then takes from others' shares.
-void multiply_few_rows(const LinearLayers& layers, Workers& workers) {
+void multiply_few_rows(const LayersOfInput& layers, Workers& workers) {
   const LinearArguments& input = *layers.first;
   const int64_t padded = round_up(input.in_features, kLanes), shares = workers.count();
   constexpr int64_t kLine = 64 / sizeof(int64_t);

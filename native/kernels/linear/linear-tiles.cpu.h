@@ -326,7 +326,7 @@ inline TileTask task_of(const PackedRows& packed, const TileShares& by, int64_t 
           packed.row_blocks * (share + 1) / by.shares};
 }
 
-inline void multiply_pass(const LinearLayers& layers, Workers& workers, int64_t first, int64_t tokens) {
+inline void multiply_pass(const LayersOfInput& layers, Workers& workers, int64_t first, int64_t tokens) {
   const LinearArguments& input = *layers.first;
   PackedRows packed = {first, tokens, divide_up(tokens, kBlock), divide_up(input.in_features, kBlock), 0, nullptr, nullptr};
   with_float_type(input.dtype, [&](auto element) { packed.parts = kParts<decltype(element)>; });
@@ -354,7 +354,7 @@ inline void multiply_pass(const LinearLayers& layers, Workers& workers, int64_t 
   });
 }
 
-void multiply_on_tiles(const LinearLayers& layers, Workers& workers) {
+void multiply_on_tiles(const LayersOfInput& layers, Workers& workers) {
   const LinearArguments& input = *layers.first;
   const int64_t row_bytes = input.in_features * kMostParts * static_cast<int64_t>(sizeof(uint16_t));
   const int64_t rows = smaller(kPassRows, kPackedRowsBytes / row_bytes + 1);

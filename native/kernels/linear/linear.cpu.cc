@@ -8,12 +8,12 @@
 namespace kv {
 #if defined(KV_TILES)
 namespace avx512 {
-void linear(const LinearLayers&, Workers&);
+void linear(const LayersOfInput&, Workers&);
 }
 #endif
 namespace KV_ISA {
 
-void linear(const LinearLayers& layers, Workers& workers) {
+void linear(const LayersOfInput& layers, Workers& workers) {
   const LinearArguments& a = *layers.first;
   if (a.tokens == 0) return;
 #if defined(KV_TILES)

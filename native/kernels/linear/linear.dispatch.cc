@@ -6,7 +6,7 @@
 
 namespace kv {
 
-KV_TILED_CPU_KERNEL(linear, LinearLayers)
+KV_TILED_CPU_KERNEL(linear, LayersOfInput)
 KV_CUDA_KERNEL(linear, std::vector<LinearArguments>)
 
 // The layer of the rows that are wanted, which the host knows.

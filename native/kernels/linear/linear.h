@@ -36,7 +36,7 @@ struct LinearArguments {
 };
 
 // Layers of the same input: its memory, dtype, tokens and features are those of each.
-struct LinearLayers {
+struct LayersOfInput {
   const LinearArguments* first;
   int64_t count;
 
