@@ -5,8 +5,8 @@ import type { RowsOverBlocks } from './block-codec.js';
 
 /** Tokens of a cache for each group: of fewer, the kernels and the host part of a group cost more than they hide. */
 const tokensOfGroup = 2 ** 18;
-/** How large groups are, by how many there is work for. The device waits for the last one, so it is smaller where there are three. */
-const sizes = [[1], [1, 1], [3, 3, 2]] as const;
+/** How large groups are, by how many there is work for. */
+const sizes = [[1], [1, 1], [1, 1, 1], [2, 2, 2, 2]] as const;
 
 /** Where the groups of a layer's kv heads begin, and the last one ends. */
 export function headBoundsOf({ kvHeads }: Pick<KvLayer, 'kvHeads'>, { tokens, slots, tokensPerSlot }: KvCapacity): readonly number[] {
