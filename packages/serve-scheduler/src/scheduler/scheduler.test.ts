@@ -140,6 +140,20 @@ describe('device memory', () => {
     // Beside metadata 10 blocks are left: 5 of a head and 3 pinned ones, 32 tokens.
     expect(budgets).toEqual([...Array.from({ length: 8 }, () => 60), ...Array.from({ length: 31 }, () => 32)]);
   });
+
+  it('leaves the budget of who fits alone as it is, also behind the last token of another', () => {
+    const scheduler = make({ deviceBlocks: 70 });
+    const requests = [200, 100].map((maxTokens) => scheduler.submit({ promptTokens: 40, maxTokens }));
+    stepUntil(scheduler, () => requests.every(({ state }) => state === 'answering'));
+    for (const request of requests) scheduler.observe(request, 16);
+    const budgets: number[] = [];
+    stepUntil(scheduler, (batch) => {
+      budgets.push(...(batch?.answers ?? []).map(({ budgetTokens }) => budgetTokens));
+      return requests.every(({ state }) => state === 'answered');
+    });
+    expect(requests.map(({ resets }) => resets >= 64)).toEqual([true, true]);
+    expect(budgets.every((budget) => budget === 28)).toBe(true);
+  });
 });
 
 describe('host memory', () => {

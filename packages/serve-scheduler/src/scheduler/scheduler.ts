@@ -144,9 +144,11 @@ export class Scheduler {
     const chosen = this.#queues.candidates(this.settings.maxRequests);
     const room = this.#room(chosen);
     const isReading = chosen.some(({ state }) => state === 'reading');
+    // Of this whole batch: when its last token is computed, another one would be the first.
+    const { firstAnswer } = this.#queues;
     for (const request of chosen) {
       if (request.state === 'answering') {
-        const step = this.#answer(request, room, isReading);
+        const step = this.#answer(request, room, !isReading && request === firstAnswer);
         if (step === undefined) this.#reset(request, room);
         else answers.push(step);
       } else {
@@ -168,8 +170,11 @@ export class Scheduler {
     return { blocks, tokens: maxBatchTokens - answers, inject: maxInjectTokens, begins: true };
   }
 
-  /** Lines 9 to 12 for an answer. Undefined when it does not fit. */
-  #answer(request: Request, room: Room, isReading: boolean): AnswerStep | undefined {
+  /**
+   * Lines 9 to 12 for an answer. Undefined when it does not fit.
+   * @param goesAlone whether it has the whole device, so that what does not fit now never will
+   */
+  #answer(request: Request, room: Room, goesAlone: boolean): AnswerStep | undefined {
     const { features } = this.settings;
     const { budgetTokens } = request;
     const read = this.#counts.read(request.length + 1, budgetTokens);
@@ -179,9 +184,8 @@ export class Scheduler {
     if (needed <= room.blocks) {
       room.blocks -= needed;
     } else {
-      const isFirst = request === this.#queues.firstAnswer;
-      if (!isFirst || isReading) return undefined;
-      // It goes alone. Prompts no longer hold anything: its budget is lowered to what is left, or it would never go.
+      if (!goesAlone) return undefined;
+      // Prompts no longer hold anything: its budget is lowered to what is left, or it would never go.
       if (read > room.blocks) budget = this.#counts.budgetOf(room.blocks);
       room.blocks = 0;
     }

@@ -46,7 +46,9 @@ export class BatchChecker {
       expectSame('fed', fed, progress.fed);
       progress.fed += 1;
       expectMost('a budget', budget, request.budgetTokens);
-      if (budget < request.budgetTokens) this.lowered += 1;
+      if (budget === request.budgetTokens) continue;
+      this.lowered += 1;
+      expectSame('the answer that goes first', batch.answers[0]?.request, request);
     }
     const served = new Set([...batch.prompts, ...batch.answers].map(({ request }) => request));
     expectSame('requests that appear once', served.size, batch.prompts.length + batch.answers.length);
