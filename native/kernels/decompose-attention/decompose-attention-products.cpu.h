@@ -18,13 +18,27 @@ inline void store(double* p, VecDouble v) { std::memcpy(p, &v, sizeof v); }
 // Rounds up to a multiple of what add_products computes at once, for either type.
 constexpr int64_t padded(int64_t size) { return (size + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes); }
 
-inline double dot(const double* a, const double* b, int64_t size) {
+// The sum of all lanes.
+inline double horizontal_sum(VecDouble v) {
+  double lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 16
+    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+inline VecDouble load_doubles(const double* p) { return load(p); }
+inline VecDouble load_doubles(const float* p) { return __builtin_convertvector(load(p), VecDouble); }
+
+template <class T>
+inline double dot(const T* a, const double* b, int64_t size) {
   VecDouble sums = {};
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) sums += load(a + i) * load(b + i);
-  double sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-  for (; i < size; ++i) sum += a[i] * b[i];
+  for (; i + kLanes <= size; i += kLanes) sums += load_doubles(a + i) * load(b + i);
+  double sum = horizontal_sum(sums);
+  for (; i < size; ++i) sum += static_cast<double>(a[i]) * b[i];
   return sum;
 }
 

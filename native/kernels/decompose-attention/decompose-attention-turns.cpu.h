@@ -14,12 +14,24 @@ struct Turns {
   const DecomposeAttentionArguments& a;
   double* cosines;  // [kTurnTokens, pair]
   double* sines;
+  double* cosines_of_pair;  // [pair, kTurnTokens]: the same
+  double* sines_of_pair;
 
-  static size_t doubles(const DecomposeAttentionArguments& a) { return size_t{2} * kTurnTokens * static_cast<size_t>(a.pairs); }
+  static size_t doubles(const DecomposeAttentionArguments& a) { return size_t{4} * kTurnTokens * static_cast<size_t>(a.pairs); }
 
   Turns(const DecomposeAttentionArguments& arguments, double* memory)
-      : a(arguments), cosines(memory), sines(memory + kTurnTokens * a.pairs) {
-    for (int32_t token = 0; token < kTurnTokens; ++token) turn(token, cosines + token * a.pairs, sines + token * a.pairs);
+      : a(arguments),
+        cosines(memory),
+        sines(cosines + kTurnTokens * a.pairs),
+        cosines_of_pair(sines + kTurnTokens * a.pairs),
+        sines_of_pair(cosines_of_pair + kTurnTokens * a.pairs) {
+    for (int32_t token = 0; token < kTurnTokens; ++token) {
+      turn(token, cosines + token * a.pairs, sines + token * a.pairs);
+      for (int32_t pair = 0; pair < a.pairs; ++pair) {
+        cosines_of_pair[pair * kTurnTokens + token] = cosines[token * a.pairs + pair];
+        sines_of_pair[pair * kTurnTokens + token] = sines[token * a.pairs + pair];
+      }
+    }
   }
 
   void turn(int32_t position, double* cosine, double* sine) const {
@@ -52,21 +64,25 @@ struct Turns {
     }
   }
 
-  // slash[lag] = r(lag) alpha - middle, for up to kTurnTokens lags from `lag` on. `base` has room for 4 * pairs.
-  void slash(int32_t lag, int32_t count, const double* alpha, double middle, double* base, float* to) const {
-    turn(lag, base, base + a.pairs);
-    double* of_cosines = base + 2 * a.pairs;
-    double* of_sines = base + 3 * a.pairs;
-    for (int32_t pair = 0; pair < a.pairs; ++pair) {
-      const double cosine = base[pair];
-      const double sine = base[a.pairs + pair];
-      of_cosines[pair] = alpha[pair] * cosine - alpha[a.pairs + pair] * sine;
-      of_sines[pair] = -(alpha[pair] * sine + alpha[a.pairs + pair] * cosine);
+  // slash[lag] = r(lag) alpha - middle, for up to kTurnTokens lags. `base` has what `turn` writes of the first lag: the
+  // cosines of all pairs, then the sines.
+  void slash(const double* base, int32_t count, const double* alpha, double middle, float* to) const {
+    constexpr int32_t kVectors = 4;
+    double values[kTurnTokens];
+    for (int32_t within = 0; within < kTurnTokens; within += kVectors * kLanes) {
+      VecDouble sums[kVectors] = {};
+      for (int32_t pair = 0; pair < a.pairs; ++pair) {
+        const double of_cosine = alpha[pair] * base[pair] - alpha[a.pairs + pair] * base[a.pairs + pair];
+        const double of_sine = alpha[pair] * base[a.pairs + pair] + alpha[a.pairs + pair] * base[pair];
+        const int64_t first = pair * kTurnTokens + within;
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          sums[v] += of_cosine * load(cosines_of_pair + first + v * kLanes) - of_sine * load(sines_of_pair + first + v * kLanes);
+        }
+      }
+      for (int v = 0; v < kVectors; ++v) store(values + within + v * kLanes, sums[v]);
     }
-    for (int32_t within = 0; within < count; ++within) {
-      const double value = dot(cosines + within * a.pairs, of_cosines, a.pairs) + dot(sines + within * a.pairs, of_sines, a.pairs);
-      to[within] = static_cast<float>(value - middle);
-    }
+    for (int32_t within = 0; within < count; ++within) to[within] = static_cast<float>(values[within] - middle);
   }
 };
 

@@ -171,7 +171,7 @@ class Decomposition {
   }
 
   double* turn_memory(int worker) const {
-    return static_cast<double*>(workers_.scratch(worker, size_t{4} * static_cast<size_t>(a_.pairs) * sizeof(double)));
+    return static_cast<double*>(workers_.scratch(worker, size_t{2} * static_cast<size_t>(a_.pairs) * sizeof(double)));
   }
 
   template <class T>
@@ -363,16 +363,17 @@ class Decomposition {
     workers_.for_each(static_cast<size_t>(blocks()), [&](size_t index, int worker) {
       const int32_t first = static_cast<int32_t>(index) * kTurnTokens;
       const int32_t count = a_.tokens - first < kTurnTokens ? a_.tokens - first : kTurnTokens;
+      double* base = turn_memory(worker);
+      turns.turn(first, base, base + a_.pairs);
       for (int64_t g = 0; g < a_.group(); ++g) {
         const int64_t query_head = head * a_.group() + g;
         const double* alpha = solution_ + g * line_;
         const double* kappa = alpha + 2 * a_.pairs;
         const double of_angles = -dot(middle_, alpha, 2 * a_.pairs);
         const double of_keys = dot(middle_ + 2 * a_.pairs, kappa, a_.head_dim);
-        turns.slash(first, count, alpha, of_angles, turn_memory(worker), a_.slash + query_head * a_.tokens + first);
+        turns.slash(base, count, alpha, of_angles, a_.slash + query_head * a_.tokens + first);
         for (int32_t i = 0; i < count; ++i) {
-          double value = of_keys;
-          for (int64_t d = 0; d < a_.head_dim; ++d) value += static_cast<double>(plain(first + i)[d]) * kappa[d];
+          const double value = of_keys + dot(plain(first + i), kappa, a_.head_dim);
           a_.vertical[query_head * a_.tokens + first + i] = static_cast<float>(value);
         }
         add_last_row(g, first, count, g * blocks() + static_cast<int64_t>(index));
