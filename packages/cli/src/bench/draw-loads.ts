@@ -8,7 +8,7 @@ const panels: readonly (Pick<Panel, 'title'> & { readonly value: (load: Measured
   { title: 'between tokens, ms', value: ({ betweenTokens = NaN }) => betweenTokens },
   { title: 'tokens/s', value: ({ tokensPerSecond }) => tokensPerSecond },
   { title: 'blocks loaded, % of those read', value: ({ loadedShare = NaN }) => 100 * loadedShare },
-  { title: 'KV cache on the device, MiB', value: ({ kvBytes }) => kvBytes.device / 2 ** 20 },
+  { title: 'KV cache on the device, MiB', value: ({ kvBytes }) => (kvBytes?.device ?? NaN) / 2 ** 20 },
 ];
 
 /** Loads as an SVG picture: charts by the number of requests, with a series for each policy. */

@@ -25,8 +25,8 @@ export interface MeasuredLoad extends Load {
   readonly tokensPerSecond: number;
   /** Of the blocks that answers read, those that were loaded, as far as the device told; undefined for a cache in one memory. */
   readonly loadedShare: number | undefined;
-  /** The most that the cache held. */
-  readonly kvBytes: KvBytes;
+  /** The most that the cache held when an answer began; undefined for answers of one token, which end then. */
+  readonly kvBytes: KvBytes | undefined;
   /** What it took, in use or not. */
   readonly reservedBytes: KvBytes;
 }
@@ -53,7 +53,7 @@ export async function measureLoad(model: Model, load: Load, signal: AbortSignal,
     const answers = await Promise.all(
       prompts.map((prompt) =>
         timesOf(engine.generateTokens(prompt, settings), (count) => {
-          if (count === 1) held.push(engine.runner.kvBytes);
+          if (count === 1 && answerTokens > 1) held.push(engine.runner.kvBytes);
           onToken();
         }),
       ),
@@ -86,7 +86,8 @@ function loadedShare(before: EngineStats, after: EngineStats): number | undefine
   return found + loaded > 0 ? loaded / (found + loaded) : undefined;
 }
 
-function mostOf(all: readonly KvBytes[]): KvBytes {
+function mostOf(all: readonly KvBytes[]): KvBytes | undefined {
+  if (all.length === 0) return undefined;
   return { device: Math.max(...all.map(({ device }) => device)), host: Math.max(...all.map(({ host }) => host)) };
 }
 

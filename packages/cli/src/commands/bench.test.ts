@@ -40,10 +40,16 @@ describe('kv bench', () => {
 
   it('draws what there is of answers of one token', async () => {
     const file = await temporaryFile('one.svg', '');
-    const args = ['--policy', 'dense', '--requests', '1', '--prompt-tokens', '4', '--answer-tokens', '1', '--threads', '1'];
-    expect((await runKv('bench', needleModel, ...args, '--svg', file)).exitCode).toBe(0);
+    // Of so few tokens the cache of offload-1/4 reads none.
+    const args = ['--policy', 'dense', 'offload-1/4', '--requests', '1', '--prompt-tokens', '4', '--answer-tokens', '1', '--threads', '1'];
+    const { exitCode, stdout, stderr } = await runKv('bench', needleModel, ...args, '--svg', file);
+    expect({ exitCode, stderr }).toMatchObject({ exitCode: 0 });
+    // Such an answer holds nothing when it is told of.
+    const rows = stdout.trimEnd().split('\n').slice(4).map((line) => line.trim().split(/ {2,}/));
+    expect(rows.map(([policy, , , between, , held]) => [policy, between, held])).toEqual([['dense', '–', '–'], ['offload-1/4', '–', '–']]);
     const svg = await readFile(file, 'utf8');
-    expect([...svg.matchAll(/<circle/g)]).toHaveLength(3);
+    // One of each policy in the charts of the first token and of tokens a second.
+    expect([...svg.matchAll(/<circle/g)]).toHaveLength(4);
     expect(svg).not.toMatch(/NaN|Infinity|undefined/);
   });
 

@@ -1,7 +1,6 @@
 import { basename } from 'node:path';
 
 import { CapabilityError, InvalidValueError, OutOfMemoryError } from '@kv/sparse-core';
-import type { KvBytes } from '@kv/sparse-core';
 
 import { drawLoads } from '../bench/draw-loads.js';
 import { measureLoad } from '../bench/measure-load.js';
@@ -39,7 +38,6 @@ interface Column extends PlainColumn {
 }
 
 const column = (head: string, cell: Column['cell'], alignment: Column['alignment'] = 'right'): Column => ({ head, cell, alignment });
-const bytes = (of: (load: MeasuredLoad) => KvBytes, place: keyof KvBytes) => (load: MeasuredLoad) => formatBytes(of(load)[place]);
 
 const columns: readonly Column[] = [
   column('policy', ({ policy }) => policy, 'left'),
@@ -47,11 +45,12 @@ const columns: readonly Column[] = [
   column('first token', ({ firstToken }) => formatSeconds(firstToken / 1000)),
   column('between tokens', ({ betweenTokens }) => (betweenTokens === undefined ? '–' : `${betweenTokens.toFixed(2)} ms`)),
   column('tokens/s', ({ tokensPerSecond }) => formatRate(tokensPerSecond)),
-  column('KV cache', bytes(({ kvBytes }) => kvBytes, 'device')),
-  column('room', bytes(({ reservedBytes }) => reservedBytes, 'device')),
+  column('KV cache', ({ kvBytes }) => (kvBytes === undefined ? '–' : formatBytes(kvBytes.device))),
+  column('room', ({ reservedBytes }) => formatBytes(reservedBytes.device)),
 ];
 const loaded = column('loaded', ({ loadedShare }) => (loadedShare === undefined ? '–' : formatShare(loadedShare)));
-const onHost = column('on the host', ({ kvBytes: { host } }) => (host === 0 ? '–' : formatBytes(host)));
+const hostBytesOf = ({ kvBytes }: MeasuredLoad): number => kvBytes?.host ?? 0;
+const onHost = column('on the host', (load) => (hostBytesOf(load) === 0 ? '–' : formatBytes(hostBytesOf(load))));
 
 /**
  * `kv bench`: serves requests that come at once, under each policy, by an engine on this machine, and says what that takes.
@@ -107,7 +106,7 @@ async function benchLoads(directory: string, options: BenchOptions, { stdout, st
   stdout.write(`${directory}, measured on ${device}\n`);
   stdout.write(`prompts of ${formatCount(promptTokens)} random tokens that come at once, answers of ${formatCount(answerTokens)}\n\n`);
   const own = [
-    ...(loads.some(({ kvBytes }) => kvBytes.host > 0) ? [onHost] : []),
+    ...(loads.some((load) => hostBytesOf(load) > 0) ? [onHost] : []),
     ...(loads.some(({ loadedShare }) => loadedShare !== undefined) ? [loaded] : []),
   ];
   const shown = [...columns, ...own];

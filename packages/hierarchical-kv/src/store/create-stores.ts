@@ -105,10 +105,12 @@ function tableBytes({ layer, capacity }: LayerSizes): number {
   return 4 * capacity.slots * layer.kvHeads * (tableWidth(capacity) + 1) + NewestDemand.bytes(layer, capacity);
 }
 
-/** Blocks that a step of so many answers reads of a layer's cache, of the longest sequences. */
+/** Blocks that a step of so many answers reads of a layer's cache, of the longest sequences: one of each kv head, if they read none. */
 function cachedFor(sizes: LayerSizes, answers: number): number {
-  const read = answers * sizes.layer.kvHeads * cachedBlocksRead(sizes, sizes.capacity.tokensPerSlot);
-  return Math.max(1, Math.min(read, hostBlocksOf(sizes.layer, sizes.capacity)));
+  const { layer, capacity } = sizes;
+  const read = answers * layer.kvHeads * cachedBlocksRead(sizes, capacity.tokensPerSlot);
+  // Schedulers count in budgets, of which the smallest chooses one.
+  return Math.max(layer.kvHeads, Math.min(read, hostBlocksOf(layer, capacity)));
 }
 
 /** Bytes of the device of all layers, with so many blocks in the cache of each. */

@@ -241,7 +241,7 @@ export class HierarchicalLayerStore implements KvStore {
     const [least, most] = [sinkBlocks + recentBlocks, budgetBlocks];
     const blocks = budgetTokens === undefined ? most : Math.ceil(budgetTokens / blockTokens);
     const isRight = Number.isSafeInteger(budgetTokens ?? 0) && blocks >= least && blocks <= most;
-    expectThat('setBudget', 'budgetTokens', budgetTokens, isRight, `a whole number, in blocks of ${blockTokens} from ${least} to ${most} of them`);
+    expectThat('setBudget', 'budgetTokens', budgetTokens, isRight, `a whole number from ${(least - 1) * blockTokens + 1} to ${most * blockTokens}`);
     this.#budgets[slot] = blocks;
     stream.write(this.#parts.device.budgets.slice('slot', slot, slot + 1), Int32Array.of(blocks));
   }
