@@ -101,6 +101,27 @@ export function expectIndices(operation: string, name: string, given: readonly n
   expectThat(operation, name, given[outside], outside === -1, `whole numbers from 0 to ${end - 1}`);
 }
 
+/** Whether a list names a number twice, or one that `others` name too. Marking them would take memory for all numbers that there may be. */
+export function hasRepeated(numbers: readonly number[], others: readonly number[] = []): boolean {
+  const [own, foreign] = [ascending(numbers), ascending(others)];
+  let next = 0;
+  for (let index = 0; index < own.length; index++) {
+    const number = own[index] ?? NaN;
+    while ((foreign[next] ?? Infinity) < number) next += 1;
+    if (number === own[index - 1] || number === foreign[next]) return true;
+  }
+  return false;
+}
+
+/** Lists of blocks mostly ascend already. */
+function ascending(numbers: readonly number[]): Int32Array {
+  const list = new Int32Array(numbers);
+  for (let index = 1; index < list.length; index++) {
+    if ((list[index] ?? NaN) < (list[index - 1] ?? NaN)) return list.sort();
+  }
+  return list;
+}
+
 /** Two lists of whole numbers, one behind the other. */
 export function joined(first: readonly number[], second: readonly number[]): Int32Array<ArrayBuffer> {
   const all = new Int32Array(first.length + second.length);

@@ -3,7 +3,7 @@ import { InvalidValueError } from '../errors.js';
 import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import { expectIndices, joined, listOf } from '../validate.js';
+import { expectIndices, hasRepeated, joined, listOf } from '../validate.js';
 
 export interface CopyBlocksArguments {
   /** Any dtype, contiguous. */
@@ -39,17 +39,11 @@ export function copyBlocks(stream: Stream, args: CopyBlocksArguments): void {
     }
     expectIndices('copyBlocks', 'from', from, blocks);
     expectIndices('copyBlocks', 'to', to, blocks);
-    // Lists may be long; a set of their numbers would take six times as long to make.
-    const named = new Uint8Array(blocks);
-    for (const block of from) named[block] = 1;
-    for (const block of to) {
-      if (named[block] !== 0) {
-        throw new InvalidValueError(
-          'copyBlocks: a block of to appears twice or is read too; give every copy a block of its own.',
-          { subject: 'to', given: to },
-        );
-      }
-      named[block] = 1;
+    if (hasRepeated(to, from)) {
+      throw new InvalidValueError(
+        'copyBlocks: a block of to appears twice or is read too; give every copy a block of its own.',
+        { subject: 'to', given: to },
+      );
     }
     using copies = stream.device.tensor('i32', ['end', 'copy'], [2, to.length], joined(from, to));
     loadAddon().copyBlocks(stream.native, pool, copies.native);

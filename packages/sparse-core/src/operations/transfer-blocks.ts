@@ -3,7 +3,7 @@ import { InvalidValueError } from '../errors.js';
 import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import { expectIndices, joined, listFor, listOf } from '../validate.js';
+import { expectIndices, hasRepeated, joined, listFor, listOf } from '../validate.js';
 
 export interface TransferBlocksArguments {
   /** Any dtype, contiguous. */
@@ -40,16 +40,11 @@ export function transferBlocks(stream: Stream, args: TransferBlocksArguments): v
     const from = listFor('transferBlocks', 'from', args.from, 'to', to.length);
     expectIndices('transferBlocks', 'from', from, source.shape[0]);
     expectIndices('transferBlocks', 'to', to, destination.shape[0]);
-    // Lists may be long, and a set of their numbers slow to make.
-    const named = new Uint8Array(destination.shape[0]);
-    for (const block of to) {
-      if (named[block] !== 0) {
-        throw new InvalidValueError('transferBlocks: a block of to appears twice; give every copy a block of its own.', {
-          subject: 'to',
-          given: to,
-        });
-      }
-      named[block] = 1;
+    if (hasRepeated(to)) {
+      throw new InvalidValueError('transferBlocks: a block of to appears twice; give every copy a block of its own.', {
+        subject: 'to',
+        given: to,
+      });
     }
     loadAddon().transferBlocks(stream.native, ...natives, joined(from, to));
   });
