@@ -146,7 +146,7 @@ describe('simulateFigures', () => {
     expect([best > 0, best < perSecond.length - 1]).toEqual([true, true]);
     for (const row of loading?.rows ?? []) {
       const [answers, step = NaN, copying = NaN, fastStep = NaN, gathering = NaN] = row.map(Number);
-      expect(copying / gathering).toBeCloseTo(50 / 5.49, 6);
+      expect(copying / gathering).toBeCloseTo(new Costs().rate('gather').rate / new Costs().rate('copies').rate, 6);
       // All blocks of two prompts fit, so that half of the steps load nothing.
       if (answers === 2) expect(step).toBeCloseTo(fastStep, 9);
       else expect(step).toBeGreaterThan(fastStep);
@@ -163,7 +163,7 @@ describe('simulateFigures', () => {
   it('says what the link is reckoned with, and how blocks overlap', async () => {
     const [link, overlap] = await simulateFigures(['4', '8'], { model: 'lwm-7b' });
     expect([link?.kinds[0], overlap?.kinds]).toEqual(['measured', ['simulated', 'small-model']]);
-    expect(link?.rows.map(([, rate]) => rate)).toEqual([5.49, 50, 5.9, 55.2]);
+    expect(link?.rows.map(([, rate]) => rate)).toEqual((['copies', 'gather', 'saveCopies', 'save'] as const).map((name) => new Costs().rate(name).rate));
     const shares = overlap?.rows.map(([, share]) => Number(share)) ?? [];
     expect(shares).toEqual(shares.toSorted((one, other) => one - other));
     expect(Math.abs((shares[4] ?? NaN) - (shares[0] ?? NaN) - 10.68)).toBeLessThan(1);
