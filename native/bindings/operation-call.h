@@ -59,9 +59,15 @@ class OperationCall {
   }
   // A tensor that the operation writes, and may read. Throws a JavaScript error when its memory is read-only.
   OutputArgument output(size_t index) {
+    const OutputArgument argument = copied(index);
+    holds_.back()->mark_written();
+    return argument;
+  }
+  // The same where a copy writes. On the device nothing that is launched behind it begins before it is done.
+  OutputArgument copied(size_t index) {
     const OutputArgument argument = argument_of(info_[index]);
     if (holds_.back()->writable()) {
-      holds_.back()->mark_written();
+      if (argument.on_host) holds_.back()->mark_written();
       return argument;
     }
     throw make_error(info_.Env(), "KV_INVALID_VALUE",

@@ -119,7 +119,7 @@ Napi::Value read(const Napi::CallbackInfo& info) {
 // write(stream, source: TypedArray, tensor): takes the bytes now and stores them in stream order.
 Napi::Value write(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const OutputArgument tensor = call.output(2);
+  const OutputArgument tensor = call.copied(2);
   const char* const source = bytes_of(info[1], tensor.bytes());
   refuse_recording(call.stream(), info.Env(), "write");
   const std::shared_ptr<HostMemory> bytes = call.stream().device()->host_memory(tensor.bytes());
@@ -146,7 +146,7 @@ Napi::Value copy(const Napi::CallbackInfo& info) {
     OutputArgument destination;
   };
   std::vector<Copy> copies;
-  OutputArgument destination = call.output(1);
+  OutputArgument destination = call.copied(1);
   for (size_t index = 2; index < info.Length(); ++index) {
     const TensorArgument source = call.tensor(index);
     if (source.layout.elements() == 0) continue;

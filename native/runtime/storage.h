@@ -59,8 +59,8 @@ class Storage {
   void* data() const { return memory_.data; }
   size_t bytes() const { return memory_.bytes; }
   bool writable() const { return memory_.writable; }
-  // Whether an operation that writes to the memory was ever enqueued. Until then it holds its first contents, which are
-  // there before any operation reads them.
+  // Whether an operation was ever enqueued of which a kernel or a host part writes to the memory. Until then it holds its
+  // first contents, or what was copied to it before any kernel began that was launched behind the copy.
   bool written() const { return written_; }
   void mark_written() { written_ = true; }
   // Must be called on the thread that made the storage.

@@ -136,6 +136,44 @@ describeOnDevices('linear', ({ open }) => {
     }
   });
 
+  it('reads weights as copies leave them', async () => {
+    const random = new Random(12);
+    const [outputs, inputs] = [768, 512];
+    const elements = (count: number) => random.elements('f16', count);
+    const matrix = () => device.tensor('f16', ['out', 'in'], [outputs, inputs]);
+    using gain = device.tensor('f16', ['in'], [inputs], elements(inputs));
+    using weight = matrix();
+    using source = matrix();
+    for (const tokens of [1, 40]) {
+      using input = device.tensor('f16', ['token', 'in'], [tokens, inputs], elements(tokens * inputs));
+      using other = device.tensor('f16', ['token', 'in'], [tokens, inputs]);
+      using output = device.tensor('f16', ['token', 'out'], [tokens, outputs]);
+      const multiply = () => {
+        rmsNorm(stream, { input, weight: gain, output: other, epsilon: 1e-5 });
+        linear(stream, { input, weight, output });
+      };
+      using behind = stream.record(multiply);
+      using copying = stream.record(() => {
+        stream.copy(source, weight);
+        multiply();
+      });
+      for (let round = 0; round < 3; round++) {
+        for (const way of ['write', 'copy', 'record'] as const) {
+          const contents = elements(outputs * inputs);
+          // The kernel ahead of the copy reads the weights that it replaces.
+          stream.replay(behind);
+          stream.write(way === 'write' ? weight : source, contents);
+          if (way === 'copy') stream.copy(source, weight);
+          stream.replay(way === 'record' ? copying : behind);
+          const copied = await output.read();
+          using atRest = device.tensor('f16', ['out', 'in'], [outputs, inputs], contents);
+          linear(stream, { input, weight: atRest, output });
+          expect(await output.read()).toEqual(copied);
+        }
+      }
+    }
+  });
+
   it('gives a row the same bits alone and among a few', async () => {
     const random = new Random(4);
     const [tokens, inputs, outputs] = [8, 328, 100];
@@ -226,6 +264,35 @@ describeOnDevices('linear', ({ open }) => {
           expect(await output.read()).toEqual(await alone.read());
           for (const tensor of [weight, bias, output, alone]) tensor?.dispose();
         }
+      }
+    }
+  });
+
+  it('multiplies by layers that lie behind one another', async () => {
+    const random = new Random(13);
+    const [inputs, outs] = [128, [48, 16, 16]];
+    const outputs = 80;
+    const integers = (count: number) => Float64Array.from({ length: count }, () => random.integer(-4, 4));
+    for (const tokens of [3, 20, 70, 130]) {
+      for (const biased of [false, true]) {
+        const [input, weight, bias] = [integers(tokens * inputs), integers(outputs * inputs), integers(outputs)];
+        using inputTensor = device.tensor('f16', ['token', 'in'], [tokens, inputs], encode('f16', input));
+        using weights = device.tensor('f16', ['out', 'in'], [outputs, inputs], encode('f16', weight));
+        using biases = device.tensor('f16', ['out'], [outputs], encode('f16', bias));
+        using outputTensor = device.tensor('f16', ['token', 'out'], [tokens, outputs]);
+        let first = 0;
+        const layers = outs.map((count) => {
+          const [start, end] = [first, (first += count)];
+          return {
+            weight: weights.slice('out', start, end),
+            bias: biased ? biases.slice('out', start, end) : undefined,
+            output: outputTensor.slice('out', start, end),
+          };
+        });
+        linear(stream, { input: inputTensor, layers });
+        const expected = oracle({ tokens, inputs, outputs }, input, weight, biased ? bias : undefined).value;
+        // f16 holds these sums, which stay below 2048.
+        expect(decode('f16', await outputTensor.read())).toEqual(Float64Array.from(expected));
       }
     }
   });
