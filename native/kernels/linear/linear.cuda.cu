@@ -89,6 +89,18 @@ Status linear_skinny(const LinearLayers& layers, ExecutionContext& context) {
   return sm90a::linear_skinny(layers, workspace, stream_of(context));
 }
 
+// Whether weights, biases and outputs of `next` lie behind those of `a`, as if they were of one layer.
+bool continues(const LinearArguments& a, const LinearArguments& next) {
+  const auto behind = [](const void* data, int64_t elements, DType dtype) {
+    return static_cast<const char*>(data) + elements * static_cast<int64_t>(byte_size(dtype));
+  };
+  const void* const bias = a.bias == nullptr ? nullptr : behind(a.bias, a.out_features, a.bias_dtype);
+  return a.weight_dtype == next.weight_dtype && a.weight_stride == next.weight_stride &&
+         a.output_stride == next.output_stride && a.bias_dtype == next.bias_dtype && bias == next.bias &&
+         behind(a.weight, a.out_features * a.weight_stride, a.weight_dtype) == next.weight &&
+         behind(a.output, a.out_features, a.dtype) == next.output;
+}
+
 // Layers that all fit the same of the two kernels.
 Status linear_together(const LinearLayers& layers, ExecutionContext& context) {
   return fits_skinny(layers.layers[0]) ? linear_skinny(layers, context) : linear_few_rows(layers, stream_of(context));
@@ -116,11 +128,13 @@ Status linear_cuda(const std::vector<LinearArguments>& layers, ExecutionContext&
     if (together.count > 0 && status.ok()) status = linear_together(together, context);
     together.count = 0;
   };
-  for (const LinearArguments& a : layers) {
-    if (!status.ok()) break;
+  for (size_t i = 0; i < layers.size() && status.ok(); ++i) {
+    LinearArguments a = layers[i];
     if (a.tokens == 0 || a.out_features == 0) continue;
     const bool skinny = fits_skinny(a);
     if (!skinny && a.tokens > count_few_rows(a) && cublas_lt_multiplies(a)) {
+      // One product of many outputs takes less than several of few.
+      while (i + 1 < layers.size() && continues(a, layers[i + 1])) a.out_features += layers[++i].out_features;
       status = linear_cublas_lt(a, context);
     } else if (!skinny && !fits_few_rows(a)) {
       status = linear_of_any(a, context);

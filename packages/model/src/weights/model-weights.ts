@@ -146,6 +146,37 @@ class WeightTensors {
     };
   }
 
+  /**
+   * Layers of one input. A device with memory of its own has them one behind the other, and so multiplies many rows by all
+   * of them at once.
+   */
+  projections(prefix: string): Pick<LayerWeights, 'query' | 'key' | 'value'> {
+    const linear = (name: string): LinearWeights => this.linear(`${prefix}.${name}`);
+    const [query, key, value] = [linear('q_proj'), linear('k_proj'), linear('v_proj')];
+    const [queryWeight, keyWeight, valueWeight] = this.#joined(query.weight, key.weight, value.weight);
+    const [queryBias, keyBias, valueBias] = this.#joined(query.bias, key.bias, value.bias);
+    return {
+      query: { weight: queryWeight, bias: queryBias },
+      key: { weight: keyWeight, bias: keyBias },
+      value: { weight: valueWeight, bias: valueBias },
+    };
+  }
+
+  /** Copies in one piece of memory, where all are there and of one dtype. */
+  #joined<Part extends Matrix | Bias | undefined>(...parts: [Part, Part, Part]): readonly [Part, Part, Part] {
+    const [first] = parts;
+    if (this.#device.kind === 'cpu' || first === undefined || parts.some((part) => part?.dtype !== first.dtype)) return parts;
+    const sources = parts as readonly Matrix[];
+    const extents = sources.map(({ shape }) => shape[0]);
+    const [, ...others] = first.shape;
+    const end = (part: number): number => extents.slice(0, part + 1).reduce((sum, extent) => sum + extent, 0);
+    const all = this.#own(this.#device.tensor(first.dtype, first.axes as Matrix['axes'], [end(2), ...others] as never));
+    this.#device.defaultStream.copy(sources, all);
+    for (const source of sources) source.dispose();
+    const slice = (part: number): Part => all.slice('out', end(part - 1), end(part)) as Part;
+    return [slice(0), slice(1), slice(2)];
+  }
+
   /** Tensors too are disposed: one that lies misaligned in its file is a copy. */
   #own<Kind extends Disposable>(owned: Kind): Kind {
     this.#owned.push(owned);
@@ -171,9 +202,7 @@ function layerWeights(tensors: WeightTensors, layer: number): LayerWeights {
   const prefix = `model.layers.${layer}`;
   return {
     inputNorm: tensors.norm(`${prefix}.input_layernorm`),
-    query: tensors.linear(`${prefix}.self_attn.q_proj`),
-    key: tensors.linear(`${prefix}.self_attn.k_proj`),
-    value: tensors.linear(`${prefix}.self_attn.v_proj`),
+    ...tensors.projections(`${prefix}.self_attn`),
     queryNorm: tensors.optionalNorm(`${prefix}.self_attn.q_norm`),
     keyNorm: tensors.optionalNorm(`${prefix}.self_attn.k_norm`),
     output: tensors.linear(`${prefix}.self_attn.o_proj`),
