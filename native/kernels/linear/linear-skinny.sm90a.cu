@@ -33,6 +33,7 @@ constexpr int kMostOuts = kMostWarpgroups * kManyOuts;  // of a tile
 // Products of 16 features are added in turn to these many sums, so that one need not wait for the one before it.
 constexpr int kChains = 2;
 constexpr int kMostStages = 16;
+constexpr int kProducers = 2;
 // A multiprocessor has one block, even while the launch before this one ends: two would leave another without work.
 constexpr int kSharedMemory = 227 * 1024;
 
@@ -44,7 +45,7 @@ struct Shape {
   using Output = OutputType;
   static constexpr int kRowParts = kPartsOfRow;
   static constexpr int kConsumers = kCount * kWarpgroupThreads;
-  static constexpr int kThreads = kConsumers + kWarp;  // and the producer's warp
+  static constexpr int kThreads = kConsumers + kProducers * kWarp;
   static constexpr int kWarpgroupOuts = kOutsOfWarpgroup;
   static constexpr int kOuts = kCount * kWarpgroupOuts;
   static constexpr int kPanels = (kRowParts == 1 ? 4 : 2) / kCount;  // of a step, which fill a stage
@@ -62,6 +63,7 @@ struct Parameters {
   bool gated;           // the first of two layers gates the second, and tiles are of both
   bool gate_follows;    // in memory, and so in tiles: not the gate's eight outputs but the others are first
   bool has_bias;        // some layer
+  bool weights_at_rest;  // of all layers
   int tiles;            // of all layers
   int tile_outs;        // of each tile: rows of weights
   int rows;             // of each part of the input; those that are not there are zeros
@@ -134,25 +136,28 @@ class Stages {
   RingPosition<kMostStages> at_;
 };
 
-// ---- Producer: one thread brings the weights and the input of each step by TMA. ----
+// ---- Producers: one thread brings the weights of each step by TMA, and one the input. ----
 
-template <class Shape>
+// The weights come ahead of the input, which may still be written when the block starts.
+template <class Shape, bool kOfInput>
 __device__ void produce(const Parameters& parameters, Stages<Shape> stages) {
   const uint64_t once = ptx::evict_first_policy();
   const int steps = parameters.steps(Shape::kPanels);
+  const int bytes = Shape::kPanels * (kOfInput ? parameters.input_bytes(Shape::kRowParts) : parameters.weight_bytes());
   for (int index = static_cast<int>(blockIdx.x); index < parameters.tiles; index += static_cast<int>(gridDim.x)) {
     const Tile tile(parameters, index);
     for (int step = 0; step < steps; ++step) {
       stages.ring().wait_empty(stages.at());
       uint64_t* full = &stages.ring().full[stages.at().stage];
-      ptx::mbarrier_arrive_expect_bytes(full, stage_bytes<Shape>(parameters));
+      ptx::mbarrier_arrive_expect_bytes(full, bytes);
       const int panel = step * Shape::kPanels;
-      if (parameters.gated) {
+      if constexpr (kOfInput) {
+        ptx::tensor_copy(stages.input(), &parameters.input, 0, 0, panel, full);
+      } else if (parameters.gated) {
         ptx::tensor_copy(stages.weights(), &tile.layer->weight, {0, 0, 0, tile.first_out / kRowsMultiple, panel}, full, once);
       } else {
         ptx::tensor_copy(stages.weights(), &tile.layer->weight, 0, tile.first_out, panel, full, once);
       }
-      ptx::tensor_copy(stages.input(), &parameters.input, 0, 0, panel, full);
       stages.advance();
     }
   }
@@ -347,7 +352,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) multiply_skinny(const __gr
   extern __shared__ __align__(1024) unsigned char shared[];
   ptx::let_next_kernel_start();
   if (threadIdx.x == 0) {
-    reinterpret_cast<Header*>(shared)->ring.init(Shape::kConsumers);
+    reinterpret_cast<Header*>(shared)->ring.init(Shape::kConsumers, kProducers);
     ptx::fence_mbarrier_init();
   }
   if (threadIdx.x == Shape::kConsumers) {
@@ -355,12 +360,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) multiply_skinny(const __gr
     ptx::prefetch_tensor_map(&parameters.input);
   }
   __syncthreads();
-  ptx::wait_for_previous_kernel();
   const Stages<Shape> stages(parameters, shared);
-  if (threadIdx.x == Shape::kConsumers) {
-    produce(parameters, stages);
-  } else if (threadIdx.x < Shape::kConsumers) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool brings_weights = thread / kWarp == Shape::kConsumers / kWarp;
+  if (!brings_weights || !parameters.weights_at_rest) ptx::wait_for_previous_kernel();
+  if (thread < Shape::kConsumers) {
     Consumer<Shape>(parameters, stages).run();
+  } else if (thread == Shape::kConsumers) {
+    produce<Shape, false>(parameters, stages);
+  } else if (thread == Shape::kConsumers + kWarp) {
+    produce<Shape, true>(parameters, stages);
   }
 }
 
@@ -447,6 +456,7 @@ Status launch(const LinearLayers& layers, int tile_outs, int blocks, int64_t fir
   Parameters parameters{};
   parameters.count = layers.divided();
   parameters.gated = layers.gated;
+  parameters.weights_at_rest = layers.weights_at_rest();
   parameters.gate_follows = layers.gated && layers.layers[0].weight > layers.layers[1].weight;
   parameters.tile_outs = tile_outs;
   parameters.rows = static_cast<int>((rows + kRowsMultiple - 1) / kRowsMultiple * kRowsMultiple);

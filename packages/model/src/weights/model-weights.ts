@@ -173,7 +173,7 @@ class WeightTensors {
     const all = this.#own(this.#device.tensor(first.dtype, first.axes as Matrix['axes'], [end(2), ...others] as never));
     this.#device.defaultStream.copy(sources, all);
     for (const source of sources) source.dispose();
-    const slice = (part: number): Part => all.slice('out', end(part - 1), end(part)) as Part;
+    const slice = (part: number): Part => all.slice('out', end(part - 1), end(part)) as unknown as Part;
     return [slice(0), slice(1), slice(2)];
   }
 
