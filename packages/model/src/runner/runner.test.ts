@@ -319,7 +319,7 @@ describe('a runner', () => {
     });
   });
 
-  it.each([{ sequences: 0 }, { sequences: 1e15 }, { contextTokens: 5000 }, { contextTokens: 1e15 }, { cacheTokens: 0.5 }, { maxBatchRows: -1 }])(
+  it.each([{ sequences: 0 }, { sequences: 1e15 }, { contextTokens: 5000 }, { contextTokens: 1e15 }, { cacheTokens: 0.5 }, { maxBatchRows: -1 }, { sequences: 2n as never }])(
     'refuses %o',
     (options) =>
       withRunner(goldenModel('llama2-mha'), { contextTokens: 64 }, (_runner, model) => {

@@ -84,9 +84,9 @@ export class Runner implements Disposable {
       rope = ropeDescription({ ...config.rope, headDim: config.headDim }),
       activations = device.kind === 'cpu' ? 'f32' : model.weights.embedding.dtype,
     } = options;
-    const { cacheTokens = sequences * contextTokens } = options;
     expectWholeNumber('sequences', sequences, 1, mostSequences);
     expectWholeNumber('contextTokens', contextTokens, 1, config.maxPositions);
+    const { cacheTokens = sequences * contextTokens } = options;
     expectWholeNumber('cacheTokens', cacheTokens, 1, Number.MAX_SAFE_INTEGER);
     expectWholeNumber('maxBatchRows', maxBatchRows, 1, Number.MAX_SAFE_INTEGER);
     expectBoolean('createRunner', 'deterministic', deterministic);

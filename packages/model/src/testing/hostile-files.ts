@@ -67,9 +67,11 @@ function mutateJson(root: unknown, random: Random): unknown {
   if (key === undefined) return junk(random);
   const record = root as Record<string, unknown>;
   const change = random.below(8);
+  // An array's length is no value of JSON.
+  const names = ['type', 'model', 'a', '__proto__', ...(Array.isArray(root) ? [] : ['length'])];
   if (change === 0) Reflect.deleteProperty(record, key);
   else if (change === 1) record[random.of(keys)] = record[key];
-  else if (change === 2) record[random.of(['type', 'model', 'a', '__proto__', 'length'])] = junk(random);
+  else if (change === 2) record[random.of(names)] = junk(random);
   else record[key] = mutateJson(record[key], random);
   return record;
 }
