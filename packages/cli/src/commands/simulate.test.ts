@@ -3,6 +3,7 @@ import { readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { fileURLToPath } from 'node:url';
 
+import { Costs } from '@kv/serve-scheduler';
 import { describe, expect, it } from 'vitest';
 
 import { runKv, temporaryFile } from '../testing/run-kv.js';
@@ -42,7 +43,7 @@ describe('kv simulate', () => {
     const file = await temporaryFile('figures.svg', '');
     const { exitCode, stdout } = await runKv('simulate', '--figure', '4', '8', '10', ...few, '--svg', file);
     expect(exitCode).toBe(0);
-    expect(stdout).toMatch(/saved, FlashD2H .* 55\.2 /);
+    expect(stdout).toMatch(new RegExp(`saved, FlashD2H .* ${new Costs().rate('save').rate.toPrecision(3)} `));
     const svg = await readFile(file, 'utf8');
     expect(svg).toMatch(/^<svg .*<\/svg>\n$/s);
     expect(svg).toContain('lwm-7b, by times of NVIDIA H200');
