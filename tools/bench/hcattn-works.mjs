@@ -9,6 +9,8 @@ const CODE_BITS = 13;
 /** Share of attention that each head's tokens reach, and the spread of scores with which they are about 5 % then. */
 const TAU = 0.9;
 const SCORE_SPREAD = 3.5;
+/** Parts of a head's scores whose ranges are kept, as the store has them. */
+const RANGE_PARTS = 256;
 const PATTERN = 1 << 20;
 
 const rowAxes = ['token', 'queryHead', 'dim'];
@@ -130,13 +132,14 @@ export class Shape {
       weights: this.#floats(['token', 'kvHead', 'chosen', 'groupHead'], [1, this.kvHeads, room, group]),
       counts: this.device.tensor('i32', ['token', 'kvHead'], [1, this.kvHeads]),
     };
+    const ranges = this.#floats(['token', 'queryHead', 'part', 'bound'], [1, this.queryHeads, RANGE_PARTS, 2]);
     const logSumExp = this.#floats(['token', 'queryHead'], [1, this.queryHeads]);
     const work = this.#work(
       () => this.#codedPools(groups),
       ({ values, ...coded }) => {
         const { slots, queryStart } = this.rows;
-        codedKeyScores(this.stream, { ...this.rows, ...coded, ...this.table, codeBits: CODE_BITS, scores, scale: this.scale });
-        selectByMass(this.stream, { scores, ...this.table, slots, queryStart, valueBlocks: this.blocks, tau: TAU, ...list, logSumExp });
+        codedKeyScores(this.stream, { ...this.rows, ...coded, ...this.table, codeBits: CODE_BITS, scores, ranges, scale: this.scale });
+        selectByMass(this.stream, { scores, ranges, ...this.table, slots, queryStart, valueBlocks: this.blocks, tau: TAU, ...list, logSumExp });
         weightedValues(this.stream, { ...list, values, output: this.output });
       },
     );
