@@ -51,8 +51,9 @@ def time_once(function, repeats):
     return start.elapsed_time(end) / repeats
 
 
-def timed(functions, rounds, sampler, repeats):
-    """Milliseconds a call, clock and power of each function, by name; the functions take turns, of `repeats` calls each."""
+def timed(functions, rounds, sampler, repeats, prepare=lambda: None):
+    """Milliseconds a call, clock and power of each function, by name; the functions take turns, of `repeats` calls each.
+    `prepare` is called in front of each turn, whose time it is no part of."""
     for function in functions.values():
         function()
     times, spans = ({name: [] for name in functions} for _ in range(2))
@@ -60,6 +61,7 @@ def timed(functions, rounds, sampler, repeats):
         order = list(functions.items())
         shift = round_number % len(order)
         for name, function in order[shift:] + order[:shift]:
+            prepare()
             begun = time.time()
             times[name].append(time_once(function, repeats))
             spans[name].append((begun, time.time()))
@@ -79,6 +81,14 @@ def captured(function, repeats):
         for _ in range(repeats):
             function()
     return graph.replay
+
+
+def timed_in_graphs(functions, rounds, sampler, calls, prepare=lambda: None):
+    """The same of functions of which `calls` calls are in one graph."""
+    replays = {name: captured(function, calls) for name, function in functions.items()}
+    results = timed(replays, rounds, sampler, 1, prepare)
+    a_call = lambda taken: taken | {name: round(taken[name] / calls, 4) for name in ('median', 'low', 'high')}
+    return {name: (a_call(taken), clock, watts) for name, (taken, clock, watts) in results.items()}
 
 
 def neighbour_shares(work, copies):

@@ -9,11 +9,12 @@ import argparse
 import ctypes
 import importlib
 import json
-import statistics
 import time
 
 import torch
 from torch.nn.attention import SDPBackend
+
+from measuring import timed_in_graphs
 
 attention = importlib.import_module('torch-attention')
 BLOCK = attention.BLOCK_TOKENS
@@ -99,26 +100,6 @@ class QuantizedProblem:
 CASES = {'INT8': (8, 8, {'atMost': 0.135}), 'INT8, values INT4': (8, 4, None), 'INT4': (4, 4, {'atMost': 0.09})}
 
 
-def timed(functions, rounds, sampler, calls=20):
-    """Medians of interleaved graph replays, in milliseconds a call."""
-    graphs = {name: attention.captured(function, calls) for name, function in functions.items()}
-    times, spans = {name: [] for name in graphs}, {name: [] for name in graphs}
-    for round_number in range(rounds):
-        order = list(graphs.items())
-        shift = round_number % len(order)
-        for name, replay in order[shift:] + order[:shift]:
-            begun = time.time()
-            times[name].append(attention.time_once(replay, 1) / calls)
-            spans[name].append((begun, time.time()))
-    results = {}
-    for name, values in times.items():
-        seen = [reading for span in spans[name] if (reading := sampler.between(*span))[0] is not None]
-        clock, watts = (statistics.median(r[index] for r in seen) if seen else None for index in (0, 1))
-        results[name] = dict(median=round(statistics.median(values), 4), low=round(min(values), 4),
-                             high=round(max(values), 4), samples=rounds), clock, watts
-    return results
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument('library')
@@ -139,7 +120,7 @@ def main():
         functions = {name: each.run for name, each in coded.items()}
         functions['dense'] = lambda: problem.ours(library)
         functions['cudnn'] = lambda: problem.torch(SDPBackend.CUDNN_ATTENTION)
-        results = timed(functions, options.rounds, sampler)
+        results = timed_in_graphs(functions, options.rounds, sampler, 20)
         best = min(('PyTorch sdpa-cudnn', results['cudnn'][0]), ('our dense decode attention', results['dense'][0]),
                    key=lambda each: each[1]['median'])
         for name, each in coded.items():

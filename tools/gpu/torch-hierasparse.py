@@ -9,11 +9,12 @@ import argparse
 import ctypes
 import importlib
 import json
-import statistics
 import time
 
 import torch
 from torch.nn.attention import SDPBackend
+
+from measuring import timed_in_graphs
 
 attention = importlib.import_module('torch-attention')
 BLOCK = attention.BLOCK_TOKENS
@@ -116,28 +117,6 @@ class Problem24:
         return ((self.output.float() - reference).norm() / reference.norm()).item()
 
 
-def timed(functions, rounds, calls, sampler, prepare=lambda: None):
-    """Medians of interleaved graph replays of `calls` calls each, in milliseconds a call."""
-    graphs = {name: attention.captured(function, calls) for name, function in functions.items()}
-    times = {name: [] for name in graphs}
-    spans = {name: [] for name in graphs}
-    for round_number in range(rounds):
-        order = list(graphs.items())
-        shift = round_number % len(order)
-        for name, replay in order[shift:] + order[:shift]:
-            prepare()
-            begun = time.time()
-            times[name].append(attention.time_once(replay, 1) / calls)
-            spans[name].append((begun, time.time()))
-    results = {}
-    for name, values in times.items():
-        seen = [reading for span in spans[name] if (reading := sampler.between(*span))[0] is not None]
-        clock, watts = (statistics.median(r[index] for r in seen) if seen else None for index in (0, 1))
-        results[name] = dict(median=round(statistics.median(values), 4), low=round(min(values), 4),
-                             high=round(max(values), 4), samples=rounds), clock, watts
-    return results
-
-
 DECODE_CASES = {'S_K = S_V = 1': (1, 1, {'atMost': 0.14}), 'S_V = 1': (0, 1, {'atMost': 0.192}),
                 'S_K = S_V = 0.5': (0.5, 0.5, {'atMost': 0.193})}
 
@@ -172,7 +151,7 @@ def main():
         functions['dense'] = lambda: problem.ours(library)
         functions['cudnn'] = lambda: problem.torch(SDPBackend.CUDNN_ATTENTION)
         errors = {name: (each.error(), each.error(True)) for name, each in mixed.items()}
-        results = timed(functions, options.rounds, 20, sampler)
+        results = timed_in_graphs(functions, options.rounds, sampler, 20)
         shapes = dict(batch=batch, keys=keys, queryHeads=attention.QUERY_HEADS, kvHeads=attention.KV_HEADS, headDim=128,
                       dtype='float16')
         best = min(('PyTorch sdpa-cudnn', results['cudnn']), ('dense decode-attention', results['dense']),
@@ -196,7 +175,7 @@ def main():
 
                 functions = {'compress': lambda: cache.compress(next(turn)),
                              'copy': lambda: torch.neg(cache.dense, out=destination)}
-                measured = timed(functions, options.rounds, calls, sampler, restore)
+                measured = timed_in_graphs(functions, options.rounds, sampler, calls, restore)
                 assert not cache.fault.any()
                 add(f'compress {name} {batch}x{keys}', shapes, measured['compress'], cache.bytes(),
                     ('reading and writing the dense pool', measured['copy']), target={'atMost': 0.24})

@@ -1,5 +1,5 @@
 import type { KvSelector } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
+import { expectOptions } from '@kv/sparse-core/native';
 
 import type { Capacity } from './capacity.js';
 import type { HeadShares } from './head-shares.js';
@@ -23,7 +23,7 @@ export interface HaloSettings {
  * @throws InvalidValueError
  */
 export function halo(options: Capacity & HaloSettings): KvSelector {
-  expectObject('halo', 'options', options);
+  expectOptions('halo', options, { capacity: true, keepRatio: true, window: true, haloTokens: true, headShares: true, headFloor: true });
   const { haloTokens = 25, window = 16, ...more } = options;
   const pooling = { kind: 'max', tokens: haloTokens } as const;
   return attentionSelector('halo', { ...more, window, pooling, rounds: [1], blockTokens: 1 });

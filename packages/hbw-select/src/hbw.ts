@@ -1,6 +1,6 @@
 import { CapabilityError } from '@kv/sparse-core';
 import type { KvSelector, SelectCall, Stream, TensorHandle, TokenSelection } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectThat } from '@kv/sparse-core/native';
+import { expectBoolean, expectOptions, expectThat, type OptionNames } from '@kv/sparse-core/native';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
@@ -38,6 +38,11 @@ export interface HbwSettings extends SelectTokensOptions {
 
 export type HbwOptions = Capacity & HbwSettings;
 
+const hbwOptions: OptionNames<HbwOptions> = {
+  ...{ capacity: true, keepRatio: true, window: true, windowInCapacity: true, headShares: true, headFloor: true, blockTokens: true },
+  ...{ scoreDomain: true, groupReduction: true, rounds: true, dedup: true, remainder: true, sinkTokens: true, pooling: true },
+};
+
 /**
  * HBW-KV: keeps, of each kv head, the window and the blocks that it looks at most, chosen in rounds of more and
  * more groups, so that every part of the prompt is represented. A prompt within the capacity is kept whole.
@@ -45,12 +50,12 @@ export type HbwOptions = Capacity & HbwSettings;
  * does not hold dense keys
  */
 export function hbw(options: HbwOptions): KvSelector {
+  expectOptions('hbw', options, hbwOptions);
   return attentionSelector('hbw', options);
 }
 
 /** A selector by the attention of the prompt's last queries, under a name for tables. */
 export function attentionSelector(name: string, options: HbwOptions): KvSelector {
-  expectObject(name, 'options', options);
   const { window = 32, windowInCapacity = true, scoreDomain = 'full', groupReduction = 'mean' } = options;
   const { blockTokens, headShares, headFloor = 1 } = options;
   const capacity = capacityOf(options);

@@ -1,5 +1,5 @@
 import type { KvSelector } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
+import { expectOptions } from '@kv/sparse-core/native';
 
 import type { Capacity } from './capacity.js';
 import { attentionSelector } from './hbw.js';
@@ -23,7 +23,7 @@ const published: ScorePooling = { kind: 'average', tokens: 5 };
  * @throws InvalidValueError
  */
 export function snapKv(options: Capacity & SnapKvSettings): KvSelector {
-  expectObject('snapKv', 'options', options);
+  expectOptions('snapKv', options, { capacity: true, keepRatio: true, window: true, pooling: true, groupReduction: true });
   const { pooling = published, ...more } = options;
   return attentionSelector('snapkv', { ...more, pooling, rounds: [1], blockTokens: 1 });
 }

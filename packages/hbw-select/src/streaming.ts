@@ -1,5 +1,5 @@
 import type { KvSelector } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
+import { expectOptions } from '@kv/sparse-core/native';
 
 import { capacityOf } from './capacity.js';
 import type { Capacity } from './capacity.js';
@@ -17,7 +17,7 @@ export interface StreamingSettings {
  * @throws InvalidValueError
  */
 export function streaming(options: Capacity & StreamingSettings): KvSelector {
-  expectObject('streaming', 'options', options);
+  expectOptions('streaming', options, { capacity: true, keepRatio: true, sinkTokens: true });
   const { sinkTokens = 4 } = options;
   const capacityFor = capacityOf(options);
   expectWhole('streaming', 'sinkTokens', sinkTokens);

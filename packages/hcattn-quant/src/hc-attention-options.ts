@@ -1,5 +1,5 @@
 import { CapabilityError, type FloatDType, HostPool } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectThat, floats, show } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectOptions, expectThat, floats, type OptionNames, show } from '@kv/sparse-core/native';
 import { PlacedCodebooks } from './codebooks/place-codebooks.js';
 import type { MissingMass } from './operations/select-by-mass.js';
 import type { CodeBits } from './quantized-blocks.js';
@@ -80,8 +80,10 @@ export type HcAttentionOptions = QuantizedOptions | CodedOptions;
 
 const name = 'hcAttentionStore';
 
+const denseOptions: OptionNames<DenseOptions> = { sinkTokens: true, localWindow: true, dtype: true };
+
 /** @throws InvalidValueError, CapabilityError */
-export function expectOptions(options: HcAttentionOptions): void {
+export function expectStoreOptions(options: HcAttentionOptions): void {
   expectObject(name, 'options', options);
   const { sinkTokens, localWindow, dtype } = options;
   if (options.valuesOn === 'host') expectCoded(options);
@@ -91,7 +93,8 @@ export function expectOptions(options: HcAttentionOptions): void {
   expectThat(name, 'dtype', dtype, dtype === undefined || floats.includes(dtype), floats.join(', '));
 }
 
-function expectQuantized({ keys, values, valuesOn }: QuantizedOptions): void {
+function expectQuantized(options: QuantizedOptions): void {
+  const { keys, values, valuesOn } = options;
   const wanted = ['device', 'host'];
   if (!wanted.includes(valuesOn)) {
     throw new CapabilityError(`${name}: valuesOn is ${show(valuesOn)}; values can be on the 'device' or the 'host'.`, {
@@ -100,12 +103,18 @@ function expectQuantized({ keys, values, valuesOn }: QuantizedOptions): void {
       wanted,
     });
   }
+  expectOptions(name, options, { ...denseOptions, keys: true, values: true, valuesOn: true });
   for (const [subject, given] of Object.entries({ keys, values })) {
     expectThat(name, subject, given, codecs.includes(given), `${codecs.join(' or ')}; with values on the 'host' keys may be int3, int2 or codes of codebooks, too`);
   }
 }
 
-function expectCoded({ keys, rotated, values, hostKeys, hostPool, tau, missingMass, maxTokens, dtype }: CodedOptions): void {
+function expectCoded(options: CodedOptions): void {
+  expectOptions(name, options, {
+    ...{ ...denseOptions, keys: true, rotated: true, values: true, valuesOn: true, hostKeys: true },
+    ...{ hostPool: true, tau: true, missingMass: true, maxTokens: true },
+  });
+  const { keys, rotated, values, hostKeys, hostPool, tau, missingMass, maxTokens, dtype } = options;
   const areCodes = PlacedCodebooks.is(keys) || isIntegerCodec(keys);
   expectThat(name, 'keys', keys, areCodes, `codebooks of placeCodebooks(), or ${Object.keys(bitsOf).join(', ')}, where values are on the 'host'`);
   if (rotated !== undefined) expectBoolean(name, 'rotated', rotated);

@@ -1,5 +1,5 @@
 import type { PrefillAttention } from '@kv/sparse-core';
-import { endsUndense, expectObject, expectThat } from '@kv/sparse-core/native';
+import { endsUndense, expectOptions, expectThat } from '@kv/sparse-core/native';
 import { blockTokens as cacheBlockTokens } from './quantized-blocks.js';
 import { type PromptReading, quantizedPrompts, quantizesPrompts } from './quantized-prompts.js';
 
@@ -23,7 +23,7 @@ const capabilities: ReadonlySet<string> = new Set([quantizesPrompts.name, endsUn
  * @throws InvalidValueError when an option is none
  */
 export function hcAttentionPrefill(options: HcAttentionPrefillOptions = {}): PrefillAttention {
-  expectObject('hcAttentionPrefill', 'options', options);
+  expectOptions('hcAttentionPrefill', options, { blockTokens: true });
   const { blockTokens } = options;
   const isWhole = blockTokens === undefined || (Number.isSafeInteger(blockTokens) && blockTokens > 0 && blockTokens % cacheBlockTokens === 0);
   expectThat('hcAttentionPrefill', 'blockTokens', blockTokens, isWhole, `a multiple of ${cacheBlockTokens}`);

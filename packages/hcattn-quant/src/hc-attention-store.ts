@@ -1,6 +1,6 @@
 import type { FloatDType, KvCapacity, KvLayer, KvStoreFactory } from '@kv/sparse-core';
 import { expectCapacity } from '@kv/sparse-core/native';
-import { bitsOf, type CodedOptions, expectOptions, type HcAttentionOptions, type QuantizedOptions } from './hc-attention-options.js';
+import { bitsOf, type CodedOptions, expectStoreOptions, type HcAttentionOptions, type QuantizedOptions } from './hc-attention-options.js';
 import { blockTokens } from './quantized-blocks.js';
 import { CodedCache, type CodedSizes } from './store/coded-cache.js';
 import { createStores, type StoreKind } from './store/create-stores.js';
@@ -23,7 +23,7 @@ import { vectorKeys } from './store/vector-keys.js';
  * where the device has memory of its own
  */
 export function hcAttentionStore(options: HcAttentionOptions): KvStoreFactory {
-  expectOptions(options);
+  expectStoreOptions(options);
   const kind = options.valuesOn === 'host' ? codedKind(options) : quantizedKind(options);
   return {
     name: kind.name,
@@ -40,7 +40,7 @@ export function hcAttentionStore(options: HcAttentionOptions): KvStoreFactory {
  * @throws InvalidValueError, ShapeError as making the stores does
  */
 export function hcAttentionHostBytes(options: CodedOptions, layers: readonly KvLayer[], capacity: KvCapacity): number {
-  expectOptions(options);
+  expectStoreOptions(options);
   const { dtype = 'f16' } = options;
   return CodedCache.hostBytes({ ...codedSizes(options, dtype), layers: expectCapacity(layers, capacity), capacity });
 }

@@ -1,5 +1,5 @@
 import { type FloatDType, HostPool, type KvCapacity, type KvLayer, type KvStoreFactory } from '@kv/sparse-core';
-import { expectBoolean, expectCapacity, expectObject, expectThat, floats } from '@kv/sparse-core/native';
+import { expectBoolean, expectCapacity, expectOptions, expectThat, floats, type OptionNames } from '@kv/sparse-core/native';
 import { type BlockMetadata, expectMetadata } from './block-metadata-method.js';
 import { blockTokens } from './store/block-sizes.js';
 import { createStores, deviceBytesFor, hostBytes, type StoresOptions } from './store/create-stores.js';
@@ -35,6 +35,11 @@ export interface BlockOptions {
 
 const name = 'hierarchicalStore';
 
+const optionNames: OptionNames<HierarchicalOptions> = {
+  ...{ deviceBytes: true, hostPool: true, budgetTokens: true, sinkTokens: true },
+  ...{ localWindow: true, metadata: true, checksums: true, dtype: true },
+};
+
 /**
  * Keys and values in two memories: all of them on the host, in blocks of 32 tokens of one kv head, and on the device those
  * that answers read. Each step of an answer scores all blocks of its sequence and reads the best, up to `budgetTokens`, with
@@ -46,7 +51,7 @@ const name = 'hierarchicalStore';
  * pool where the device has memory of its own, CapabilityError for layers of different kv heads
  */
 export function hierarchicalStore(options: HierarchicalOptions): KvStoreFactory {
-  const stores = expectOptions(options);
+  const stores = storesOptions(options);
   const { deviceBytes, hostPool } = options;
   expectThat(name, 'deviceBytes', deviceBytes, Number.isSafeInteger(deviceBytes) && deviceBytes > 0, 'a whole number of bytes');
   expectThat(name, 'hostPool', hostPool, hostPool === undefined || HostPool.is(hostPool), 'a pool of hostPool()');
@@ -59,7 +64,7 @@ export function hierarchicalStore(options: HierarchicalOptions): KvStoreFactory 
 
 /** Bytes of the host pool that stores with these options take. @throws InvalidValueError, ShapeError */
 export function hierarchicalHostBytes(options: BlockOptions, layers: readonly KvLayer[], capacity: KvCapacity): number {
-  expectOptions(options);
+  storesOptions(options);
   return hostBytes(expectCapacity(layers, capacity), capacity, options.dtype);
 }
 
@@ -69,14 +74,14 @@ export function hierarchicalHostBytes(options: BlockOptions, layers: readonly Kv
  * @throws InvalidValueError, ShapeError, CapabilityError
  */
 export function hierarchicalDeviceBytes(options: BlockOptions, layers: readonly KvLayer[], capacity: KvCapacity, answers: number): number {
-  const stores = expectOptions(options);
+  const stores = storesOptions(options);
   expectThat(name, 'answers', answers, Number.isSafeInteger(answers) && answers > 0, 'a number of answers');
   return deviceBytesFor(expectCapacity(layers, capacity), capacity, stores, answers);
 }
 
 /** @throws InvalidValueError */
-function expectOptions(options: BlockOptions): StoresOptions {
-  expectObject(name, 'options', options);
+function storesOptions(options: BlockOptions): StoresOptions {
+  expectOptions(name, options, optionNames);
   const { budgetTokens = 2048, sinkTokens = 32, localWindow = 64, metadata = 'cuboidMean', checksums = false, dtype } = options;
   for (const [subject, given, least] of [
     ['budgetTokens', budgetTokens, 1],

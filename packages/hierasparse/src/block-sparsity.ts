@@ -1,5 +1,5 @@
 import { InvalidValueError } from '@kv/sparse-core';
-import { expectObject, expectThat, show } from '@kv/sparse-core/native';
+import { expectObject, expectThat, type OptionNames, show } from '@kv/sparse-core/native';
 import type { KvOperand } from './blocks-24.js';
 
 /** Share of the blocks that are sparse, 0 to 1, of all layers or of each. */
@@ -10,6 +10,8 @@ export interface BlockSparsity {
   readonly keys?: LayerSparsity | undefined;
   readonly values?: LayerSparsity | undefined;
 }
+
+export const sparsityOptions: OptionNames<BlockSparsity> = { keys: true, values: true };
 
 /** S_K and S_V of one layer. */
 export type Shares = Readonly<Record<KvOperand, number>>;

@@ -1,5 +1,6 @@
 import type { PrefillAttention } from '@kv/sparse-core';
-import { type BlockSparsity, nameOf, sharesOf } from './block-sparsity.js';
+import { expectOptions } from '@kv/sparse-core/native';
+import { type BlockSparsity, nameOf, sharesOf, sparsityOptions } from './block-sparsity.js';
 import { promptSparsity, sparsePrompts } from './sparse-prompts.js';
 
 /**
@@ -9,6 +10,7 @@ import { promptSparsity, sparsePrompts } from './sparse-prompts.js';
  * @throws InvalidValueError when a share is not between 0 and 1
  */
 export function hieraSparsePrefill(sparsity: BlockSparsity = {}): PrefillAttention {
+  expectOptions('hieraSparsePrefill', sparsity, sparsityOptions);
   sharesOf(sparsity, 0);
   const name = nameOf(sparsity);
   return {

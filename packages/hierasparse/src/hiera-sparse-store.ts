@@ -7,8 +7,8 @@ import {
   type KvStoreFactory,
   ShapeError,
 } from '@kv/sparse-core';
-import { expectCapacity, expectContiguous, expectDType, expectShape, expectThat, nativeOf, show } from '@kv/sparse-core/native';
-import { allDense, type BlockSparsity, nameOf, type Shares, sharesOf } from './block-sparsity.js';
+import { expectCapacity, expectContiguous, expectDType, expectOptions, expectShape, expectThat, nativeOf, show } from '@kv/sparse-core/native';
+import { allDense, type BlockSparsity, nameOf, type Shares, sharesOf, sparsityOptions } from './block-sparsity.js';
 import { ElementMask } from './element-mask.js';
 import { type BlockLoss, blockTokens, type KvOperand, operands, type SparseDType, sparseDTypes } from './blocks-24.js';
 import { expectHeadDim } from './operations/block-arguments.js';
@@ -48,6 +48,10 @@ export interface HieraSparseOptions extends BlockSparsity {
  * @throws DTypeError when sparse blocks cannot be of the dtype
  */
 export function hieraSparseStore(options: HieraSparseOptions = {}): KvStoreFactory {
+  expectOptions('hieraSparseStore', options, {
+    ...{ ...sparsityOptions, sinkTokens: true, localWindow: true },
+    ...{ dtype: true, elementMask: true, blockLoss: true },
+  });
   sharesOf(options, 0);
   const { sinkTokens = 64, localWindow = 256, dtype, elementMask, blockLoss } = options;
   for (const [subject, given] of Object.entries({ sinkTokens, localWindow })) {

@@ -2,7 +2,7 @@ import { lstat } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 
 import { createDevice, type Device, ModelFormatError } from '@kv/sparse-core';
-import { expectObject, expectThat, isDevice } from '@kv/sparse-core/native';
+import { expectOptions, expectThat, isDevice } from '@kv/sparse-core/native';
 
 import { readModelConfig } from './config/read-model-config.js';
 import type { ModelConfig } from './config/model-config.js';
@@ -57,7 +57,7 @@ export class Model implements Disposable {
    */
   static async open(directory: string, options: ModelOptions = {}): Promise<Model> {
     expectPath(directory);
-    expectObject('Model.open', 'options', options);
+    expectOptions('Model.open', options, { device: true });
     const { device = createDevice() } = options;
     expectThat('Model.open', 'device', device, isDevice(device), 'a device of createDevice()');
     // The tokenizer's process starts while config and weights are read.
@@ -79,7 +79,6 @@ export class Model implements Disposable {
    * @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError
    */
   createRunner(options: RunnerOptions = {}): Runner {
-    expectObject('createRunner', 'options', options);
     return new Runner(this, options);
   }
 

@@ -1,9 +1,9 @@
 import type { PrefillAttention } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
+import { expectOptions } from '@kv/sparse-core/native';
 
 import { denseCost } from './estimated-cost.js';
 import { antidiagonalBlockScores, type AntidiagonalStride, expectStride } from './operations/antidiagonal-block-scores.js';
-import { scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
+import { scoredOptions, scoredPrefill, type ScoredPrefillOptions } from './scored-prefill.js';
 
 export type AntidiagonalPrefillOptions = ScoredPrefillOptions & {
   /** S: elements of an antidiagonal. Default: 8. */
@@ -23,7 +23,7 @@ const weightOf = { cpu: 1.5, cuda: 3 } as const;
  * blocks
  */
 export function antidiagonalPrefill(options: AntidiagonalPrefillOptions): PrefillAttention {
-  expectObject('antidiagonalPrefill', 'options', options);
+  expectOptions('antidiagonalPrefill', options, { ...scoredOptions, stride: true });
   const { stride = 8, ...others } = options;
   expectStride('antidiagonalPrefill', stride);
   return scoredPrefill(others, {

@@ -1,5 +1,5 @@
 import type { Device, PrefillAttention, Stream } from '@kv/sparse-core';
-import { expectObject } from '@kv/sparse-core/native';
+import { expectOptions, type OptionNames } from '@kv/sparse-core/native';
 
 import type { BlockScoresArguments } from './block-scores.js';
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
@@ -14,6 +14,11 @@ export interface ScoredPrefillSettings extends ExactTokens {
 
 export type ScoredPrefillOptions = BlockThreshold & ScoredPrefillSettings;
 
+export const scoredOptions: OptionNames<ScoredPrefillOptions> = {
+  ...{ epsilon: true, budget: true, mass: true, ofMax: true },
+  ...{ denseLastRows: true, sinkTokens: true, diagonalTokens: true },
+};
+
 /** What one preset that estimates block scores has of its own. */
 export interface ScoredMethod {
   readonly subject: string;
@@ -27,7 +32,7 @@ export interface ScoredMethod {
 /** @throws InvalidValueError for options out of range */
 export function scoredPrefill(options: ScoredPrefillOptions, method: ScoredMethod): PrefillAttention {
   const { subject, label, defaults } = method;
-  expectObject(subject, 'options', options);
+  expectOptions(subject, options, scoredOptions);
   const { denseLastRows = defaults.denseLastRows ?? tileRows, sinkTokens = defaults.sinkTokens, ...others } = options;
   const { diagonalTokens = defaults.diagonalTokens, ...threshold } = others;
   expectThreshold(subject, threshold, keyBlockTokens);

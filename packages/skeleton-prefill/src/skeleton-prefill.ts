@@ -1,5 +1,5 @@
 import type { PrefillAttention } from '@kv/sparse-core';
-import { expectObject, expectThat } from '@kv/sparse-core/native';
+import { expectOptions, expectThat, type OptionNames } from '@kv/sparse-core/native';
 
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
 import { decompositionCost, mostLost } from './estimated-cost.js';
@@ -24,6 +24,13 @@ export interface SkeletonPrefillSettings extends DecomposeAttentionOptions {
 
 export type SkeletonPrefillOptions = EstimateThreshold & SkeletonPrefillSettings;
 
+type Named = Omit<SkeletonPrefillOptions, 'mass' | 'ofMax'>;
+
+const skeletonOptions: OptionNames<Named> = {
+  ...{ epsilon: true, budget: true, referenceTokens: true, slashBound: true, denseLastRows: true },
+  ...{ sinkTokens: true, diagonalTokens: true, samples: true, seed: true, ridge: true, formulas: true },
+};
+
 /**
  * Attention of prompts over the blocks of keys that count, found by an on-line estimate of the attention map (Sparse
  * Skeleton). Works over any store that keeps dense blocks of every token. Steps for which dense attention is faster, and
@@ -32,7 +39,7 @@ export type SkeletonPrefillOptions = EstimateThreshold & SkeletonPrefillSettings
  * blocks
  */
 export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttention {
-  expectObject('skeletonPrefill', 'options', options);
+  expectOptions<Named>('skeletonPrefill', options, skeletonOptions);
   const { epsilon, budget, referenceTokens, slashBound = 'safe', denseLastRows = tileRows } = options;
   const threshold = { epsilon, budget } as EstimateThreshold;
   expectThreshold('skeletonPrefill', options, keyBlockTokens, estimateRules);

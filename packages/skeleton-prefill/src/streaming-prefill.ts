@@ -1,5 +1,5 @@
 import type { PrefillAttention } from '@kv/sparse-core';
-import { expectObject, expectThat } from '@kv/sparse-core/native';
+import { expectOptions, expectThat } from '@kv/sparse-core/native';
 
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
 import { exactTokens, isWhole } from './exact-tokens.js';
@@ -24,7 +24,7 @@ export type StreamingWindow =
  */
 export function streamingPrefill(options: StreamingPrefillOptions): PrefillAttention {
   const subject = 'streamingPrefill';
-  expectObject(subject, 'options', options);
+  expectOptions(subject, options, { windowTokens: true, budget: true, sinkTokens: true, denseLastRows: true });
   const { windowTokens, budget, sinkTokens = 4, denseLastRows = tileRows } = options;
   exactTokens(subject, { sinkTokens });
   expectDenseLastRows(subject, denseLastRows);

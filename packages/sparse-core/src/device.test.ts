@@ -19,6 +19,7 @@ describe('a device', () => {
 
   it('refuses options that are none', () => {
     for (const value of [null, 7, 'cuda']) expect(() => createDevice(value as never)).toThrow(InvalidValueError);
+    expect(() => createDevice({ thread: 2 } as never)).toThrow(/^createDevice: there is no option 'thread'; there are kind, .*threads, /);
   });
 
   it('reads as many streams of memory as it is told, or as is measured', async () => {

@@ -15,7 +15,7 @@ import { ownDevice } from './own-objects.js';
 import { show } from './show.js';
 import { StreamObject } from './stream.js';
 import { owningTensor } from './tensor.js';
-import { expectCallback, expectObject } from './validate.js';
+import { expectCallback, expectOptions } from './validate.js';
 import { WatchedFile } from './watched-file.js';
 import { holdInPlace } from './wrapped-memory.js';
 
@@ -68,7 +68,7 @@ export class DeviceObject implements Device {
   }
 
   createStream(options: StreamOptions = {}): Stream {
-    expectObject('createStream', 'options', options);
+    expectOptions('createStream', options, { onFailure: true });
     expectCallback('createStream', 'onFailure', options.onFailure);
     try {
       return new StreamObject(ownKey, this, this.native.createStream(), options);
@@ -155,12 +155,7 @@ const maxIndex = 2 ** 31 - 1;
  * @throws OutOfMemoryError when the process can have no such number of threads
  */
 export function createDevice(options: DeviceOptions = {}): Device {
-  if (typeof options !== 'object' || (options as unknown) === null) {
-    throw new InvalidValueError(`createDevice: ${show(options)} was given; pass an object of options, or nothing.`, {
-      subject: 'options',
-      given: options,
-    });
-  }
+  expectOptions('createDevice', options, { kind: true, index: true, threads: true, instructionSet: true, memoryStreams: true, memoryLimit: true });
   const { kind = 'cpu', index = 0, threads = availableParallelism(), instructionSet, memoryLimit = 0, memoryStreams } = options;
   if (!['cpu', 'cuda'].includes(kind)) {
     throw new CapabilityError(`A device of kind ${show(kind)} was asked for; there are 'cpu' and 'cuda'.`, {

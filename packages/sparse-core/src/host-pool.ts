@@ -8,7 +8,7 @@ import { expectOwnKey, ownKey } from './own-key.js';
 import { isDevice } from './own-objects.js';
 import { show } from './show.js';
 import { owningTensor } from './tensor.js';
-import { expectCallback, expectObject, expectSignal, expectThat } from './validate.js';
+import { expectCallback, expectOptions, expectSignal, expectThat } from './validate.js';
 
 export interface HostPoolProgress {
   /** Of memory that is made. */
@@ -39,7 +39,7 @@ export async function hostPool(device: Device, options: HostPoolOptions): Promis
   if (!isDevice(device)) {
     throw new DeviceError(`hostPool: ${show(device)} is no device; open one with createDevice().`, { subject: 'device' });
   }
-  expectObject('hostPool', 'options', options);
+  expectOptions('hostPool', options, { bytes: true, onProgress: true, signal: true });
   const { bytes, onProgress, signal } = options;
   expectThat('hostPool', 'bytes', bytes, Number.isSafeInteger(bytes) && bytes > 0, 'a positive whole number');
   expectCallback('hostPool', 'onProgress', onProgress);

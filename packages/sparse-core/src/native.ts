@@ -45,11 +45,13 @@ export {
   expectDType,
   expectIndices,
   expectObject,
+  expectOptions,
   expectShape,
   expectSignal,
   expectThat,
   isFinite32,
   listFor,
   listOf,
+  type OptionNames,
   reading,
 } from './validate.js';

@@ -12,7 +12,7 @@ import { overlap } from './overlap.js';
 import { expectOwnKey, ownKey } from './own-key.js';
 import { show } from './show.js';
 import { describe, nativeOf, reachableFrom, type TensorObject } from './tensor.js';
-import { expectBoolean, expectContiguous, expectObject, expectWritable, listOf } from './validate.js';
+import { expectBoolean, expectContiguous, expectOptions, expectWritable, listOf } from './validate.js';
 
 const mostSources = 2 ** 20; // of one copy
 
@@ -136,7 +136,7 @@ export class StreamObject implements Stream {
 
   waitFor(other: Stream, options: WaitOptions = {}): void {
     expectStream('waitFor', other);
-    expectObject('waitFor', 'options', options);
+    expectOptions('waitFor', options, { takesFailure: true });
     const { takesFailure = true } = options;
     expectBoolean('waitFor', 'takesFailure', takesFailure);
     if (other === this) {

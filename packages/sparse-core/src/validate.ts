@@ -11,6 +11,25 @@ export function expectObject(operation: string, name: string, given: unknown): a
   throw new InvalidValueError(`${operation}: ${name} is ${show(given)}; an object is wanted.`, { subject: name, given });
 }
 
+/** Every name of a type of options, which the compiler sees to. */
+export type OptionNames<Options> = Readonly<Record<keyof Options, true>>;
+
+/**
+ * Refuses names that there are not: what was mistyped would be a default that nobody asked for.
+ * @throws InvalidValueError unless it is an object with none but these names
+ */
+export function expectOptions<Options extends object>(operation: string, given: Options, names: OptionNames<Options>): void {
+  expectObject(operation, 'options', given);
+  const stranger = Object.keys(given).find((name) => !Object.hasOwn(names, name));
+  if (stranger === undefined) return;
+  const wanted = Object.keys(names);
+  throw new InvalidValueError(`${operation}: there is no option ${show(stranger)}; there are ${wanted.join(', ')}.`, {
+    subject: stranger,
+    given: stranger,
+    wanted,
+  });
+}
+
 /** @throws InvalidValueError unless it holds */
 export function expectThat(operation: string, name: string, given: unknown, holds: boolean, wanted: string): void {
   if (holds) return;

@@ -104,7 +104,7 @@ async function askAfterSelection(
   question: Int32Array,
   options: MeasureOptions & { readonly sequence: Sequence },
 ): Promise<MeasuredAnswer> {
-  (await prefill(runner, options.sequence, unread, options)).dispose();
+  (await prefill(runner, options.sequence, unread, { signal: options.signal })).dispose();
   return await measureAnswer(runner, model.tokenizer, question, { ...options, endsPrompt: false });
 }
 

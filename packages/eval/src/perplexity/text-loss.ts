@@ -2,7 +2,7 @@ import type { Logits, Runner } from '@kv/model';
 import { prefill } from '@kv/model';
 import { crossEntropy, InvalidValueError } from '@kv/sparse-core';
 import type { KvSelector } from '@kv/sparse-core';
-import { expectObject, expectSignal, show } from '@kv/sparse-core/native';
+import { expectOptions, expectSignal, show } from '@kv/sparse-core/native';
 import { z } from 'zod';
 
 import { expectIds, expectRunner } from '../expect-given.js';
@@ -56,7 +56,7 @@ export async function textLoss(
 ): Promise<TextLoss> {
   expectRunner('textLoss', runner);
   expectIds('textLoss', 'ids', ids);
-  expectObject('textLoss', 'options', options);
+  expectOptions('textLoss', options, { contextTokens: true, chunkTokens: true, select: true, signal: true });
   const { contextTokens = 1, chunkTokens = runner.maxBatchRows, select = observing(0), signal } = options;
   expectSignal('textLoss', signal);
   if (!Number.isInteger(contextTokens) || contextTokens < 1 || contextTokens >= ids.length) {

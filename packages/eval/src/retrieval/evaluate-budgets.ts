@@ -1,6 +1,6 @@
 import { prefill } from '@kv/model';
 import type { Runner, Sequence } from '@kv/model';
-import { expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
+import { expectOptions, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
 import { expectRunner } from '../expect-given.js';
 import { likeliestTokens } from '../likeliest-tokens.js';
@@ -33,7 +33,7 @@ const mostBudgets = 4096;
 export async function evaluateBudgets(runner: Runner, example: EncodedExample, budgets: readonly number[], options: BudgetOptions = {}): Promise<BudgetResult[]> {
   expectRunner(operation, runner);
   expectExample(operation, example);
-  expectObject(operation, 'options', options);
+  expectOptions(operation, options, { signal: true });
   const { signal } = options;
   expectSignal(operation, signal);
   const given = listOf(operation, 'budgets', budgets, mostBudgets);

@@ -1,7 +1,7 @@
 import type { Logits, Runner, Sequence } from '@kv/model';
 import { prefill } from '@kv/model';
 import type { KvSelector } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectOptions, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
 import { expectRunner } from '../expect-given.js';
 import { likeliestTokens } from '../likeliest-tokens.js';
@@ -101,7 +101,7 @@ const allMoments: readonly Moment[] = ['question-aware', 'question-agnostic'];
 const mostPolicies = 4096;
 
 function checkedOptions(given: RetrievalOptions) {
-  expectObject('evaluateRetrieval', 'options', given);
+  expectOptions('evaluateRetrieval', given, { moments: true, divergence: true, signal: true });
   const { moments = allMoments, divergence = false, signal } = given;
   const list = listOf('evaluateRetrieval', 'moments', moments, allMoments.length);
   const known = list.every((moment) => allMoments.includes(moment));

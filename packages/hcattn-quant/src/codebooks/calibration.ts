@@ -1,6 +1,6 @@
 import { createDevice, type Device, type FloatDType, InvalidValueError, type KvCapacity, type KvLayer, type KvStoreFactory } from '@kv/sparse-core';
 import type { Tensor } from '@kv/sparse-core';
-import { densePagedStores, type DensePagedStore, expectBoolean, expectCallback, expectObject, expectSignal, expectThat, isDevice } from '@kv/sparse-core/native';
+import { densePagedStores, type DensePagedStore, expectBoolean, expectCallback, expectOptions, expectSignal, expectThat, isDevice } from '@kv/sparse-core/native';
 import { blockTokens } from '../quantized-blocks.js';
 import { type Codebooks, expectFingerprint, expectSizes, type LayerCodebooks } from './codebooks.js';
 import { expectEnoughKeys, trainLayer, type TrainingSettings } from './train-layer.js';
@@ -114,7 +114,10 @@ export class Calibration {
   }
 
   #settings(options: CalibrationOptions): TrainingSettings {
-    expectObject('calibration.train', 'options', options);
+    expectOptions('calibration.train', options, {
+      ...{ model: true, groups: true, centroids: true, separate: true, channelScale: true },
+      ...{ seed: true, iterations: true, batchVectors: true, device: true, signal: true, onProgress: true },
+    });
     expectFingerprint('calibration.train', 'model', options.model);
     expectSignal('calibration.train', options.signal);
     expectCallback('calibration.train', 'onProgress', options.onProgress);

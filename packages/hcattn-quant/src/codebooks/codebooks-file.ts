@@ -1,5 +1,5 @@
 import { KvError, ModelFormatError } from '@kv/sparse-core';
-import { excerpt, expectObject, openFile, readBytes, readSafetensorsHeader, writeSafetensors } from '@kv/sparse-core/native';
+import { excerpt, expectOptions, openFile, readBytes, readSafetensorsHeader, writeSafetensors } from '@kv/sparse-core/native';
 import type { StoredDType, StoredTensor, TensorToStore } from '@kv/sparse-core/native';
 import { type Codebooks, type CodebookTraining, expectCodebooks, type LayerCodebooks } from './codebooks.js';
 
@@ -38,7 +38,7 @@ export interface LoadCodebooksOptions {
  * @throws ModelFormatError when the file is missing or malformed, holds a number that is not finite, or is of another model
  */
 export async function loadCodebooks(file: string, options: LoadCodebooksOptions = {}): Promise<Codebooks> {
-  expectObject('loadCodebooks', 'options', options);
+  expectOptions('loadCodebooks', options, { model: true });
   const { model } = options;
   const { tensors, metadata } = await readSafetensorsHeader(file);
   const textOf = (name: string) => metadata[name] ?? 'nothing';

@@ -41,7 +41,8 @@ interface Options {
   readonly missingMass?: MissingMass | undefined;
 }
 
-async function storeOf(capacity: KvCapacity, { keys, values, hostKeys, missingMass, ...kept }: Options): Promise<{ store: KvStore | undefined; blocks: BlockOracle }> {
+async function storeOf(capacity: KvCapacity, { keys, values, hostKeys, missingMass, sinkTokens, localWindow }: Options): Promise<{ store: KvStore | undefined; blocks: BlockOracle }> {
+  const kept = { sinkTokens, localWindow };
   if (keys === 'codebooks') {
     const settings = { ...kept, hostKeys, missingMass, prefill: capacity.prefill as PrefillAttention, values: values as 'f16' | 'int8', capacity, tau: 1 };
     const { books, stores: [store] } = await codedStores(capacity.device, [layer], settings);

@@ -1,12 +1,12 @@
 import type { SampleSettings } from '@kv/sparse-core';
-import { expectIndices, expectObject, listOf } from '@kv/sparse-core/native';
+import { expectIndices, expectObject, listOf, type OptionNames } from '@kv/sparse-core/native';
 
 import { expectRunner } from '../expect-runner.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
 import type { Logits } from '../runner/head.js';
 import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
-import { expectPrefillOptions, prefill } from './prefill.js';
+import { expectPrefillOptions, prefill, prefillOptions } from './prefill.js';
 import type { PrefillOptions } from './prefill.js';
 import { Sampler } from './sampler.js';
 
@@ -27,6 +27,11 @@ export interface GenerateTokensOptions extends PrefillOptions {
   /** Token ids that end the answer. Default: those of the model. */
   readonly endIds?: readonly number[] | undefined;
 }
+
+export const answerOptions: OptionNames<GenerateTokensOptions> = {
+  ...{ ...prefillOptions, sequence: true },
+  ...{ maxTokens: true, sampling: true, endIds: true },
+};
 
 export interface GeneratedId {
   readonly id: number;
@@ -52,20 +57,21 @@ export async function* generateTokens(
   options: GenerateTokensOptions = {},
 ): AsyncGenerator<GeneratedId, void> {
   expectRunner('generateTokens', runner);
-  expectPrefillOptions('generateTokens', options);
+  expectPrefillOptions('generateTokens', options, answerOptions);
   const { config } = runner.model;
   const {
-    signal,
     maxTokens = runner.contextTokens,
     endIds = config.eosIds,
     sampling = { temperature: 0 },
+    sequence: given,
+    ...reading
   } = options;
+  const { signal } = reading;
   expectWholeNumber('maxTokens', maxTokens, 1, Number.MAX_SAFE_INTEGER);
   expectObject('generateTokens', 'sampling', sampling);
   const ends = listOf('generateTokens', 'endIds', endIds, mostEndIds);
   expectIndices('generateTokens', 'endIds', ends, 2 ** 31);
   signal?.throwIfAborted();
-  const given = options.sequence;
   const { sequence: holder = 'new' } = options;
   // What is not continued need not hold its last token.
   const ids = runner.checkTokens(holder, prompt, given === undefined ? 0 : 1);
@@ -77,7 +83,7 @@ export async function* generateTokens(
   let start: number | undefined;
   const yielded: number[] = [];
   try {
-    let choice = sampler.choose(await prefill(runner, sequence, ids, options));
+    let choice = sampler.choose(await prefill(runner, sequence, ids, reading));
     start = sequence.length;
     const room = runner.contextTokens - start + (given === undefined ? 1 : 0);
     const limit = Math.min(maxTokens, room);

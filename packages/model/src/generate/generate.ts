@@ -3,7 +3,7 @@ import { expectThat } from '@kv/sparse-core/native';
 import { expectRunner } from '../expect-runner.js';
 import type { Runner } from '../runner/runner.js';
 import { Tokenizer } from '../tokenizer/tokenizer.js';
-import { generateTokens } from './generate-tokens.js';
+import { answerOptions, generateTokens } from './generate-tokens.js';
 import type { GenerateTokensOptions } from './generate-tokens.js';
 import { expectPrefillOptions } from './prefill.js';
 import { StopMatcher } from './stop-matcher.js';
@@ -28,10 +28,11 @@ export async function* generate(
 ): AsyncGenerator<GeneratedToken, void> {
   expectRunner('generate', runner);
   expectThat('generate', 'tokenizer', tokenizer, Tokenizer.is(tokenizer), 'the tokenizer of a model');
-  expectPrefillOptions('generate', options);
-  const { stop = [], signal, sequence = 'new' } = options;
+  expectPrefillOptions('generate', options, { ...answerOptions, stop: true });
+  const { stop = [], ...others } = options;
+  const { signal, sequence = 'new' } = others;
   // A text that is empty would end every answer at once.
   const matcher = new StopMatcher(stop);
   const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : runner.checkTokens(sequence, prompt);
-  yield* withTexts(tokenizer, ids, generateTokens(runner, ids, options), matcher);
+  yield* withTexts(tokenizer, ids, generateTokens(runner, ids, others), matcher);
 }

@@ -1,5 +1,5 @@
 import type { PrefillReport } from '@kv/sparse-core';
-import { expectBoolean, expectCallback, expectObject, expectSignal } from '@kv/sparse-core/native';
+import { expectBoolean, expectCallback, expectOptions, expectSignal, type OptionNames } from '@kv/sparse-core/native';
 
 import { expectRunner } from '../expect-runner.js';
 import { expectWholeNumber } from '../expect-whole-number.js';
@@ -34,9 +34,14 @@ export interface PrefillOptions {
   readonly onReport?: ((report: PrefillReport) => void) | undefined;
 }
 
-/** @throws InvalidValueError unless they are options, but for `chunkTokens`, which the runner limits */
-export function expectPrefillOptions(operation: string, options: PrefillOptions): void {
-  expectObject(operation, 'options', options);
+export const prefillOptions: OptionNames<PrefillOptions> = { chunkTokens: true, endsPrompt: true, signal: true, onProgress: true, onReport: true };
+
+/**
+ * @param names those that are options, of a prompt and of what follows it
+ * @throws InvalidValueError unless they are options, but for `chunkTokens`, which the runner limits
+ */
+export function expectPrefillOptions<Options extends PrefillOptions>(operation: string, options: Options, names: OptionNames<Options>): void {
+  expectOptions(operation, options, names);
   const { endsPrompt = true, signal, onProgress, onReport } = options;
   expectBoolean(operation, 'endsPrompt', endsPrompt);
   expectSignal(operation, signal);
@@ -58,7 +63,7 @@ export async function prefill(
   options: PrefillOptions = {},
 ): Promise<Logits> {
   expectRunner('prefill', runner);
-  expectPrefillOptions('prefill', options);
+  expectPrefillOptions('prefill', options, prefillOptions);
   const { chunkTokens = runner.maxBatchRows, endsPrompt = true, signal, onProgress, onReport } = options;
   expectWholeNumber('chunkTokens', chunkTokens, 1, runner.maxBatchRows);
   const ids = runner.checkTokens(sequence, prompt);

@@ -1,6 +1,6 @@
 import { InvalidValueError } from '@kv/sparse-core';
 import type { FloatDType, KvPolicy, KvSelector, RopeDescription } from '@kv/sparse-core';
-import { expectObject, expectThat, isFinite32, show } from '@kv/sparse-core/native';
+import { expectObject, expectThat, isFinite32, type OptionNames, show } from '@kv/sparse-core/native';
 
 export interface RunnerOptions {
   /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
@@ -27,6 +27,11 @@ export interface RunnerOptions {
    */
   readonly activations?: FloatDType | undefined;
 }
+
+export const runnerOptions: OptionNames<RunnerOptions> = {
+  ...{ policy: true, rope: true, sequences: true, contextTokens: true },
+  ...{ cacheTokens: true, maxBatchRows: true, deterministic: true, activations: true },
+};
 
 export interface SequenceOptions {
   /** Chooses what the cache keeps when the prompt ends. Default: the runner's policy, or that of a forked sequence. */

@@ -7,7 +7,7 @@ import type {
   KvSelector,
   Stream,
 } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectPolicy, expectSelector, type KvResidency, kvResidency, listOf, madeTogether } from '@kv/sparse-core/native';
+import { expectBoolean, expectOptions, expectPolicy, expectSelector, type KvResidency, kvResidency, listOf, madeTogether } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
 import { BatchRuns } from './batch-runs.js';
@@ -24,7 +24,7 @@ import { OpenSequences } from './open-sequences.js';
 import { demandOf, evictLayers, limitLayers, uncuttablePart } from './residency.js';
 import { expectModel } from './runner-model.js';
 import type { RunnerModel } from './runner-model.js';
-import { expectActivations, expectRope } from './runner-options.js';
+import { expectActivations, expectRope, runnerOptions } from './runner-options.js';
 import type { ForkOptions, RunnerOptions, SequenceOptions } from './runner-options.js';
 import { Scratch } from './scratch.js';
 import type { Sequence } from './sequence.js';
@@ -73,7 +73,7 @@ export class Runner implements Disposable {
   /** @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError */
   constructor(model: RunnerModel, options: RunnerOptions = {}) {
     expectModel(model);
-    expectObject('createRunner', 'options', options);
+    expectOptions('createRunner', options, runnerOptions);
     const { config, device } = model;
     const {
       policy = kvPolicy(),
@@ -168,7 +168,7 @@ export class Runner implements Disposable {
    * @throws CapabilityError for a selection of prompts that are not dense
    */
   openSequence(options: SequenceOptions = {}): Sequence {
-    expectObject('openSequence', 'options', options);
+    expectOptions('openSequence', options, { select: true, budgetTokens: true });
     const { select = this.policy.select, budgetTokens } = options;
     expectSelector('openSequence', select, this.policy.prefill);
     const sequence = this.#open(select, new Int32Array(), 0);
@@ -225,7 +225,7 @@ export class Runner implements Disposable {
   fork(sequence: Sequence, options: ForkOptions = {}): Sequence {
     this.#sequences.expectOwn(sequence);
     sequence.assertWhole();
-    expectObject('fork', 'options', options);
+    expectOptions('fork', options, { select: true, budgetTokens: true, tokens: true });
     const { select = sequence.select, budgetTokens = sequence.budgetTokens, tokens = sequence.length } = options;
     expectSelector('fork', select, this.policy.prefill);
     expectWholeNumber('tokens of a fork', tokens, 0, sequence.length);

@@ -1,5 +1,5 @@
 import { CapabilityError } from '@kv/sparse-core';
-import { expectBoolean, expectObject, expectSignal, expectThat, isRecord, listOf } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectOptions, expectSignal, expectThat, isRecord, listOf } from '@kv/sparse-core/native';
 
 /** One message of a conversation; a template may read further fields, such as `tool_calls`. */
 export interface ChatMessage {
@@ -48,7 +48,7 @@ export function expectChat(messages: readonly ChatMessage[], options: ChatTempla
     expectThat('renderChat', 'role', role, typeof role === 'string', 'a text, such as user');
     expectThat('renderChat', 'content', content, typeof content === 'string', 'a text');
   }
-  expectObject('renderChat', 'options', options);
+  expectOptions('renderChat', options, { addGenerationPrompt: true, tools: true, variables: true, signal: true });
   const { addGenerationPrompt = true, tools = [], variables = {}, signal } = options;
   expectBoolean('renderChat', 'addGenerationPrompt', addGenerationPrompt);
   listOf('renderChat', 'tools', tools, mostMessages);

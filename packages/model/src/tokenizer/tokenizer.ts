@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { CapabilityError, InvalidValueError, KvError, ModelFormatError } from '@kv/sparse-core';
 import {
   expectBoolean,
-  expectObject,
+  expectOptions,
   expectSignal,
   expectThat,
   isRecord,
@@ -93,7 +93,7 @@ export class Tokenizer implements Disposable {
    */
   async encode(text: string, options: EncodeOptions = {}): Promise<Int32Array> {
     expectText('encode', 'text', text);
-    expectObject('encode', 'options', options);
+    expectOptions('encode', options, { addSpecialTokens: true, signal: true });
     const { addSpecialTokens = true, signal } = options;
     expectBoolean('encode', 'addSpecialTokens', addSpecialTokens);
     expectSignal('encode', signal);
@@ -171,7 +171,7 @@ function expectText(operation: string, name: string, given: unknown): void {
 }
 
 function skipsSpecialTokens(operation: string, options: DecodeOptions): boolean {
-  expectObject(operation, 'options', options);
+  expectOptions(operation, options, { skipSpecialTokens: true });
   const { skipSpecialTokens = true } = options;
   expectBoolean(operation, 'skipSpecialTokens', skipSpecialTokens);
   return skipSpecialTokens;

@@ -1,6 +1,6 @@
 import { CapabilityError, InvalidValueError } from '@kv/sparse-core';
 import type { KvSelector, SampleSettings } from '@kv/sparse-core';
-import { expectBoolean, expectIndices, expectObject, expectSampleSettings, expectSelector, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
+import { expectBoolean, expectIndices, expectObject, expectOptions, expectSampleSettings, expectSelector, expectSignal, expectThat, listOf, type OptionNames } from '@kv/sparse-core/native';
 import { Runner } from '@kv/model';
 import type { RunnerModel, RunnerOptions } from '@kv/model';
 
@@ -66,6 +66,16 @@ export interface EngineTextOptions extends EngineRequestOptions {
   readonly stop?: readonly string[] | undefined;
 }
 
+const engineOptions: OptionNames<EngineOptions> = {
+  ...{ policy: true, rope: true, sequences: true, contextTokens: true, cacheTokens: true, maxBatchRows: true, deterministic: true },
+  ...{ activations: true, layerSegments: true, maxInjectTokens: true, reservedAnswerTokens: true, keptPrompts: true, keptTokens: true },
+};
+
+export const requestOptions: OptionNames<EngineRequestOptions> = {
+  ...{ maxTokens: true, sampling: true, endIds: true },
+  ...{ select: true, budgetTokens: true, signal: true },
+};
+
 /** A request's options with their defaults, checked. */
 export interface EngineRequest {
   readonly maxTokens: number;
@@ -88,7 +98,7 @@ export interface EngineSettings extends EngineOptions {
 
 /** @throws InvalidValueError; CapabilityError for a policy whose prompts cannot be kept */
 export function readOptions(model: RunnerModel, given: EngineOptions): EngineSettings {
-  expectObject('createEngine', 'options', given);
+  expectOptions('createEngine', given, engineOptions);
   expectObject('createEngine', 'model', model);
   expectObject('createEngine', 'model.config', model.config);
   const { layerSegments = false, sequences = 8, contextTokens = Math.min(model.config.maxPositions, 16_384), keptPrompts = 0 } = given;
@@ -111,8 +121,9 @@ function expectCounts(counts: Readonly<Record<string, number>>, least: number): 
 
 /** A runner with room for the prompts that are kept. @throws what `Runner` throws */
 export function createRunner(model: RunnerModel, settings: EngineSettings): Runner {
-  const { sequences, cacheTokens, keptPrompts, keptTokens } = settings;
-  const runner = new Runner(model, { ...settings, sequences: sequences + keptPrompts, cacheTokens: cacheTokens + keptTokens });
+  const { policy, rope, contextTokens, maxBatchRows, deterministic, activations } = settings;
+  const [sequences, cacheTokens] = [settings.sequences + settings.keptPrompts, settings.cacheTokens + settings.keptTokens];
+  const runner = new Runner(model, { policy, rope, sequences, contextTokens, cacheTokens, maxBatchRows, deterministic, activations });
   try {
     expectSchedulable(runner, settings);
     return runner;
@@ -170,7 +181,7 @@ export function keptGrid({ deterministic, maxBatchRows }: Runner): number {
 
 /** @throws InvalidValueError, CapabilityError */
 export function readRequest(runner: Runner, promptTokens: number, given: EngineRequestOptions): EngineRequest {
-  expectObject('generateTokens', 'options', given);
+  expectOptions('generateTokens', given, requestOptions);
   const { maxTokens = runner.contextTokens, sampling = { temperature: 0 }, endIds = runner.model.config.eosIds } = given;
   const { select, budgetTokens, signal } = given;
   expectSignal('generateTokens', signal);

@@ -1,7 +1,7 @@
 import { setTimeout } from 'node:timers/promises';
 
 import { DisposedError, OutOfMemoryError } from '@kv/sparse-core';
-import { expectObject, expectThat } from '@kv/sparse-core/native';
+import { expectOptions, expectThat } from '@kv/sparse-core/native';
 import { StopMatcher, Tokenizer, withTexts } from '@kv/model';
 import type { GeneratedId, GeneratedToken, Runner, RunnerModel } from '@kv/model';
 
@@ -10,7 +10,7 @@ import type { ScheduledRequest } from '../scheduler/request.js';
 import type { Scheduler } from '../scheduler/scheduler.js';
 import { Answer } from './answer.js';
 import { asError, originOf } from './as-error.js';
-import { createRunner, keptGrid, readOptions, readRequest, schedulerOf } from './engine-options.js';
+import { createRunner, keptGrid, readOptions, readRequest, requestOptions, schedulerOf } from './engine-options.js';
 import type { EngineOptions, EngineRequest, EngineRequestOptions, EngineSettings, EngineTextOptions } from './engine-options.js';
 import { stepsObserved } from './executor.js';
 import type { Outcome, Step } from './executor.js';
@@ -134,12 +134,13 @@ export class Engine {
    */
   async *generate(tokenizer: Tokenizer, prompt: string | ArrayLike<number>, options: EngineTextOptions = {}): AsyncGenerator<GeneratedToken, void> {
     expectThat('generate', 'tokenizer', tokenizer, Tokenizer.is(tokenizer), 'the tokenizer of a model');
-    expectObject('generate', 'options', options);
-    const { stop = [], signal } = options;
+    expectOptions('generate', options, { ...requestOptions, stop: true });
+    const { stop = [], ...others } = options;
+    const { signal } = others;
     const matcher = new StopMatcher(stop);
     this.#expectOpen();
     const ids = typeof prompt === 'string' ? await tokenizer.encode(prompt, { signal }) : this.#runner.checkTokens('new', prompt);
-    yield* withTexts(tokenizer, ids, this.generateTokens(ids, options), matcher);
+    yield* withTexts(tokenizer, ids, this.generateTokens(ids, others), matcher);
   }
 
   /**

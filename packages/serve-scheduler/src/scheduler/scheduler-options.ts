@@ -1,5 +1,5 @@
 import { InvalidValueError } from '@kv/sparse-core';
-import { expectBoolean, expectCallback, expectObject, expectThat, show } from '@kv/sparse-core/native';
+import { expectBoolean, expectCallback, expectObject, expectOptions, expectThat, show } from '@kv/sparse-core/native';
 
 import type { ScheduledRequest } from './request.js';
 
@@ -91,7 +91,11 @@ const foundations: readonly (readonly [keyof Features, keyof Features])[] = [
  * @throws InvalidValueError for what is no option, or options that contradict each other
  */
 export function readSettings(given: SchedulerOptions): Settings {
-  expectObject('Scheduler', 'options', given);
+  expectOptions('Scheduler', given, {
+    ...{ model: true, deviceBlocks: true, hostBlocks: true, maxRequests: true, maxBatchTokens: true, maxInjectTokens: true, chunkTokens: true },
+    ...{ blockTokens: true, budgetTokens: true, sinkTokens: true, localWindow: true, metadataVectors: true, reservedAnswerTokens: true },
+    ...{ promptsApart: true, reuse: true, features: true },
+  });
   const features = readFeatures(given.features);
   const model = readShape(given.model);
   const { deviceBlocks, maxRequests = 32, chunkTokens = 512, reservedAnswerTokens = mostCount } = given;

@@ -1,5 +1,5 @@
 import { InvalidValueError } from '@kv/sparse-core';
-import { expectCallback, expectObject, expectSignal, expectThat, listOf, show } from '@kv/sparse-core/native';
+import { expectCallback, expectOptions, expectSignal, expectThat, listOf, show } from '@kv/sparse-core/native';
 
 import { overlapByWindow } from './block-reader.js';
 import { attentionByChunk, loadingByBatch, savingByPrompt, throughputByBatch } from './batch-figures.js';
@@ -99,7 +99,7 @@ export async function simulateFigures(names: readonly FigureName[], options: Fig
 
 /** @throws InvalidValueError */
 function readOptions(options: FigureOptions): Settings {
-  expectObject(operation, 'options', options);
+  expectOptions(operation, options, { model: true, requests: true, answerTokens: true, seed: true, rates: true, costs: true, onTable: true, signal: true });
   const { model: name, requests = 100, answerTokens = 512, seed = 1, costs = new Costs(), onTable, signal } = options;
   expectOneOf('model', name, Object.keys(simulatedModels));
   const model = simulatedModels[name];
@@ -161,14 +161,14 @@ function chunkedAttention({ name, ...settings }: Settings): Table {
   return { ...table, columns: [...table.columns, 'chunks, measured'], rows, kinds: ['simulated', 'simulated', 'measured'] };
 }
 
-async function withinLevel(settings: Settings): Promise<Table> {
-  const levels = serviceLevels(settings.model, settings.costs);
+async function withinLevel({ model, costs, seed, signal, requests, answerTokens }: Settings): Promise<Table> {
+  const levels = serviceLevels(model, costs);
   const found: (readonly (string | number)[])[] = [];
   const before = levels.map(() => NaN);
   for (const [system, features] of Object.entries(systems)) {
     const row: (string | number)[] = [system];
     for (const [index, level] of levels.entries()) {
-      const rate = await goodput({ ...settings, features, level });
+      const rate = await goodput({ model, costs, seed, signal, requests, answerTokens, features, level });
       row.push(rate, rate / (before[index] ?? NaN));
       before[index] = rate;
     }

@@ -105,8 +105,8 @@ describe('simulate', () => {
 
 it('finds the goodput: the level holds there, and 5 % above it does not', async () => {
   const level = { betweenTokens99: 150, queueing: 500 };
-  const options = { model, features: systems['+SA'], requests: 30, level };
-  const found = await goodput(options);
+  const options = { model, features: systems['+SA'] };
+  const found = await goodput({ ...options, requests: 30, level });
   const served = async (rate: number) => {
     const { betweenTokens99, queueing } = await simulate({ ...options, trace: at(rate, 30) });
     return betweenTokens99 <= level.betweenTokens99 && queueing <= level.queueing;

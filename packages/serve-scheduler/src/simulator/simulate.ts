@@ -1,7 +1,7 @@
 import { setImmediate } from 'node:timers/promises';
 
 import { OutOfMemoryError } from '@kv/sparse-core';
-import { expectObject, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
+import { expectObject, expectOptions, expectSignal, expectThat, listOf } from '@kv/sparse-core/native';
 
 import { Scheduler } from '../scheduler/scheduler.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
@@ -94,7 +94,7 @@ function schedulerOf({ model, features, maxRequests = model.maxRequests ?? 32, p
  * @throws InvalidValueError; OutOfMemoryError for requests that the model's memory could never hold; the signal's reason
  */
 export async function simulate(options: SimulationOptions): Promise<SimulationResult> {
-  expectOptions(options);
+  expectSimulation(options);
   const { model, features, costs = new Costs(), seed = 1, locality, signal } = options;
   const trace = listOf('simulate', 'trace', options.trace, mostRequests);
   expectInOrder(trace);
@@ -149,8 +149,11 @@ function submit(scheduler: Scheduler, request: TracedRequest, index: number): Sc
 }
 
 /** What the scheduler does not check. @throws InvalidValueError */
-function expectOptions(options: SimulationOptions): void {
-  expectObject('simulate', 'options', options);
+function expectSimulation(options: SimulationOptions): void {
+  expectOptions('simulate', options, {
+    ...{ model: true, features: true, trace: true, costs: true, locality: true, seed: true },
+    ...{ maxRequests: true, promptTokens: true, storeBlocks: true, signal: true },
+  });
   const { model, features, costs, locality, storeBlocks, signal, seed = 1 } = options;
   expectObject('simulate', 'model', model);
   expectObject('simulate', 'features', features);

@@ -4,7 +4,7 @@ import { CapabilityError } from '../errors.js';
 import { Capability } from './capability.js';
 import type { KvSelector } from './kv-selector.js';
 import type { KvStoreFactory } from './kv-store.js';
-import { expectObject, expectThat } from '../validate.js';
+import { expectObject, expectOptions, expectThat } from '../validate.js';
 import type { PrefillAttention } from './prefill-attention.js';
 
 /** How a model computes prompts, what it keeps of them, and how it holds what it keeps. */
@@ -33,7 +33,8 @@ export const endsUndense = new Capability<object>('prompts that are not dense wh
  * @throws InvalidValueError; CapabilityError when the prefill attention leaves nothing that could be selected of
  */
 export function kvPolicy(parts: KvPolicyParts = {}): KvPolicy {
-  expectObject('kvPolicy', 'parts', parts);
+  // A policy itself has a name, and may be given with another part.
+  expectOptions<KvPolicyParts & { readonly name?: string }>('kvPolicy', parts, { prefill: true, select: true, store: true, name: true });
   const { prefill = densePrefill(), select, store = densePagedStore() } = parts;
   expectParts('kvPolicy', { prefill, select, store });
   const names = [prefill.name, select?.name, store.name].filter((name) => name !== undefined);

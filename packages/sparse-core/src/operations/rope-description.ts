@@ -1,6 +1,6 @@
 import { InvalidValueError } from '../errors.js';
 import { show } from '../show.js';
-import { expectObject, expectThat } from '../validate.js';
+import { expectObject, expectOptions, expectThat } from '../validate.js';
 
 /**
  * Which two dims of a head turn together: `x[i]` and `x[i + pairs]` (`halfSplit`, the layout of
@@ -58,7 +58,7 @@ export interface RopeOptions {
  * @throws InvalidValueError when an option is out of its domain
  */
 export function ropeDescription(options: RopeOptions): RopeDescription {
-  expectObject('ropeDescription', 'options', options);
+  expectOptions('ropeDescription', options, { theta: true, headDim: true, rotaryDim: true, scaling: true, convention: true });
   const {
     theta,
     headDim,

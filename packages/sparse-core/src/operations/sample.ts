@@ -2,7 +2,7 @@ import { ShapeError } from '../errors.js';
 import type { Stream, TensorHandle } from '../handles.js';
 import { loadAddon } from '../load-addon.js';
 import { operation } from '../operation.js';
-import { expectObject, expectThat, listFor } from '../validate.js';
+import { expectOptions, expectThat, listFor } from '../validate.js';
 
 /** How one row is sampled. The settings apply in the order in which they stand here. */
 export interface SampleSettings {
@@ -88,7 +88,7 @@ export function expectSampleSettings(settings: SampleSettings): void {
 
 /** One row's settings in the order that the addon reads them. */
 function settingNumbers(settings: SampleSettings, step: number | undefined, hasRecent: boolean): number[] {
-  expectObject('sample', 'settings', settings);
+  expectOptions('sample', settings, { repetitionPenalty: true, temperature: true, topK: true, topP: true, minP: true, seed: true });
   const { repetitionPenalty = 1, temperature = 1, topK, topP = 1, minP = 0, seed = 0 } = settings;
   const [storedTemperature, storedPenalty] = [float32(temperature), float32(repetitionPenalty)];
   const validTemperature = temperature === 0 || (storedTemperature > 0 && storedTemperature < Infinity);

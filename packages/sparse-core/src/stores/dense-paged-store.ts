@@ -3,7 +3,7 @@ import type { FloatDType } from '../dtype.js';
 import { InvalidValueError } from '../errors.js';
 import { show } from '../show.js';
 import { floats } from '../tensor-rules.js';
-import { expectObject, expectThat } from '../validate.js';
+import { expectOptions, expectThat } from '../validate.js';
 import { DensePagedStore } from './dense-paged-layer.js';
 import { expectCapacity } from './expect-capacity.js';
 import type { HostMemory } from './host-memory.js';
@@ -19,7 +19,7 @@ export interface DensePagedOptions {
 
 /** Dense keys and values in blocks of one pool that all layers share. */
 export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory {
-  expectObject('densePagedStore', 'options', options);
+  expectOptions('densePagedStore', options, { dtype: true, blockTokens: true });
   const { dtype, blockTokens = 64 } = options;
   expectThat('densePagedStore', 'dtype', dtype, dtype === undefined || floats.includes(dtype), floats.join(', '));
   if (!Number.isInteger(blockTokens) || blockTokens < 1) {

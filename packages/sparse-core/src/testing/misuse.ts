@@ -148,6 +148,7 @@ export class MisuseSuite {
     // A method has to be called on something that has it.
     const tries = places.filter(({ path }) => path !== 'self').flatMap(({ path, value }) => [
       ...(/\.\d+$/.test(path) ? [] : [{ path, wrong: { name: 'absent', value: absent } }]),
+      ...(/^(options|parts)$/.test(path) && isContainer(value) ? [{ path, wrong: { name: 'a name more', value: { ...value, optoin: 1 } } }] : []),
       ...wrongValues(value, sources, subject.outputs?.includes(path)).map((wrong): Try => ({ path, wrong })),
     ]);
     const shared = overlapping(places, subject.outputs ?? [], device);
