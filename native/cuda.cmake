@@ -62,13 +62,13 @@ function(unite sources of names)
   set(${sources} ${made} PARENT_SCOPE)
 endfunction()
 
-# Code for Ampere and for Hopper differs in native/ptx and shared/block-scores alone, as tools/check-headers.mjs sees to.
+# Code for Ampere and for Hopper differs in native/ptx and shared/prefill-block-scores alone, as tools/check-headers.mjs sees to.
 # Hopper's own kernels use what differs in native/ptx, except for two headers. These sources use those two, or
-# shared/block-scores, or stand beside a header that does.
+# shared/prefill-block-scores, or stand beside a header that does.
 file(GLOB common_files kernels/*/*.h kernels/*/*.cu shared/*/*.h shared/*/*.cu)
 set(places_that_differ "")
 foreach(file IN LISTS common_files)
-  file(STRINGS ${file} differs REGEX "^#include \"(shared/block-scores/.*\\.cuda|ptx/(cluster|mma-f64)\\.cuda)\\.h\"")
+  file(STRINGS ${file} differs REGEX "^#include \"(shared/prefill-block-scores/.*\\.cuda|ptx/(cluster|mma-f64)\\.cuda)\\.h\"")
   if(differs AND file MATCHES "\\.h$")
     get_filename_component(folder ${file} DIRECTORY)
     list(APPEND places_that_differ ${folder})

@@ -1,6 +1,6 @@
 // A header's suffix says where it compiles: `.cpu.h` in a CPU kernel, `.cuda.h` under nvcc, any other everywhere.
 // Fails when a header includes what does not compile there, when files lie loose among the operations' folders, and when
-// code depends on the GPU's architecture outside of native/ptx and native/shared/block-scores.
+// code depends on the GPU's architecture outside of native/ptx and native/shared/prefill-block-scores.
 import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
@@ -32,7 +32,7 @@ for (const header of headers) {
   if (where === 'everywhere' && /\b__(device|global)__\b/.test(text)) problems.push(`${header} is device code: end its name in .cuda.h`);
 }
 
-const common = files.split('\n').filter((file) => /\.(h|cu)$/.test(file) && !/^native\/(ptx|shared\/block-scores)\//.test(file));
+const common = files.split('\n').filter((file) => /\.(h|cu)$/.test(file) && !/^native\/(ptx|shared\/prefill-block-scores)\//.test(file));
 for (const file of common) {
   const text = readFileSync(new URL(`../${file}`, import.meta.url), 'utf8');
   if (/__CUDA_ARCH(_FEAT|__ *[<>=])/.test(text)) problems.push(`${file} depends on the architecture: wrap the instruction in native/ptx`);

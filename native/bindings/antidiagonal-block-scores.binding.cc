@@ -1,6 +1,6 @@
 #include "kernels/antidiagonal-block-scores/antidiagonal-block-scores.h"
 
-#include "bindings/block-scores.h"
+#include "bindings/prefill-block-scores.h"
 
 namespace kv {
 

@@ -1,6 +1,6 @@
 #include "kernels/clustered-block-scores/clustered-block-scores.h"
 
-#include "bindings/block-scores.h"
+#include "bindings/prefill-block-scores.h"
 
 namespace kv {
 

@@ -1,6 +1,6 @@
 #include "kernels/pooled-block-scores/pooled-block-scores.h"
 
-#include "bindings/block-scores.h"
+#include "bindings/prefill-block-scores.h"
 
 namespace kv {
 

@@ -1,6 +1,6 @@
 #include "kernels/vertical-slash-block-scores/vertical-slash-block-scores.h"
 
-#include "bindings/block-scores.h"
+#include "bindings/prefill-block-scores.h"
 
 namespace kv {
 

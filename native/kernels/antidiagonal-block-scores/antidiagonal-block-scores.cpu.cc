@@ -2,7 +2,7 @@
 
 #include "shared/attention/attention-rows.cpu.h"
 #include "shared/attention/prefill/key-tile.cpu.h"
-#include "shared/block-scores/scored-tile.h"
+#include "shared/prefill-block-scores/scored-tile.h"
 
 namespace kv {
 namespace KV_ISA {

@@ -2,13 +2,13 @@
 // them with all strided keys once.
 #include "kernels/antidiagonal-block-scores/antidiagonal-block-scores.h"
 
-#include "shared/block-scores/resident-blocks.cuda.h"
-#include "shared/block-scores/row-logits.cuda.h"
+#include "shared/prefill-block-scores/resident-blocks.cuda.h"
+#include "shared/prefill-block-scores/row-logits.cuda.h"
 
 namespace kv {
 namespace {
 
-using namespace block_scores;
+using namespace prefill_block_scores;
 
 // As large a tile as registers have room for: what is read of L2 takes as long as the products.
 template <class E>

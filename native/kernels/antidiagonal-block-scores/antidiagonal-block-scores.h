@@ -6,7 +6,7 @@
 // Rows and keys beyond the last count as zeros.
 #pragma once
 
-#include "shared/block-scores/block-scores.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
 
 namespace kv {
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "kernels/clustered-block-scores/clustered-block-scores.h"
-#include "shared/block-scores/block-scores.cuda.h"
-#include "shared/block-scores/mean-keys.cuda.h"
+#include "shared/prefill-block-scores/mean-keys.cuda.h"
+#include "shared/prefill-block-scores/prefill-block-scores.cuda.h"
 
 namespace kv {
-namespace block_scores {
+namespace prefill_block_scores {
 
 constexpr int kClusterThreads = 2 * kScoredBlockKeys;
 // A run of columns is of so many blocks.
@@ -190,5 +190,5 @@ __global__ void __launch_bounds__(kClusterThreads) cluster_keys(const __grid_con
   }
 }
 
-}  // namespace block_scores
+}  // namespace prefill_block_scores
 }  // namespace kv

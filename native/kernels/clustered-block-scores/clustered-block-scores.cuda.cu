@@ -3,13 +3,13 @@
 #include "kernels/clustered-block-scores/clustered-block-scores.h"
 
 #include "kernels/clustered-block-scores/clustered-block-scores-keys.cuda.h"
-#include "shared/block-scores/resident-blocks.cuda.h"
-#include "shared/block-scores/row-logits.cuda.h"
+#include "shared/prefill-block-scores/resident-blocks.cuda.h"
+#include "shared/prefill-block-scores/row-logits.cuda.h"
 
 namespace kv {
 namespace {
 
-using namespace block_scores;
+using namespace prefill_block_scores;
 
 template <class Q>
 using Tile = TileProducts<Rounded<Q>, 2>;

@@ -6,7 +6,7 @@
 //   score[h, I, J] = ln(mean of share[i, J] over every second row i of tile I, its first row included)
 #pragma once
 
-#include "shared/block-scores/block-scores.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
 
 namespace kv {
 

@@ -2,7 +2,7 @@
 
 #include "shared/attention/attention-rows.cpu.h"
 #include "shared/attention/prefill/key-tile.cpu.h"
-#include "shared/block-scores/block-scores.cpu.h"
+#include "shared/prefill-block-scores/prefill-block-scores.cpu.h"
 
 namespace kv {
 namespace KV_ISA {

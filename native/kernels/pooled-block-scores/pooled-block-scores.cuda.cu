@@ -1,14 +1,14 @@
 // Pooled block scores on a CUDA device, in two steps: mean keys, then scores tile by tile.
 #include "kernels/pooled-block-scores/pooled-block-scores.h"
 
-#include "shared/block-scores/block-scores.cuda.h"
-#include "shared/block-scores/mean-keys.cuda.h"
-#include "shared/block-scores/resident-blocks.cuda.h"
+#include "shared/prefill-block-scores/mean-keys.cuda.h"
+#include "shared/prefill-block-scores/prefill-block-scores.cuda.h"
+#include "shared/prefill-block-scores/resident-blocks.cuda.h"
 
 namespace kv {
 namespace {
 
-using namespace block_scores;
+using namespace prefill_block_scores;
 
 constexpr int kPoolThreads = 128;
 

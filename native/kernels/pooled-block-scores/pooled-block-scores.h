@@ -3,7 +3,7 @@
 //   score[h, I, J] = ln(energy[I, J] / sum of energy[I, J'] over all blocks J')
 #pragma once
 
-#include "shared/block-scores/block-scores.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
 
 namespace kv {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/vertical-slash-block-scores/vertical-slash-block-scores.h"
-#include "shared/block-scores/scored-tile.h"
+#include "shared/prefill-block-scores/scored-tile.h"
 
 namespace kv {
 namespace KV_ISA {

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "ptx/mma.cuda.h"
-#include "shared/block-scores/block-scores.cuda.h"
+#include "shared/prefill-block-scores/prefill-block-scores.cuda.h"
 
 namespace kv {
-namespace block_scores {
+namespace prefill_block_scores {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
@@ -91,5 +91,5 @@ struct Products {
   }
 };
 
-}  // namespace block_scores
+}  // namespace prefill_block_scores
 }  // namespace kv

@@ -9,7 +9,7 @@
 namespace kv {
 namespace {
 
-using namespace block_scores;
+using namespace prefill_block_scores;
 using cuda::kProbedRows;
 using cuda::kRunLags;
 using cuda::kSplitKeys;

@@ -6,7 +6,7 @@
 // A tile counts as one of 128 rows here, even if it has fewer. Attention below 2^-126 counts as nothing.
 #pragma once
 
-#include "shared/block-scores/block-scores.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
 
 namespace kv {
 

@@ -16,7 +16,7 @@ export interface BlockScoresArguments extends PagedRows {
   readonly scores: TensorHandle<'f32', readonly ['queryHead', 'queryTile', 'keyBlock']>;
 }
 
-/** In the order of `native/bindings/block-scores.h`. */
+/** In the order of `native/bindings/prefill-block-scores.h`. */
 export const blockScoreRules = [
   { name: 'query', dtype: floats, shape: ['token', 'queryHead', 'dim'], layout: 'rows' },
   { name: 'scores', dtype: ['f32'], shape: ['queryHead', 'queryTile', 'keyBlock'], layout: 'contiguous' },

@@ -22,7 +22,7 @@ export type NativeAttentionArguments = readonly [
   causal: boolean,
 ];
 
-/** As `native/bindings/block-scores.h` reads them, behind the stream. */
+/** As `native/bindings/prefill-block-scores.h` reads them, behind the stream. */
 export type NativeBlockScoresArguments = readonly [
   query: NativeTensor,
   scores: NativeTensor,

@@ -2,11 +2,11 @@
 // then made into the tiles' mean shares. Logits are base 2 here.
 #pragma once
 
-#include "shared/block-scores/block-scores.cuda.h"
-#include "shared/block-scores/tile-products.cuda.h"
+#include "shared/prefill-block-scores/prefill-block-scores.cuda.h"
+#include "shared/prefill-block-scores/tile-products.cuda.h"
 
 namespace kv {
-namespace block_scores {
+namespace prefill_block_scores {
 
 // A tile is kRowsOfTile rows.
 template <class Tile, int kRowsOfTile>
@@ -82,5 +82,5 @@ struct RowLogits {
   }
 };
 
-}  // namespace block_scores
+}  // namespace prefill_block_scores
 }  // namespace kv

@@ -5,10 +5,10 @@
 #include <string>
 
 #include "runtime/check.cuda.h"
-#include "shared/block-scores/tile-products.cuda.h"
+#include "shared/prefill-block-scores/tile-products.cuda.h"
 
 namespace kv {
-namespace block_scores {
+namespace prefill_block_scores {
 
 // Allows a kernel so many bytes of dynamic shared memory (capability).
 template <class Kernel>
@@ -56,5 +56,5 @@ struct ResidentBlocks {
   }
 };
 
-}  // namespace block_scores
+}  // namespace prefill_block_scores
 }  // namespace kv

@@ -1,4 +1,4 @@
-#include "shared/block-scores/block-scores.cuda.h"
+#include "shared/prefill-block-scores/prefill-block-scores.cuda.h"
 
 #include "shared/paged/paged-attention.cuda.h"
 

@@ -13,7 +13,7 @@
 #include "shared/cuda/elements.cuda.h"
 
 namespace kv {
-namespace block_scores {
+namespace prefill_block_scores {
 
 constexpr int kPieceBytes = 16;
 constexpr int kPieces = 8;  // of a slice of a row
@@ -195,5 +195,5 @@ struct Slices {
   }
 };
 
-}  // namespace block_scores
+}  // namespace prefill_block_scores
 }  // namespace kv

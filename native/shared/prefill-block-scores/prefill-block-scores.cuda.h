@@ -3,11 +3,11 @@
 
 #define KV_ISA cuda
 #include "ptx/arithmetic.cuda.h"
-#include "shared/block-scores/scored-tile.h"
 #include "shared/cuda/elements.cuda.h"
+#include "shared/prefill-block-scores/scored-tile.h"
 
 namespace kv {
-namespace block_scores {
+namespace prefill_block_scores {
 
 using cuda::key_at;
 using cuda::key_offset;
@@ -98,7 +98,7 @@ __device__ void normalise(const PrefillBlockScoresArguments& a, const ScoredTile
   }
 }
 
-}  // namespace block_scores
+}  // namespace prefill_block_scores
 
 // Working memory of an estimate: arguments whose tables are checked, whether the counts are those of the scores (else
 // nothing may be read or written), and `bytes` more.

@@ -1,11 +1,11 @@
 // Mean keys as columns of products, and the queries beside them.
 #pragma once
 
-#include "shared/block-scores/block-scores.h"
-#include "shared/block-scores/tile-products.cuda.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
+#include "shared/prefill-block-scores/tile-products.cuda.h"
 
 namespace kv {
-namespace block_scores {
+namespace prefill_block_scores {
 
 // What means, and queries beside them, are rounded to: f16 keeps as many bits as tf32, and bf16 fewer.
 template <class Q>
@@ -62,5 +62,5 @@ __device__ void load_queries(char* to, int slice, int dim, QueryOf&& query_of) {
   }
 }
 
-}  // namespace block_scores
+}  // namespace prefill_block_scores
 }  // namespace kv

@@ -1,7 +1,7 @@
 // One tile of queries: its rows, what they see, and where its scores go. The numbers are the same on every device.
 #pragma once
 
-#include "shared/block-scores/block-scores.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
 
 namespace kv {
 namespace KV_ISA {

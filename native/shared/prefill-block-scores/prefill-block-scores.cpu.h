@@ -1,8 +1,8 @@
 // Makes logarithms of sums into scores.
 #pragma once
 
-#include "shared/block-scores/scored-tile.h"
 #include "shared/cpu/simd.cpu.h"
+#include "shared/prefill-block-scores/scored-tile.h"
 
 namespace kv {
 namespace KV_ISA {

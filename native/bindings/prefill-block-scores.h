@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bindings/paged-batch.h"
-#include "shared/block-scores/block-scores.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
 
 namespace kv {
 

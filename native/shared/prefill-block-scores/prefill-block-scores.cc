@@ -1,4 +1,4 @@
-#include "shared/block-scores/block-scores.h"
+#include "shared/prefill-block-scores/prefill-block-scores.h"
 
 namespace kv {
 namespace {
