@@ -12,7 +12,7 @@ import { goldenModel } from './testing/golden.js';
 import { needleModel } from './testing/paths.js';
 import { randomModel } from './testing/random-model.js';
 import { runBatch } from './testing/run-model.js';
-import { describeOnDevices } from './testing/test-devices.js';
+import { describeOnEachKind } from './testing/test-devices.js';
 import { layerShapes, outerShapes } from './weights/weight-shapes.js';
 
 const json = {
@@ -134,7 +134,7 @@ describe('a model', () => {
   });
 });
 
-describeOnDevices('a model', (kind) => {
+describeOnEachKind('a model', (kind) => {
   it.skipIf(process.platform !== 'linux')('unmaps its files, once they are copied to a device or it is disposed', async () => {
     const isMapped = async (directory: string) => (await readFile('/proc/self/maps', 'utf8')).includes(directory);
     await withDirectory(randomModel(json, 2).files, async (directory) => {

@@ -9,7 +9,7 @@ import type { Runner } from '../runner/runner.js';
 import { needleModel } from '../testing/paths.js';
 import { largestDifference } from '../testing/golden.js';
 import { withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import { generate } from './generate.js';
 import type { GenerateOptions } from './generate.js';
 import { prefill } from './prefill.js';
@@ -44,7 +44,7 @@ async function collect(
 
 const textOf = (tokens: readonly GeneratedToken[]): string => tokens.map(({ text }) => text).join('');
 
-describeOnDevices('generation', (kind) => {
+describeOnEachKind('generation', (kind) => {
   const use = <Result>(
     body: (runner: Runner, model: Model) => Promise<Result>,
     threads = 2,

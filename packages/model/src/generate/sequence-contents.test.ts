@@ -6,7 +6,7 @@ import type { Runner } from '../runner/runner.js';
 import type { Sequence } from '../runner/sequence.js';
 import { needleModel } from '../testing/paths.js';
 import { withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import { generate } from './generate.js';
 import { generateTokens } from './generate-tokens.js';
 import type { GenerateTokensOptions } from './generate-tokens.js';
@@ -38,7 +38,7 @@ async function answer(runner: Runner, sequence: Sequence, ending: Ending): Promi
   return seen;
 }
 
-describeOnDevices('after an answer its sequence', (kind) => {
+describeOnEachKind('after an answer its sequence', (kind) => {
   const use = (body: (runner: Runner, model: Model) => Promise<void>, cacheTokens = 512): Promise<void> =>
     withRunner(needleModel, { kind, policy, sequences: 2, contextTokens: 256, cacheTokens }, body);
 
@@ -174,7 +174,7 @@ describeOnDevices('after an answer its sequence', (kind) => {
     }));
 });
 
-describeOnDevices('a sequence', (kind) => {
+describeOnEachKind('a sequence', (kind) => {
   const use = (body: (runner: Runner, model: Model) => Promise<void>): Promise<void> =>
     withRunner(needleModel, { kind, policy, sequences: 2, contextTokens: 256 }, body);
 

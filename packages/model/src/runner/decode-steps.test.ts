@@ -6,7 +6,7 @@ import { describe, expect, it } from 'vitest';
 import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
 import { recordedStep, unrecordedStep, withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { BatchEntry } from './batch-entry.js';
 import type { Runner } from './runner.js';
 import type { RunnerOptions } from './runner-options.js';
@@ -43,7 +43,7 @@ function countRecordings(runner: Runner): () => number {
   return () => count;
 }
 
-describeOnDevices('a recorded step', (kind) => {
+describeOnEachKind('a recorded step', (kind) => {
   const use = (options: RunnerOptions, body: (runner: Runner) => Promise<void>): Promise<void> =>
     withRunner(needleModel, { kind, contextTokens, sequences: 8, ...options }, body);
 

@@ -7,7 +7,7 @@ import { prefill } from '../generate/prefill.js';
 import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
 import { recordedStep, withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { BatchEntry } from './batch-entry.js';
 import type { Runner } from './runner.js';
 
@@ -47,7 +47,7 @@ async function answers(runner: Runner, chosen: readonly number[], mostAtOnce: nu
   return logits;
 }
 
-describeOnDevices('a deterministic runner', (kind) => {
+describeOnEachKind('a deterministic runner', (kind) => {
   const options = { kind, contextTokens: 640, maxBatchRows: 64, deterministic: true } as const;
   const dense = (dtype: FloatDType) => kvPolicy({ store: densePagedStore({ dtype, blockTokens: 16 }) });
 

@@ -8,7 +8,7 @@ import { prefill } from '../generate/prefill.js';
 import type { Model } from '../model.js';
 import { withRunner } from '../testing/run-model.js';
 import { needleModel } from '../testing/paths.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
 
@@ -25,7 +25,7 @@ const failing: PrefillAttention = {
   },
 };
 
-describeOnDevices('an operation that fails its stream', (kind) => {
+describeOnEachKind('an operation that fails its stream', (kind) => {
   const use = (body: (runner: Runner, model: Model) => Promise<void>): Promise<void> => {
     const policy = kvPolicy({ prefill: failing, store: densePagedStore({ dtype: 'f32', blockTokens: 16 }) });
     return withRunner(needleModel, { kind, policy, sequences: 6, contextTokens: 128 }, body);

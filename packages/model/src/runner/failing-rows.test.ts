@@ -7,7 +7,7 @@ import { prefill } from '../generate/prefill.js';
 import type { Model } from '../model.js';
 import { needleModel } from '../testing/paths.js';
 import { withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { BatchEntry } from './batch-entry.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
@@ -17,7 +17,7 @@ const prompt = (seed: number, tokens = 40): number[] =>
   Array.from({ length: tokens }, (_, index) => 5 + ((31 * index + 97 * seed) % 4000));
 const dense = densePagedStore({ dtype: 'f32', blockTokens: 16 });
 
-describeOnDevices('what fails in one row of a batch', (kind) => {
+describeOnEachKind('what fails in one row of a batch', (kind) => {
   const use = (body: (runner: Runner, model: Model) => Promise<void>, select?: KvSelector, sequences = 8): Promise<void> => {
     const policy = kvPolicy({ store: dense, ...(select && { select }) });
     return withRunner(needleModel, { kind, policy, sequences, contextTokens: 128 }, body);

@@ -11,14 +11,14 @@ import {
   readGolden,
 } from '../testing/golden.js';
 import { allLogits, runBatch, withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 
 /** Figures of the specification: logits of these models reach a few units. */
 const tolerances = { f32: 1e-3, f16: 2e-2 } as const;
 /** bf16 rounds eight times as coarsely as f16. */
 const activationTolerances = { f16: tolerances.f16, bf16: 8 * tolerances.f16 } as const;
 
-describeOnDevices('the runner', (kind) => {
+describeOnEachKind('the runner', (kind) => {
   describe.each(goldenModels)('%s against transformers', (name) => {
     it.each(['f32', 'f16'] as const)('has the same logits with a cache in %s', async (cache) => {
       const golden = await readGolden(name);

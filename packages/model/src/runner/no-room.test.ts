@@ -3,12 +3,12 @@ import { expect, it } from 'vitest';
 
 import { Model } from '../model.js';
 import { goldenModel } from '../testing/golden.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { BatchEntry } from './batch-entry.js';
 
 const memoryLimit = 2 ** 28;
 
-describeOnDevices('a step for which the device has no room', (kind) => {
+describeOnEachKind('a step for which the device has no room', (kind) => {
   it.each(['createBatch', 'a recorded step', 'head'] as const)('leaves nothing behind in %s', async (what) => {
     using model = await Model.open(goldenModel('mistral'), { device: createDevice({ kind, threads: 2, memoryLimit }) });
     const { device } = model;

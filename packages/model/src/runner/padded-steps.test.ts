@@ -6,7 +6,7 @@ import { largestDifference } from '../testing/golden.js';
 import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
 import { recordedStep, unrecordedStep, withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { BatchEntry } from './batch-entry.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
@@ -83,7 +83,7 @@ function changed(before: Buffer, after: Buffer, rows: number): number[] {
   );
 }
 
-describeOnDevices('a recorded step that entries without rows fill up', (kind) => {
+describeOnEachKind('a recorded step that entries without rows fill up', (kind) => {
   const options = { kind, contextTokens, sequences } as const;
 
   it.each(['f32', 'bf16'] as const)('has the bits of an unrecorded one, for 1 to 20 sequences in %s', async (dtype) => {

@@ -5,7 +5,7 @@ import { expect, it } from 'vitest';
 
 import { goldenModel } from '../testing/golden.js';
 import { withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { Phase } from './batch-entry.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
@@ -74,7 +74,7 @@ async function step(runner: Runner, ...entries: [Sequence, number, Phase][]): Pr
   (await runner.step(given)).dispose();
 }
 
-describeOnDevices('what a prefill attention keeps between chunks', (kind) => {
+describeOnEachKind('what a prefill attention keeps between chunks', (kind) => {
   it('is opened for each layer, counted, copied by a fork, and released with a sequence', async () => {
     const { prefill, opened, ended } = counting();
     const policy = kvPolicy({ prefill });

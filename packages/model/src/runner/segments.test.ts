@@ -8,7 +8,7 @@ import type { Model } from '../model.js';
 import { needleModel } from '../testing/paths.js';
 import { randomNumbers } from '../testing/random-model.js';
 import { recordedStep, withRunner } from '../testing/run-model.js';
-import { describeOnDevices } from '../testing/test-devices.js';
+import { describeOnEachKind } from '../testing/test-devices.js';
 import type { ModelBatch } from './model-batch.js';
 import type { Runner } from './runner.js';
 import type { Sequence } from './sequence.js';
@@ -55,7 +55,7 @@ async function headOf(runner: Runner, batch: ModelBatch): Promise<Float32Array> 
   return await logits.read();
 }
 
-describeOnDevices('a prompt of several batches, in segments', (kind) => {
+describeOnEachKind('a prompt of several batches, in segments', (kind) => {
   const options = { kind, policy: kvPolicy({ store }), sequences: 3, contextTokens: 160, maxBatchRows } as const;
   const use = (body: (runner: Runner, model: Model) => Promise<void>): Promise<void> => withRunner(needleModel, options, body);
 
@@ -204,7 +204,7 @@ describeOnDevices('a prompt of several batches, in segments', (kind) => {
     }));
 });
 
-describeOnDevices('what fails between segments', (kind) => {
+describeOnEachKind('what fails between segments', (kind) => {
   /** In layer 3 of the second chunk. */
   const failing: PrefillAttention = {
     name: 'failing',
