@@ -2,7 +2,7 @@
 //
 // Rows of input are the left operand of wgmma, rows of weights its right one. A tile is some neighbouring outputs of
 // one layer, of all rows and over all features. A thread block computes tiles alone, so that a row's bits depend on
-// nothing but the row and the weights. Where one layer gates another, every eight outputs of the gate are followed by the
+// nothing but the row and the weights, and on whether there are more than 64 rows. Where one layer gates another, every eight outputs of the gate are followed by the
 // same eight of the other layer, so that a thread has both sums of an output.
 #include <algorithm>
 
@@ -23,32 +23,37 @@ namespace {
 
 constexpr int kPanelFeatures = 64;  // a swizzled row of 128 bytes
 constexpr int kPanelBytes = 128;    // of one row
-constexpr int kMostRows = 64;       // of a pass, what wgmma multiplies
+constexpr int kGroupRows = 64;      // what wgmma multiplies
 constexpr int kRowsMultiple = 8;    // of the rows of input in shared memory, and of the outputs of a layer in a tile
 constexpr int kWarpgroupThreads = 128;
 constexpr int kFewOuts = 32;        // of a warpgroup
 constexpr int kManyOuts = 64;
-constexpr int kMostWarpgroups = 2;
-constexpr int kMostOuts = kMostWarpgroups * kManyOuts;  // of a tile
-// Products of 16 features are added in turn to these many sums, so that one need not wait for the one before it.
-constexpr int kChains = 2;
+constexpr int kWideOuts = 128;      // where two warpgroups have the rows
+constexpr int kMostRowGroups = 2;
+constexpr int kManyOutputs = 8192;  // of a layer
+constexpr int kMostRows = kMostRowGroups * kGroupRows;  // of a pass
 constexpr int kMostStages = 16;
 constexpr int kProducers = 2;
 // A multiprocessor has one block, even while the launch before this one ends: two would leave another without work.
 constexpr int kSharedMemory = 227 * 1024;
 
-// Tiles of `kCount` warpgroups of up to `kOutsOfWarpgroup` outputs; rows of `kPartsOfRow` parts each, in the 16-bit type of
-// the weights.
-template <class ElementType, class OutputType, int kPartsOfRow, int kCount, int kOutsOfWarpgroup>
+// Tiles of `kCount` warpgroups of up to `kOutsOfWarpgroup` outputs for each 64 rows; rows of `kPartsOfRow` parts each, in the
+// 16-bit type of the weights.
+template <class ElementType, class OutputType, int kPartsOfRow, int kCount, int kOutsOfWarpgroup, int kGroupsOfRows = 1>
 struct Shape {
   using Element = ElementType;
   using Output = OutputType;
   static constexpr int kRowParts = kPartsOfRow;
-  static constexpr int kConsumers = kCount * kWarpgroupThreads;
+  static constexpr int kOutGroups = kCount;
+  static constexpr int kRows = kGroupsOfRows * kGroupRows;  // of a pass
+  static constexpr int kConsumers = kGroupsOfRows * kCount * kWarpgroupThreads;
   static constexpr int kThreads = kConsumers + kProducers * kWarp;
   static constexpr int kWarpgroupOuts = kOutsOfWarpgroup;
   static constexpr int kOuts = kCount * kWarpgroupOuts;
-  static constexpr int kPanels = (kRowParts == 1 ? 4 : 2) / kCount;  // of a step, which fill a stage
+  static constexpr int kPanels = kGroupsOfRows > 1 ? 1 : (kRowParts == 1 ? 4 : 2) / kCount;  // of a step, which fill a stage
+  // Products of 16 features are added in turn to these many sums, so that one need not wait for the one before it. Where
+  // there are four warpgroups, others multiply meanwhile.
+  static constexpr int kChains = kGroupsOfRows > 1 ? 1 : 2;
 };
 
 struct Layer {
@@ -172,13 +177,14 @@ class Consumer {
       : parameters_(parameters),
         stages_(stages),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroupThreads),
-        first_out_(static_cast<int>(threadIdx.x) / kWarpgroupThreads * Shape::kWarpgroupOuts) {}
+        first_out_(warpgroup() % Shape::kOutGroups * Shape::kWarpgroupOuts),
+        first_row_(warpgroup() / Shape::kOutGroups * kGroupRows) {}
 
   __device__ void run() {
     for (int index = static_cast<int>(blockIdx.x); index < parameters_.tiles; index += static_cast<int>(gridDim.x)) {
-      float sums[kSums];
-      multiply(sums);
-      finish(Tile(parameters_, index), sums);
+      float chains[kChains][kSums];
+      multiply(chains);
+      finish(Tile(parameters_, index), chains[0]);
     }
   }
 
@@ -186,10 +192,13 @@ class Consumer {
   using Element = typename Shape::Element;
   using Output = typename Shape::Output;
   static constexpr int kSums = Shape::kWarpgroupOuts / 2;  // of a thread
+  static constexpr int kChains = Shape::kChains;
 
-  __device__ void multiply(float (&sums)[kSums]) {
+  __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / kWarpgroupThreads; }
+
+  // The sums are in the first chain afterwards.
+  __device__ void multiply(float (&chains)[kChains][kSums]) {
     const int steps = parameters_.steps(Shape::kPanels);
-    float chains[kChains][kSums];
     RingPosition<kMostStages> before;
     for (int step = 0; step < steps; ++step) {
       stages_.ring().wait_full(stages_.at());
@@ -211,12 +220,15 @@ class Consumer {
     for (auto& chain : chains) ptx::pin_registers(chain);
     stages_.ring().release_by_thread(before);
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] = chains[0][i] + chains[1][i];
+    for (int chain = 1; chain < kChains; ++chain) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) chains[0][i] += chains[chain][i];
+    }
   }
 
   // The products of a stage. What lies behind the rows and outputs that are there may be anything, as may its products.
   __device__ void issue(bool first_step, float (&chains)[kChains][kSums]) const {
-    const uint64_t inputs = ptx::wgmma_operand(stages_.input());
+    const uint64_t inputs = ptx::wgmma_operand(stages_.input() + first_row_ * kPanelBytes);
     const uint64_t weights = ptx::wgmma_operand(stages_.weights() + first_out_ * kPanelBytes);
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanels; ++panel) {
@@ -251,7 +263,7 @@ class Consumer {
     return {a, tile.first_out + own, static_cast<int>(min(int64_t{end}, a.out_features - tile.first_out)) - own};
   }
 
-  __device__ int row_of(int half) const { return thread_ / kWarp * 16 + thread_ % kWarp / 4 + 8 * half; }
+  __device__ int row_of(int half) const { return first_row_ + thread_ / kWarp * 16 + thread_ % kWarp / 4 + 8 * half; }
 
   // What is rarely asked for is apart, so that few instructions are fetched.
   __device__ void finish(const Tile& tile, float (&sums)[kSums]) const {
@@ -264,7 +276,9 @@ class Consumer {
       for (int i = 0; i < kSums; ++i) sums[i] *= scales[i / 2 % 2];
     }
     if (parameters_.has_bias) add_bias(place, sums);
-    if (parameters_.gated) gate(sums);
+    if constexpr (Shape::kRowParts == 1) {  // f32 rows are gated behind this kernel
+      if (parameters_.gated) gate(sums);
+    }
     Output* output = static_cast<Output*>(a.output) + place.first;
     const bool pairs = a.output_stride % 2 == 0 && a.out_features % 2 == 0 &&
                        reinterpret_cast<uintptr_t>(output) % sizeof(Pair) == 0;
@@ -345,6 +359,7 @@ class Consumer {
   Stages<Shape> stages_;
   const int thread_;     // of the warpgroup
   const int first_out_;  // of the warpgroup, in a tile
+  const int first_row_;  // of the warpgroup, in a pass
 };
 
 template <class Shape>
@@ -414,8 +429,8 @@ int64_t count_tiles(const LinearLayers& layers, int64_t tile_outs) {
 }
 
 // The fewest outputs of a tile with which the blocks finish in as few rounds as they can.
-int choose_tile_outs(const LinearLayers& layers, int blocks) {
-  const int64_t rounds = (count_tiles(layers, kMostOuts) + blocks - 1) / blocks;
+int choose_tile_outs(const LinearLayers& layers, int blocks, int most_outs) {
+  const int64_t rounds = (count_tiles(layers, most_outs) + blocks - 1) / blocks;
   const int multiple = layers.gated ? 2 * kRowsMultiple : kRowsMultiple;
   int outs = multiple;
   while (count_tiles(layers, outs) > rounds * blocks) outs += multiple;
@@ -482,7 +497,7 @@ Status launch(const LinearLayers& layers, int tile_outs, int blocks, int64_t fir
   Status status = prepare_input<Shape>(layers.layers[0], first_row, rows, workspace, stream, parameters);
   if (!status.ok()) return status;
   // wgmma reads past the rows and outputs of the last stage; there must be memory.
-  const int past = std::max({0, (kMostRows - parameters.rows) * kPanelBytes - parameters.weight_bytes(),
+  const int past = std::max({0, (Shape::kRows - parameters.rows) * kPanelBytes - parameters.weight_bytes(),
                              (Shape::kOuts - tile_outs) * kPanelBytes});
   parameters.stages = std::min(
       kMostStages, (kSharedMemory - static_cast<int>(sizeof(Header)) - past) / stage_bytes<Shape>(parameters));
@@ -493,21 +508,34 @@ Status launch(const LinearLayers& layers, int tile_outs, int blocks, int64_t fir
                            parameters);
 }
 
+template <class Shape>
+Status launch_passes(const LinearLayers& layers, int tile_outs, int blocks, void* workspace, cudaStream_t stream) {
+  const int64_t tokens = layers.layers[0].tokens;
+  Status status;
+  for (int64_t row = 0; row < tokens && status.ok(); row += Shape::kRows) {
+    const int64_t rows = std::min<int64_t>(Shape::kRows, tokens - row);
+    status = launch<Shape>(layers, tile_outs, blocks, row, rows, workspace, stream);
+  }
+  return status;
+}
+
 template <class Element, class Output, int kPartsOfRow>
 Status run(const LinearLayers& layers, void* workspace, cudaStream_t stream) {
   int blocks = 0;
-  Status status = find_multiprocessors(blocks);
+  const Status status = find_multiprocessors(blocks);
   if (!status.ok()) return status;
-  const int tile_outs = choose_tile_outs(layers, blocks);
-  const auto launch_pass = tile_outs <= kFewOuts                     ? launch<Shape<Element, Output, kPartsOfRow, 1, kFewOuts>>
-                           : tile_outs <= kMostWarpgroups * kFewOuts ? launch<Shape<Element, Output, kPartsOfRow, 2, kFewOuts>>
-                                                                     : launch<Shape<Element, Output, kPartsOfRow, 2, kManyOuts>>;
-  const int64_t tokens = layers.layers[0].tokens;
-  for (int64_t row = 0; row < tokens && status.ok(); row += kMostRows) {
-    const int64_t rows = std::min<int64_t>(kMostRows, tokens - row);
-    status = launch_pass(layers, tile_outs, blocks, row, rows, workspace, stream);
+  // Three parts of so many rows leave no room for stages.
+  if constexpr (kPartsOfRow < 3) {
+    using Wide = Shape<Element, Output, kPartsOfRow, 2, kWideOuts, kMostRowGroups>;
+    if (layers.layers[0].tokens > kGroupRows) {
+      return launch_passes<Wide>(layers, choose_tile_outs(layers, blocks, 2 * kWideOuts), blocks, workspace, stream);
+    }
   }
-  return status;
+  const int tile_outs = choose_tile_outs(layers, blocks, 2 * kManyOuts);
+  const auto passes = tile_outs <= kFewOuts       ? launch_passes<Shape<Element, Output, kPartsOfRow, 1, kFewOuts>>
+                      : tile_outs <= 2 * kFewOuts ? launch_passes<Shape<Element, Output, kPartsOfRow, 2, kFewOuts>>
+                                                  : launch_passes<Shape<Element, Output, kPartsOfRow, 2, kManyOuts>>;
+  return passes(layers, tile_outs, blocks, workspace, stream);
 }
 
 }  // namespace
@@ -537,8 +565,9 @@ bool fits_skinny(const LinearArguments& a) {
   if (a.tokens <= count_few_rows(a) || !find_compute_capability(major).ok() || major != 9) return false;
   if (a.in_features % sm90a::kPanelFeatures != 0 || !fits_few_rows(a) || a.out_features > INT32_MAX / 2) return false;
   if (a.dtype == DType::f32) return true;
-  // Measured on an H200: of more rows cuBLASLt is faster.
-  return a.dtype == a.weight_dtype && a.tokens <= sm90a::kMostRows;
+  // Measured on an H200: of more rows cuBLASLt is faster, where there are few outputs, for each tile reads all rows.
+  const int64_t most_rows = a.out_features < sm90a::kManyOutputs ? sm90a::kGroupRows : sm90a::kMostRows;
+  return a.dtype == a.weight_dtype && a.tokens <= most_rows;
 }
 
 bool fits_skinny_gated(const LinearArguments& gate, const LinearArguments& up) {
