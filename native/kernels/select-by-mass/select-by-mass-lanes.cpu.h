@@ -34,18 +34,46 @@ inline uint32_t bits_of(VecInt lanes) {
 #endif
 }
 
-inline VecWord factors_of(VecWord bins) {
+// words[at] of each lane.
+inline VecWord gather(const uint32_t* words, VecWord at) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<VecWord>(_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), kAllLanes,
-                                                               reinterpret_cast<__m512i>(bins), kBinFactors.of, 4));
-#elif defined(__AVX2__)
   return reinterpret_cast<VecWord>(
-      _mm256_i32gather_epi32(reinterpret_cast<const int*>(kBinFactors.of), reinterpret_cast<__m256i>(bins), 4));
+      _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), kAllLanes, reinterpret_cast<__m512i>(at), words, 4));
+#elif defined(__AVX2__)
+  return reinterpret_cast<VecWord>(_mm256_i32gather_epi32(reinterpret_cast<const int*>(words), reinterpret_cast<__m256i>(at), 4));
 #else
-  VecWord factors;
-  for (int i = 0; i < kLanes; ++i) factors[i] = kBinFactors.of[bins[i]];
-  return factors;
+  VecWord all;
+  for (int i = 0; i < kLanes; ++i) all[i] = words[at[i]];
+  return all;
 #endif
+}
+
+// numbers[at] of the lanes whose `wanted` is -1, which alone are read, and `other` in the rest.
+inline Vec gather_where(const float* numbers, VecWord at, VecInt wanted, Vec other) {
+#if defined(__AVX512F__)
+  return _mm512_mask_i32gather_ps(other, _mm512_movepi32_mask(reinterpret_cast<__m512i>(wanted)), reinterpret_cast<__m512i>(at), numbers, 4);
+#elif defined(__AVX2__)
+  return _mm256_mask_i32gather_ps(other, numbers, reinterpret_cast<__m256i>(at), reinterpret_cast<__m256>(wanted), 4);
+#else
+  for (int i = 0; i < kLanes; ++i) other[i] = wanted[i] != 0 ? numbers[at[i]] : other[i];
+  return other;
+#endif
+}
+
+// Writes `first` plus the number of each bit that is set, ascending, and gives how many there are. `to` has room for 32.
+inline int32_t list_bits(uint32_t bits, int32_t first, int32_t* to) {
+  int32_t count = 0;
+#if defined(__AVX512F__)
+  const VecInt lanes{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const auto low = static_cast<__mmask16>(bits), high = static_cast<__mmask16>(bits >> 16);
+  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(low, reinterpret_cast<__m512i>(lanes + first)));
+  count = __builtin_popcount(low);
+  _mm512_storeu_si512(to + count, _mm512_maskz_compress_epi32(high, reinterpret_cast<__m512i>(lanes + (first + 16))));
+  count += __builtin_popcount(high);
+#else
+  for (; bits != 0; bits &= bits - 1) to[count++] = first + __builtin_ctz(bits);
+#endif
+  return count;
 }
 
 // The products of the lower halves of each 64 bits.
@@ -95,11 +123,23 @@ struct LaneShares {
       to[2 * i + 1] = odd[i];
     }
   }
+
+  // The same as f32, which has room for all bits of a share.
+  Vec numbers() const {
+    typedef int64_t Signed __attribute__((vector_size(kLanes * 4)));
+    typedef float Half __attribute__((vector_size(kLanes * 2)));
+    const Half halves[2] = {__builtin_convertvector(reinterpret_cast<Signed>(even), Half), __builtin_convertvector(reinterpret_cast<Signed>(odd), Half)};
+    VecInt order = {};
+    for (int i = 0; i < kLanes; ++i) order[i] = i % 2 * (kLanes / 2) + i / 2;
+    Vec v;
+    std::memcpy(&v, halves, sizeof v);
+    return permute(v, v, order);
+  }
 };
 
 // Of lanes whose `counts` is -1. The others have none, and must not be out of the bins.
 inline LaneShares shares_of_fixed(VecWord fixed, VecInt counts) {
-  const VecLong factors = reinterpret_cast<VecLong>(factors_of(fixed >> 21) & reinterpret_cast<VecWord>(counts));
+  const VecLong factors = reinterpret_cast<VecLong>(gather(kBinFactors.of, fixed >> 21) & reinterpret_cast<VecWord>(counts));
   const VecLong both = reinterpret_cast<VecLong>(fixed);
   return {shares_of(both, factors), shares_of(both >> 32, factors >> 32)};
 }

@@ -297,11 +297,10 @@ class List {
 
   // Writes the rows of the tokens of a chunk, and their weights.
   void write(int32_t chunk) const {
-    int32_t listed[kChunkTokens];
+    int32_t listed[kChunkTokens + kLanes];
     int32_t count = 0;
-    for_each_word(chunk, [&](int32_t word) {
-      for (uint32_t left = marks_[word]; left != 0; left &= left - 1) listed[count++] = word * 32 + __builtin_ctz(left);
-    });
+    for_each_word(chunk, [&](int32_t word) { count += list_bits(marks_[word], word * 32, listed + count); });
+    for (int32_t i = count; i % kLanes != 0; ++i) listed[i] = 0;
     const int64_t first = index_ * a_.capacity + chunk_starts_[chunk];
     for (int32_t i = 0; i < count; ++i) {
       const int32_t block = a_.block_table[cache_head_ * a_.table_width + listed[i] / kValueBlockTokens];
@@ -317,15 +316,19 @@ class List {
   // Of up to kLanes listed tokens.
   void write_weights(int32_t head, int64_t first, const int32_t* tokens, int32_t count) const {
     const HeadChoice& choice = choices_[head];
-    float below[kLanes];
-    for (int32_t i = 0; i < kLanes; ++i) {
-      below[i] = i < count && takes(head, tokens[i]) ? choice.sum.most - score(head, tokens[i]) : kNoShareBelow;
+    VecWord at;
+    std::memcpy(&at, tokens, sizeof at);
+    const VecInt taken = -reinterpret_cast<VecInt>(gather(head_marks_ + head * mark_words(a_), at >> 5) >> (at & 31) & 1);
+    const Vec scores = gather_where(scores_ + int64_t{head} * a_.score_tokens, at, taken, splat(-__builtin_inff()));
+    Vec weights = shares_below(choice.sum.most - scores).numbers() / splat(static_cast<float>(choice.weights.sum));
+    if (a_.value_scales != nullptr) {
+      float scales[kLanes] = {};
+      for (int32_t i = 0; i < count; ++i) scales[i] = scale(a_.value_rows[first + i]);
+      weights *= load(scales);
     }
-    uint64_t shares[kLanes];
-    shares_below(load(below)).store(shares);
-    for (int32_t i = 0; i < count; ++i) {
-      a_.weights[(first + i) * a_.group() + head] = choice.weights.weight(shares[i]) * scale(a_.value_rows[first + i]);
-    }
+    float own[kLanes];
+    store(own, weights);
+    for (int32_t i = 0; i < count; ++i) a_.weights[(first + i) * a_.group() + head] = own[i];
   }
 
   void write_mean(int32_t count) const {
