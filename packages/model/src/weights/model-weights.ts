@@ -42,12 +42,12 @@ export class ModelWeights implements Disposable {
   readonly head: Matrix;
   readonly #tensors: WeightTensors;
 
-  private constructor(config: ModelConfig, tensors: WeightTensors) {
+  private constructor(config: ModelConfig, tensors: WeightTensors, layers: readonly LayerWeights[]) {
     this.#tensors = tensors;
     this.embedding = tensors.matrix('model.embed_tokens.weight');
     this.finalNorm = tensors.norm('model.norm');
     this.head = config.tiedHead ? this.embedding : tensors.matrix('lm_head.weight');
-    this.layers = Array.from({ length: config.layers }, (_, layer) => layerWeights(tensors, layer));
+    this.layers = layers;
   }
 
   /**
@@ -60,7 +60,12 @@ export class ModelWeights implements Disposable {
     const tensors = new WeightTensors(device, stored);
     try {
       await tensors.mapFiles();
-      const weights = new ModelWeights(config, tensors);
+      const layers: LayerWeights[] = [];
+      while (layers.length < config.layers) {
+        layers.push(layerWeights(tensors, layers.length));
+        await tensors.settle();
+      }
+      const weights = new ModelWeights(config, tensors, layers);
       if (device.kind !== 'cpu') tensors.unmapFiles();
       return weights;
     } catch (error) {
@@ -109,6 +114,11 @@ class WeightTensors {
   unmapFiles(): void {
     for (const file of this.#files.values()) file.dispose();
     this.#files.clear();
+  }
+
+  /** What was joined gives its parts' memory back before more is taken. */
+  async settle(): Promise<void> {
+    if (this.#device.kind !== 'cpu') await this.#device.defaultStream.synchronize();
   }
 
   assertUnchanged(): void {
