@@ -61,7 +61,8 @@ const several: ReturnType<typeof linearOf>[] = [];
 
 /**
  * A linear layer: `output[t, o] = sum_i input[t, i] * weight[o, i] (+ bias[o]) (+ output[t, o])`, or several of the
- * same input, whose results are those of one call each: `layers: [query, key, value]`.
+ * same input, whose results are those of one call each: `layers: [query, key, value]`. (With cuBLASLt to within rounding, where
+ * their weights and outputs lie behind one another.)
  * Products are summed in f32. The sum of a row does not depend on the number of threads; in a batch of few
  * rows its terms are added in another order than in a batch of many (docs/ops/linear.md says where and by how
  * much the results may differ). With `swiglu` the first of two layers gates the second (Shazeer 2020, eq. 6).
