@@ -1,6 +1,7 @@
 export { createEngine } from './engine/engine.js';
 export type { Engine, EngineStats } from './engine/engine.js';
-export type { EngineOptions, EngineRequestOptions, EngineTextOptions } from './engine/engine-options.js';
+export type { EngineOptions } from './engine/engine-options.js';
+export type { EngineRequestOptions, EngineTextOptions } from './engine/engine-request.js';
 export type { AnswerStep, Batch, PromptPart } from './scheduler/batch.js';
 export type { RequestSize, RequestState, ScheduledRequest } from './scheduler/request.js';
 export { Scheduler } from './scheduler/scheduler.js';

@@ -14,11 +14,12 @@ import type {
 } from '@kv/sparse-core';
 import { expectThat } from '@kv/sparse-core/native';
 
+import { type BlockThreshold, keyBlockTokens } from './block-threshold.js';
 import { isWorthEstimating } from './estimated-cost.js';
 import type { PromptStep } from './estimated-cost.js';
 import { isWhole } from './exact-tokens.js';
-import type { BlockEstimate, BlockThreshold, SelectKeyBlocksOptions } from './operations/select-key-blocks.js';
-import { keyBlockTokens, selectKeyBlocks } from './operations/select-key-blocks.js';
+import type { BlockEstimate, SelectKeyBlocksOptions } from './operations/select-key-blocks.js';
+import { selectKeyBlocks } from './operations/select-key-blocks.js';
 import { type PromptState, PromptStates } from './prompt-states.js';
 
 /** Rows of a query tile. */

@@ -1,6 +1,7 @@
 export { antidiagonalPrefill, type AntidiagonalPrefillOptions } from './antidiagonal-prefill.js';
 export { type BlockScoresArguments } from './block-scores.js';
 export { type DenseReason } from './block-sparse-prefill.js';
+export { type BlockRules, type BlockThreshold, type EstimateThreshold, keyBlockTokens, type TileBlocks } from './block-threshold.js';
 export { clusteredPrefill } from './clustered-prefill.js';
 export { type ExactTokens } from './exact-tokens.js';
 export {
@@ -20,18 +21,13 @@ export { pooledBlockScores } from './operations/pooled-block-scores.js';
 export {
   type BlockEstimate,
   type BlockLists,
-  type BlockRules,
   type BlockScores,
-  type BlockThreshold,
-  type EstimateThreshold,
-  keyBlockTokens,
   type NoEstimate,
   selectKeyBlocks,
   type SelectKeyBlocksArguments,
   type SelectKeyBlocksOptions,
   type SkeletonParts,
   type SlashBound,
-  type TileBlocks,
 } from './operations/select-key-blocks.js';
 export { verticalSlashBlockScores } from './operations/vertical-slash-block-scores.js';
 export { pooledPrefill } from './pooled-prefill.js';

@@ -1,8 +1,9 @@
 import type { Stream } from '@kv/sparse-core';
 
 import { tileRows } from './block-sparse-prefill.js';
-import { keyBlockTokens, selectKeyBlocks } from './operations/select-key-blocks.js';
-import type { SelectKeyBlocksOptions, SkeletonParts, TileBlocks } from './operations/select-key-blocks.js';
+import { keyBlockTokens, type TileBlocks } from './block-threshold.js';
+import { selectKeyBlocks } from './operations/select-key-blocks.js';
+import type { SelectKeyBlocksOptions, SkeletonParts } from './operations/select-key-blocks.js';
 import type { PromptState } from './prompt-states.js';
 
 export interface ReferenceOptions extends Pick<SelectKeyBlocksOptions, 'sinkTokens' | 'diagonalTokens' | 'slashBound'> {

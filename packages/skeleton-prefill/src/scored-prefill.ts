@@ -3,9 +3,9 @@ import { expectOptions, type OptionNames } from '@kv/sparse-core/native';
 
 import type { BlockScoresArguments } from './block-scores.js';
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
+import { type BlockThreshold, expectThreshold, keyBlockTokens } from './block-threshold.js';
 import type { PromptStep } from './estimated-cost.js';
 import { exactTokens, type ExactTokens } from './exact-tokens.js';
-import { type BlockThreshold, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
 
 export interface ScoredPrefillSettings extends ExactTokens {
   /** Rows at a prompt's end, as far as they come in its last step, that attend to all keys. Default: 128, of `clusteredPrefill` 32. */

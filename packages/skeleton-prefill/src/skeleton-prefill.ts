@@ -2,12 +2,12 @@ import type { PrefillAttention } from '@kv/sparse-core';
 import { expectOptions, expectThat, type OptionNames } from '@kv/sparse-core/native';
 
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
+import { estimateRules, type EstimateThreshold, expectThreshold, keyBlockTokens } from './block-threshold.js';
 import { decompositionCost, mostLost } from './estimated-cost.js';
 import { isWhole } from './exact-tokens.js';
 import { decomposeAttention, decomposeOptions, decompositionStateBytes } from './operations/decompose-attention.js';
 import type { DecomposeAttentionOptions } from './operations/decompose-attention.js';
-import { estimateRules, expectSlashBound, expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
-import type { EstimateThreshold, SlashBound } from './operations/select-key-blocks.js';
+import { expectSlashBound, type SlashBound } from './operations/select-key-blocks.js';
 import { blocksAtReference } from './reference-blocks.js';
 
 export interface SkeletonPrefillSettings extends DecomposeAttentionOptions {

@@ -2,8 +2,8 @@ import type { PrefillAttention } from '@kv/sparse-core';
 import { expectOptions, expectThat } from '@kv/sparse-core/native';
 
 import { blockSparsePrefill, expectDenseLastRows, tileRows } from './block-sparse-prefill.js';
+import { expectThreshold, keyBlockTokens } from './block-threshold.js';
 import { exactTokens, isWhole } from './exact-tokens.js';
-import { expectThreshold, keyBlockTokens } from './operations/select-key-blocks.js';
 
 export type StreamingPrefillOptions = StreamingWindow & {
   /** The sequence's first keys, which every row attends to. From 0 to 1024; default: 4. */

@@ -8,7 +8,8 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { collect, needleModel, nextTurn, optionsOf, promptOf, text } from '../testing/engine-requests.js';
 import { createEngine } from './engine.js';
 import type { Engine } from './engine.js';
-import type { EngineOptions, EngineRequestOptions } from './engine-options.js';
+import type { EngineOptions } from './engine-options.js';
+import type { EngineRequestOptions } from './engine-request.js';
 
 const mostAborts = Number(process.env.KV_ENGINE_ABORTS ?? 40);
 

@@ -3,7 +3,7 @@ import { fileURLToPath } from 'node:url';
 
 import type { GeneratedId } from '@kv/model';
 
-import type { EngineRequestOptions } from '../engine/engine-options.js';
+import type { EngineRequestOptions } from '../engine/engine-request.js';
 
 export const needleModel = fileURLToPath(new URL('../../../../models/needle-8m', import.meta.url));
 const golden = JSON.parse(readFileSync(`${needleModel}/golden.json`, 'utf8')) as { prompts: { ids: number[] }[] };

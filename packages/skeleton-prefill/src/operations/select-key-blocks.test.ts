@@ -15,8 +15,9 @@ import {
   withBlocksAlwaysTaken,
 } from '../testing/select-blocks-by-definition.js';
 import type { BlockOptions, Skeleton } from '../testing/select-blocks-by-definition.js';
+import type { BlockThreshold, TileBlocks } from '../block-threshold.js';
 import { selectKeyBlocks } from './select-key-blocks.js';
-import type { BlockEstimate, BlockThreshold, TileBlocks } from './select-key-blocks.js';
+import type { BlockEstimate } from './select-key-blocks.js';
 
 interface Shape {
   readonly tokens: number;
