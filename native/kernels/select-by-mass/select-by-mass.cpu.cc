@@ -375,11 +375,38 @@ class List {
         continue;
       }
       marks_[token / 32] &= ~(1u << token % 32);
-      for (int32_t head = 0; head < a_.group(); ++head) {
-        if (takes(head, token)) choices_[head].taken -= share_below(choices_[head].sum.most - score(head, token));
-      }
     }
+    for (int32_t head = 0; head < a_.group(); ++head) choices_[head].taken = taken_share(head);
     return kept;
+  }
+
+  // Of the listed tokens.
+  uint64_t taken_share(int32_t head) const {
+    int32_t taken[2 * kChunkTokens];
+    VecLong sums = {};
+    VecInt lanes = {};
+    for (int i = 0; i < kLanes; ++i) lanes[i] = i;
+    int32_t count = 0;
+    const auto add = [&](int32_t end) {
+      for (int32_t i = end; i % kLanes != 0; ++i) taken[i] = 0;
+      for (int32_t i = 0; i < end; i += kLanes) {
+        VecWord at;
+        std::memcpy(&at, taken + i, sizeof at);
+        const Vec scores = gather_where(scores_ + int64_t{head} * a_.score_tokens, at, lanes + i < end, splat(-__builtin_inff()));
+        const LaneShares shares = shares_below(choices_[head].sum.most - scores);
+        sums += shares.even + shares.odd;
+      }
+    };
+    for (int32_t word = 0; word * 32 < tokens_; ++word) {
+      count += list_bits(marks_[word] & head_marks_[head * mark_words(a_) + word], word * 32, taken + count);
+      if (count < kChunkTokens) continue;
+      add(count);
+      count = 0;
+    }
+    add(count);
+    uint64_t total = 0;
+    for (int i = 0; i < kLanes / 2; ++i) total += sums[i];
+    return total;
   }
 
   // -1 if there is none.
