@@ -10,64 +10,112 @@ namespace {
 // Vectors of a row's output that stay in registers, for each of kRowGroup rows.
 constexpr int kSparseVectors = kLanes == 16 ? 4 : 2;
 
-// A block that will be read after this one. It is prefetched in small steps.
+// A block that will be read after this one. It is prefetched in small steps, into the cache kCache.
+template <int kCache>
 struct Ahead {
   const char* data;
   int element_bytes;  // bytes of the block for each element of a dense block
 
   void fetch(int element, int count) const {
     const char* from = data + element * element_bytes;
-    for (int i = 0; i < count * element_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    for (int i = 0; i < count * element_bytes; i += 64) __builtin_prefetch(from + i, 0, kCache == 1 ? 3 : 2);
   }
 };
 
-template <class T>
+template <class T, int kCache>
 struct DenseBlock {
+  typedef T Element;
+
   const T* rows;
   int64_t stride;
-  Ahead ahead;
+  Ahead<kCache> ahead;
   int dim;
   int count;
 
-  Vec at(int token, int d) const { return load(rows + token * stride + d); }
+  const T* row(int token) const { return rows + token * stride; }
+  Vec at(int token, int d) const { return load(row(token) + d); }
   void fetch_next(int token, int first, int elements) const { ahead.fetch(token * dim + first, elements); }
 };
 
-template <class T>
+template <class T, int kCache>
 struct SparseBlock {
   const T* non_zeros;
   const uint32_t* metadata;
-  Ahead ahead;
+  Ahead<kCache> ahead;
 };
 
 #if defined(__AVX512F__)
-// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows: score_run for a sparse block.
-template <int kRows, int kDim, class T>
-void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t* picks, float* scores,
-                       int64_t score_stride) {
-  for (int key = 0; key < kBlock24Tokens; key += kKeyGroup) {
-    keys.ahead.fetch(key * kDim, kKeyGroup * kDim);
-    Vec totals[kRows][kKeyGroup] = {};
-    for (int pair = 0; pair < kDim / 32; ++pair) {
-      Vec low[kRows];
-      Vec high[kRows];
+constexpr int kOrders = 2;
+
+template <class T>
+const float* order_queries(const float* queries, int64_t rows, int dim, float* ordered) {
+  if (dim == 128) {
+    order_quads<128>(queries, rows, ordered);
+  } else {
+    order_quads<64>(queries, rows, ordered);
+  }
+  return ordered;
+}
+
+// The sums over the quads of each of four vectors, one in each 128 bits.
+inline Vec add_quads(Vec a, Vec b, Vec c, Vec d) {
+  const auto halves = [](Vec x, Vec y) __attribute__((always_inline)) {
+    return reinterpret_cast<Vec>(_mm512_mask_blend_ps(0xff00, x, y)) +
+           reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0x4e));
+  };
+  const Vec ab = halves(a, b), cd = halves(c, d);
+  return reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, ab, cd, 0x88)) +
+         reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, ab, cd, 0xdd));
+}
+
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows: score_run for a sparse block. Queries are ordered.
+template <int kRows, int kDim, class T, int kCache>
+__attribute__((noinline)) void score_sparse_dims(const float* queries, const SparseBlock<T, kCache>& keys, float* scores, int64_t score_stride) {
+  VecInt places[2] = {};
+  for (int token = 0; token < kLanes; ++token) {
+    const int place = pair_place(token, kDim);
+    places[0][token] = place % 8 + place / 8 * kLanes;
+    places[1][token] = places[0][token] + 8;
+  }
+  for (int tile = 0; tile < kBlock24Tokens; tile += 16) {
+    const T* non_zeros = keys.non_zeros + tile * (kDim / 2);
+    const uint32_t* words = keys.metadata + key_meta16(tile, 0, kDim).word;
+    float sums[2][(kRows + 1) / 2][kLanes];
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      Vec totals[kRows][kTokenPairs] = {};
 #pragma GCC unroll 4
-      for (int row = 0; row < kRows; ++row) {
-        low[row] = load(queries + row * kDim + 32 * pair);
-        high[row] = load(queries + row * kDim + 32 * pair + kLanes);
+      for (int part = 0; part < kDim / 32; ++part) {
+        keys.ahead.fetch((tile + 8 * odd) * kDim + part * 256, 256);
+        VecInt dims[kTokenPairs];
+#pragma GCC unroll 4
+        for (int p = 0; p < kTokenPairs; ++p) dims[p] = picked_dims_of_pair<kDim>(words, pair_token(p, odd, kDim), part, odd);
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          Vec kept[kTokenPairs];
+#pragma GCC unroll 4
+          for (int p = 0; p < kTokenPairs; ++p) {
+            kept[p] = load_kept_pair<kDim>(non_zeros, pair_token(p, odd, kDim), part, v);
+            if (v == 1) dims[p] >>= 8;
+          }
+#pragma GCC unroll 4
+          for (int row = 0; row < kRows; ++row) {
+            const Vec query = load(queries + (kOrders * row + odd) * kDim + 32 * part + v * kLanes);
+#pragma GCC unroll 4
+            for (int p = 0; p < kTokenPairs; ++p) totals[row][p] += pick(query, dims[p]) * kept[p];
+          }
+        }
       }
-#pragma GCC unroll 4
-      for (int k = 0; k < kKeyGroup; ++k) {
-        const Vec kept = load_kept_dims(keys.non_zeros, key + k, pair, kDim);
-        const VecInt dims = picked_dims(picks[(key + k) * (kDim / 32) + pair], key + k, kDim);
-#pragma GCC unroll 4
-        for (int row = 0; row < kRows; ++row) totals[row][k] += permute(low[row], high[row], dims) * kept;
+#pragma GCC unroll 2
+      for (int row = 0; row < kRows; row += 2) {
+        const Vec(&x)[kTokenPairs] = totals[row];
+        const Vec(&y)[kTokenPairs] = totals[row + 1 < kRows ? row + 1 : row];
+        store(sums[odd][row / 2], add_quads(add_halves(x[0], x[1]), add_halves(x[2], x[3]), add_halves(y[0], y[1]), add_halves(y[2], y[3])));
       }
     }
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
-      const Quad sums = horizontal_sums(totals[row][0], totals[row][1], totals[row][2], totals[row][3]);
-      std::memcpy(scores + row * score_stride + key, &sums, sizeof sums);
+      store(scores + row * score_stride + tile, permute(load(sums[0][row / 2]), load(sums[1][row / 2]), places[row % 2]));
     }
   }
 }
@@ -85,10 +133,12 @@ inline void store_sums_of_pairs(Vec a, Vec b, float* to) {
   std::memcpy(to + 8, in_order + 2, 2 * sizeof(float));
 }
 
+constexpr int kOrders = 1;
+
 // Reorders the dims of queries to the order of load_kept_pair, which score_sparse_dims takes.
 template <class T>
-const float* order_queries(const float* queries, int64_t floats, float* ordered) {
-  for (int64_t group = 0; group < floats; group += 16) {
+const float* order_queries(const float* queries, int64_t rows, int dim, float* ordered) {
+  for (int64_t group = 0; group < rows * dim; group += 16) {
 #pragma GCC unroll 4
     for (int place = 0; place < 4; ++place) {
       const int quad = kept_quad(T{}, place / 2, place % 2);
@@ -100,9 +150,8 @@ const float* order_queries(const float* queries, int64_t floats, float* ordered)
 
 // The same for reordered queries. The tokens t and t + 8 of each 16 are scored together, because their metadata share
 // a word.
-template <int kRows, int kDim, class T>
-void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t*, float* scores,
-                       int64_t score_stride) {
+template <int kRows, int kDim, class T, int kCache>
+void score_sparse_dims(const float* queries, const SparseBlock<T, kCache>& keys, float* scores, int64_t score_stride) {
   constexpr int kPairs = kRows > 2 ? 2 : 4;  // pairs that are computed together
   for (int n = 0; n < kBlock24Tokens; n += 2 * kPairs) {
     keys.ahead.fetch(n * kDim, 2 * kPairs * kDim);
@@ -137,45 +186,40 @@ void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const u
   }
 }
 #else
+constexpr int kOrders = 1;
+
 template <class T>
-struct SparseKeyRun : SparseBlock<T> {
+const float* order_queries(const float* queries, int64_t, int, float*) {
+  return queries;
+}
+
+template <class T, int kCache>
+struct SparseKeyRun : SparseBlock<T, kCache> {
   int dim;
   int count = kBlock24Tokens;
 
-  SparseKeyRun(const SparseBlock<T>& block, int dim) : SparseBlock<T>(block), dim(dim) {}
+  SparseKeyRun(const SparseBlock<T, kCache>& block, int dim) : SparseBlock<T, kCache>(block), dim(dim) {}
 
   Vec at(int token, int d) const { return load_key(this->non_zeros, this->metadata, token, d, dim); }
   void fetch_next(int token, int, int) const { this->ahead.fetch(token * dim, dim); }
 };
 
-template <int kRows, int kDim, class T>
-void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, const uint32_t*, float* scores,
-                       int64_t score_stride) {
-  score_run<kRows>(queries, SparseKeyRun<T>(keys, kDim), kDim, scores, score_stride);
+template <int kRows, int kDim, class T, int kCache>
+void score_sparse_dims(const float* queries, const SparseBlock<T, kCache>& keys, float* scores, int64_t score_stride) {
+  score_run<kRows>({queries, kDim, false}, 0, SparseKeyRun<T, kCache>(keys, kDim), scores, score_stride);
 }
 #endif
 
-template <int kRows, class T>
-void score_sparse(const float* queries, const SparseBlock<T>& keys, const uint32_t* picks, int dim, float* scores,
-                  int64_t score_stride) {
-  const auto score = dim == 128 ? score_sparse_dims<kRows, 128, T> : score_sparse_dims<kRows, 64, T>;
-  score(queries, keys, picks, scores, score_stride);
+template <int kRows, class T, int kCache>
+void score_sparse(const float* queries, const SparseBlock<T, kCache>& keys, int dim, float* scores, int64_t score_stride) {
+  const auto score = dim == 128 ? score_sparse_dims<kRows, 128, T, kCache> : score_sparse_dims<kRows, 64, T, kCache>;
+  score(queries, keys, scores, score_stride);
 }
-
-#if !defined(__AVX512F__)
-inline void load_picks(const uint32_t*, int, uint32_t*) {}
-#endif
-#if !defined(__AVX2__) || defined(__AVX512F__)
-template <class T>
-const float* order_queries(const float* queries, int64_t, float*) {
-  return queries;
-}
-#endif
 
 // output[row, first .. first + kSparseVectors * kLanes) += weights[row, 64 tokens] times the values of a sparse
 // block.
-template <int kRows, class T>
-void add_sparse_columns(const float* weights, int64_t weight_stride, const SparseBlock<T>& values, int dim, int first,
+template <int kRows, class T, int kCache>
+void add_sparse_columns(const float* weights, int64_t weight_stride, const SparseBlock<T, kCache>& values, int dim, int first,
                         float* output) {
   Vec totals[kRows][kSparseVectors];
 #pragma GCC unroll 4
@@ -217,31 +261,30 @@ void add_sparse_columns(const float* weights, int64_t weight_stride, const Spars
   }
 }
 
-template <class T>
+template <class T, int kCache>
 class Cache24 : public PlainRows {
  public:
   explicit Cache24(const Attention24Arguments& arguments) : a_(arguments) {}
 
-  int64_t work_floats(int64_t rows, int dim) const { return (rows + 2) * dim; }
+  int64_t work_floats(int64_t rows, int dim) const { return (kOrders + 2) * rows * dim; }
 
   void score(const RowRange& range, const SplitKeys& keys, const float* queries, int dim, float* scores,
              float* work) const {
     const int32_t* table = range.blocks;
-    const float* ordered = order_queries<T>(queries, range.rows() * dim, work);
-    uint32_t* picks = reinterpret_cast<uint32_t*>(work + range.rows() * dim);
+    const float* ordered = order_queries<T>(queries, range.rows(), dim, work);
+    const auto prepared = scoring_queries<T>(queries, range.rows(), dim, range.group, work + kOrders * range.rows() * dim);
     for_each_block(keys, [&](int32_t first, int count, bool last) {
-      const Ahead ahead = last ? value_ahead(value_blocks(range), keys.first) : key_ahead(table, first + count);
+      const auto ahead = last ? value_ahead(value_blocks(range), keys.first) : key_ahead(table, first + count);
       const int32_t entry = table[first / kBlock24Tokens];
-      if (!is_dense(entry)) load_picks(metadata(a_.sparse_keys, entry), dim, picks);
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
         constexpr int kRows = decltype(group)::count;
         float* to = scores + row * kScoreStride + (first - keys.first);
         if (is_dense(entry)) {
           const auto block = dense_block(a_.keys, entry, ahead, count);
-          score_run<kRows>(queries + row * dim, block, dim, to, kScoreStride);
+          score_run<kRows>(prepared, row, block, to, kScoreStride);
         } else {
           const auto block = sparse_block(a_.sparse_keys, entry, ahead);
-          score_sparse<kRows>(ordered + row * dim, block, picks, dim, to, kScoreStride);
+          score_sparse<kRows>(ordered + row * kOrders * dim, block, dim, to, kScoreStride);
         }
       });
     });
@@ -251,7 +294,7 @@ class Cache24 : public PlainRows {
                   float*) const {
     const int32_t* table = value_blocks(range);
     for_each_block(keys, [&](int32_t first, int count, bool last) {
-      const Ahead ahead = last ? key_ahead(keys.next_range.blocks, keys.next) : value_ahead(table, first + count);
+      const auto ahead = last ? key_ahead(keys.next_range.blocks, keys.next) : value_ahead(table, first + count);
       const int32_t entry = table[first / kBlock24Tokens];
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
         constexpr int kRows = decltype(group)::count;
@@ -291,24 +334,24 @@ class Cache24 : public PlainRows {
   const uint32_t* metadata(const SparseBlocks24& sparse, int32_t entry) const {
     return sparse.metadata + block_number(entry) * sparse_block_words(a_.head_dim);
   }
-  DenseBlock<T> dense_block(const void* pool, int32_t entry, const Ahead& ahead, int count) const {
+  DenseBlock<T, kCache> dense_block(const void* pool, int32_t entry, const Ahead<kCache>& ahead, int count) const {
     return {dense(pool, entry), a_.token_stride, ahead, a_.head_dim, count};
   }
 
-  SparseBlock<T> sparse_block(const SparseBlocks24& sparse, int32_t entry, const Ahead& ahead) const {
+  SparseBlock<T, kCache> sparse_block(const SparseBlocks24& sparse, int32_t entry, const Ahead<kCache>& ahead) const {
     return {non_zeros(sparse, entry), metadata(sparse, entry), ahead};
   }
 
-  Ahead key_ahead(const int32_t* table, int32_t key) const { return ahead_of(a_.keys, a_.sparse_keys, table, key); }
-  Ahead value_ahead(const int32_t* table, int32_t key) const {
+  Ahead<kCache> key_ahead(const int32_t* table, int32_t key) const { return ahead_of(a_.keys, a_.sparse_keys, table, key); }
+  Ahead<kCache> value_ahead(const int32_t* table, int32_t key) const {
     return ahead_of(a_.values, a_.sparse_values, table, key);
   }
   // The block of `key`, to be prefetched. Its metadata are prefetched at once.
-  Ahead ahead_of(const void* pool, const SparseBlocks24& sparse, const int32_t* table, int32_t key) const {
+  Ahead<kCache> ahead_of(const void* pool, const SparseBlocks24& sparse, const int32_t* table, int32_t key) const {
     const int32_t entry = table[key / kBlock24Tokens];
     if (is_dense(entry)) return {reinterpret_cast<const char*>(dense(pool, entry)), sizeof(T)};
     const int words = static_cast<int>(sparse_block_words(a_.head_dim));
-    Ahead{reinterpret_cast<const char*>(metadata(sparse, entry)), sizeof(uint32_t)}.fetch(0, words);
+    Ahead<kCache>{reinterpret_cast<const char*>(metadata(sparse, entry)), sizeof(uint32_t)}.fetch(0, words);
     return {reinterpret_cast<const char*>(non_zeros(sparse, entry)), sizeof(T) / 2};
   }
 
@@ -318,8 +361,13 @@ class Cache24 : public PlainRows {
 }  // namespace
 
 void decode_attention_24(const Attention24Arguments& a, Workers& workers) {
-  if (a.cache_dtype == DType::bf16) return decode_splits(a, Cache24<Bfloat>(a), workers);
-  decode_splits(a, Cache24<Half>(a), workers);
+  const auto decode = [&](auto element) {
+    typedef decltype(element) T;
+    if (workers.memory_reading().cache == 2) return decode_splits(a, Cache24<T, 2>(a), workers);
+    decode_splits(a, Cache24<T, 1>(a), workers);
+  };
+  if (a.cache_dtype == DType::bf16) return decode(Bfloat{});
+  decode(Half{});
 }
 
 }  // namespace KV_ISA

@@ -11,60 +11,65 @@ namespace KV_ISA {
 
 #if defined(__AVX512F__)
 
-// Reorders the metadata of a block of keys into picks[token, head_dim / 32]. A word covers 32 dims of one token, with
-// two bits for each of the 16 lanes of load_kept_dims.
-inline void load_picks(const uint32_t* metadata, int head_dim, uint32_t* picks) {
-  const int words = head_dim / 64;   // words of each lane of metadata
-  const int pairs = head_dim / 32;   // pairs of chunks of a token
-  const int tokens = 8 / pairs;      // tokens that eight lanes hold
-  VecInt low = {};
-  VecInt swap = {};
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const int token = lane % 8 / pairs;
-    const int pair = lane % pairs;
-    low[lane] = (4 * token + 2 * (pair % 2)) * words + pair / 2;
-    swap[lane] = head_dim == 128 ? token % 2 * 16 : token / 2 % 2 * 16;
-  }
-  const VecInt high = low + words;
-  const VecInt low_half = VecInt{} + 0xffff;
-  for (int from = 0; from < 2 * head_dim; from += kLanes) {
-    const __m512i both = _mm512_loadu_si512(metadata + from);
-    const __m512i x = _mm512_maskz_permutexvar_epi32(kAllLanes, reinterpret_cast<__m512i>(low), both);
-    const __m512i y = _mm512_maskz_permutexvar_epi32(kAllLanes, reinterpret_cast<__m512i>(high), both);
-    // The first eight lanes hold the tokens 0 to 7 of a tile, the other lanes the tokens 8 to 15.
-    const VecInt first = (reinterpret_cast<VecInt>(x) & low_half) | (reinterpret_cast<VecInt>(y) << 16);
-    const VecInt second = reinterpret_cast<VecInt>(_mm512_maskz_srli_epi32(kAllLanes, x, 16)) |
-                          (reinterpret_cast<VecInt>(y) & ~low_half);
-    const __m512i of_tokens = _mm512_mask_blend_epi32(0xff00, reinterpret_cast<__m512i>(first),
-                                                      reinterpret_cast<__m512i>(second));
-    const __m512i swapped = _mm512_maskz_rolv_epi32(kAllLanes, of_tokens, reinterpret_cast<__m512i>(swap));
-    const int tile = from / (32 * words);
-    const int token = from % (32 * words) / kLanes * tokens;
-    uint32_t* to = picks + (16 * tile + token) * pairs;
-    uint32_t lanes[kLanes];
-    std::memcpy(lanes, &swapped, sizeof lanes);
-    std::memcpy(to, lanes, sizeof lanes / 2);
-    std::memcpy(to + 8 * pairs, lanes + 8, sizeof lanes / 2);
-  }
+// Tokens of a tile of 16 whose kept dims are read together: pair p is a token and the one eight after it, whose metadata share
+// words. `odd` says whether the swizzle has exchanged each two chunks of the row.
+constexpr int kTokenPairs = 4;
+constexpr int pair_token(int p, int odd, int head_dim) {
+  return head_dim == 128 ? 2 * p + odd : p / 2 * 4 + p % 2 + 2 * odd;
 }
 
-// The kept dims of a token among the 32 dims from 32 * pair on. The swizzle may have put the last eight first. They
-// then come first here too, and so do their bits in the token's word of load_picks.
-template <class T>
-inline Vec load_kept_dims(const T* non_zeros, int token, int pair, int head_dim) {
-  const int swizzle = head_dim == 128 ? token & 7 : (token >> 1) & 3;
-  return load(non_zeros + token * head_dim / 2 + (pair ^ (swizzle >> 1)) * 16);
+// Where a token of a tile is among the scores of a row: eight of even pairs, then eight of odd ones, in the order of
+// score_sparse_dims.
+constexpr int pair_place(int token, int head_dim) {
+  const int t = token % 8;
+  const int p = head_dim == 128 ? t / 2 : t / 4 * 2 + t % 2;
+  const int odd = head_dim == 128 ? t % 2 : t / 2 % 2;
+  return odd * 8 + p / 2 * 4 + token / 8 * 2 + p % 2;
 }
 
-// For each lane of load_kept_dims, which of the 32 dims it holds.
-inline VecInt picked_dims(uint32_t pick, int token, int head_dim) {
-  const bool swapped = (head_dim == 128 ? token & 1 : (token >> 1) & 1) != 0;
-  const __m512i bits = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i first = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
-  const __m512i second = _mm512_setr_epi32(16, 16, 20, 20, 24, 24, 28, 28, 0, 0, 4, 4, 8, 8, 12, 12);
-  const __m512i word = _mm512_set1_epi32(static_cast<int32_t>(pick));
-  const VecInt within = reinterpret_cast<VecInt>(_mm512_maskz_srlv_epi32(kAllLanes, word, bits)) & 3;
-  return within | reinterpret_cast<VecInt>(swapped ? second : first);
+inline Vec widen(Half, __m256i elements) { return _mm512_maskz_cvtph_ps(kAllLanes, elements); }
+inline Vec widen(Bfloat, __m256i elements) {
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtepu16_epi32(kAllLanes, elements), 16));
+}
+
+// The kept dims of two tokens of a pair among the 32 dims from 32 * part on: of two of each four quads in kept[0], of the others
+// in kept[1]. Each 128 bits are of one quad: the first kept dim of the first and of the second token, then the second kept dim of both.
+template <int kDim, class T>
+inline Vec load_kept_pair(const T* non_zeros, int token, int part, int v) {
+  const int swizzle = kDim == 128 ? token & 7 : (token >> 1) & 3;
+  const T* first = non_zeros + token * (kDim / 2) + (part ^ (swizzle >> 1)) * 16;
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  const __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first + 4 * kDim));
+  return widen(T{}, v == 0 ? _mm256_unpacklo_epi16(x, y) : _mm256_unpackhi_epi16(x, y));
+}
+
+// For each lane of load_kept_pair with v = 0, which of the quad's four dims it holds, in the lane's lowest two bits; eight bits
+// above are those for v = 1. The other bits have no meaning. `words` is the metadata of the tile.
+template <int kDim>
+inline VecInt picked_dims_of_pair(const uint32_t* words, int token, int part, int odd) {
+  const uint32_t* even_word = words + key_meta16(token, 2 * part, kDim).word;
+  const uint32_t* odd_word = words + key_meta16(token, 2 * part + 1, kDim).word;
+  const __m512i shifts = _mm512_setr_epi32(0, 16, 2, 18, 4, 20, 6, 22, 0, 16, 2, 18, 4, 20, 6, 22);
+  const auto each = [](const uint32_t* word) __attribute__((always_inline)) {
+    return _mm_castps_si128(_mm_load_ss(reinterpret_cast<const float*>(word)));
+  };
+  const __m512i first = _mm512_maskz_broadcastd_epi32(kAllLanes, each(odd != 0 ? odd_word : even_word));
+  const __m512i both = _mm512_mask_broadcastd_epi32(first, 0xff00, each(odd != 0 ? even_word : odd_word));
+  return reinterpret_cast<VecInt>(_mm512_maskz_srlv_epi32(kAllLanes, both, shifts));
+}
+
+// The dims of queries in the orders of load_kept_pair, for pairs that are not odd, then for odd ones.
+template <int kDim>
+inline void order_quads(const float* queries, int64_t rows, float* ordered) {
+  for (int64_t row = 0; row < rows; ++row, queries += kDim, ordered += 2 * kDim) {
+    for (int d = 0; d < kDim; d += 32) {
+      const __m512 x = load(queries + d), y = load(queries + d + kLanes);
+      store(ordered + d, _mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0x44));
+      store(ordered + d + kLanes, _mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0xee));
+      store(ordered + kDim + d, _mm512_maskz_shuffle_f32x4(kAllLanes, y, x, 0x44));
+      store(ordered + kDim + d + kLanes, _mm512_maskz_shuffle_f32x4(kAllLanes, y, x, 0xee));
+    }
+  }
 }
 
 #elif defined(__AVX2__)

@@ -2,7 +2,10 @@
 // dimensions. Each vector of the cache is converted once for all query rows.
 #pragma once
 
-#include "shared/cpu/simd.cpu.h"
+#include "shared/attention/decode/lane-sums.cpu.h"
+#if defined(__AVX512F__)
+#include "shared/attention/decode/key-pairs.cpu.h"
+#endif
 
 namespace kv {
 namespace KV_ISA {
@@ -15,52 +18,26 @@ constexpr int kKeyGroup = 4;
 template <int kRows>
 constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
-typedef float Quad __attribute__((vector_size(16)));
-
-// Lane i of the result is lane pick(i) of a and b together, a first.
-template <class Pick>
-inline Vec shuffle(Vec a, Vec b, Pick pick) {
-  VecInt lanes = {};
-  for (int i = 0; i < kLanes; ++i) lanes[i] = pick(i);
-  return __builtin_shuffle(a, b, lanes);
-}
-
-// The result in each four lanes: a0 + a2, b0 + b2, a1 + a3, b1 + b3.
-__attribute__((always_inline)) inline Vec add_halves(Vec a, Vec b) {
-  return shuffle(a, b, [](int i) { return (i & ~3) + (i & 3) / 2 + (i & 1) * kLanes; }) +
-         shuffle(a, b, [](int i) { return (i & ~3) + 2 + (i & 3) / 2 + (i & 1) * kLanes; });
-}
-
-// The sums over the lanes of a, b, c and d.
-__attribute__((always_inline)) inline Quad horizontal_sums(Vec a, Vec b, Vec c, Vec d) {
-  const Vec ab = add_halves(a, b);
-  const Vec cd = add_halves(c, d);
-  const Vec quads = shuffle(ab, cd, [](int i) { return (i & ~3) + (i & 1) + (i & 2) / 2 * kLanes; }) +
-                    shuffle(ab, cd, [](int i) { return (i & ~3) + 2 + (i & 1) + (i & 2) / 2 * kLanes; });
-  Quad parts[kLanes / 4];
-  std::memcpy(parts, &quads, sizeof parts);
-  Quad total = parts[0];
-  for (int i = 1; i < kLanes / 4; ++i) total += parts[i];
-  return total;
-}
-
 // `rows` of the cache, `stride` elements apart, and the `next` rows that will be read later. One next row is brought to
-// the first cache for each row in use, which keeps the memory busy while this run is computed.
-template <class T>
+// the cache `kCache` for each row in use, which keeps the memory busy while this run is computed.
+template <class T, int kCache = 1>
 struct Run {
+  typedef T Element;
+
   const T* rows;
   const T* next;
   int64_t stride;
   int count;
 
+  const T* row(int index) const { return rows + index * stride; }
   // The dims d .. d + kLanes - 1 of a row.
-  Vec at(int row, int d) const { return load(rows + row * stride + d); }
+  Vec at(int index, int d) const { return load(row(index) + d); }
   // GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at.
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
 #pragma GCC unroll 8
     for (int d = first; d < first + elements; d += kLineElements)
-      __builtin_prefetch(next + row * stride + d);
+      __builtin_prefetch(next + row * stride + d, 0, kCache == 1 ? 3 : 2);
   }
 };
 
@@ -81,7 +58,9 @@ __attribute__((always_inline)) inline void store_sums(const Vec (&totals)[kRows]
   }
 }
 
-// score_run for rows of kDim, or of `any_dim` where kDim is 0. Inlined into its callers, it would find no registers.
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys of a run, with one key in a vector.
+// Query rows are `dim` floats apart; `dim` is kDim, or any multiple of kLanes where kDim is 0. Up to kKeyGroup - 1 further
+// scores are written. Inlined into its callers, it would find no registers.
 template <int kRows, int kDim, class Keys>
 __attribute__((noinline)) void score_dims(const float* queries, const Keys& keys, int any_dim, float* scores,
                                           int64_t score_stride) {
@@ -118,16 +97,48 @@ __attribute__((noinline)) void score_dims(const float* queries, const Keys& keys
   }
 }
 
-// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys of a run. Query rows are
-// `dim` floats apart; `dim` is a multiple of kLanes. Up to kKeyGroup - 1 further scores are written.
+// Queries of `dim` floats, a multiple of kLanes, as score_run takes them.
+struct ScoringQueries {
+  const float* rows;
+  int dim;
+  bool spread;
+
+  const float* row(int64_t index) const { return rows + index * (spread ? 2 * dim : dim); }
+};
+
+// The queries for keys of type T. `room` has room for twice their floats. For one or two query heads a kv head, and for long
+// rows, sums over lanes are too few to be worth pairs. A query's result does not depend on how many rows there are.
+template <class T>
+inline ScoringQueries scoring_queries(const float* queries, int64_t rows, int dim, int64_t group, float* room) {
+#if defined(__AVX512F__)
+  if (group > 2 && dim < 128) {
+    spread_queries<T>(queries, rows * dim, room);
+    return {room, dim, true};
+  }
+#else
+  (void)rows, (void)group, (void)room;
+#endif
+  return {queries, dim, false};
+}
+
+// scores[row * score_stride + key] = queries[first + row] . keys[key] for kRows rows and all keys of a run. Up to seven further
+// scores are written.
 template <int kRows, class Keys>
-inline void score_run(const float* queries, const Keys& keys, int dim, float* scores, int64_t score_stride) {
+inline void score_run(const ScoringQueries& queries, int64_t first, const Keys& keys, float* scores, int64_t score_stride) {
+  const float* rows = queries.row(first);
+  const int dim = queries.dim;
+#if defined(__AVX512F__)
+  if (queries.spread) {
+    if (dim == 64) return score_pairs<kRows, 64>(rows, keys, dim, scores, score_stride);
+    return score_pairs<kRows, 0>(rows, keys, dim, scores, score_stride);
+  }
+#endif
   // Of the short vectors of the baseline, straight code would be long.
   if constexpr (kLanes >= 8) {
-    if (dim == 64) return score_dims<kRows, 64>(queries, keys, dim, scores, score_stride);
-    if (dim == 128) return score_dims<kRows, 128>(queries, keys, dim, scores, score_stride);
+    if (dim == 64) return score_dims<kRows, 64>(rows, keys, dim, scores, score_stride);
+    if (dim == 128) return score_dims<kRows, 128>(rows, keys, dim, scores, score_stride);
   }
-  score_dims<kRows, 0>(queries, keys, dim, scores, score_stride);
+  score_dims<kRows, 0>(rows, keys, dim, scores, score_stride);
 }
 
 // output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key], for the

@@ -14,7 +14,7 @@ namespace KV_ISA {
 
 // Keys of one split.
 constexpr int kSplitKeys = 256;
-// Distance between the scores of two rows: a run may write up to kKeyGroup - 1 scores too many.
+// Distance between the scores of two rows: a run may write a few scores too many.
 constexpr int kScoreStride = kSplitKeys + kLanes;
 // Consecutive splits that a worker takes at a time. It is fewer if workers would then find fewer than kTasksPerWorker
 // tasks each.
@@ -197,7 +197,7 @@ inline void merge_row(const PagedAttentionArguments& a, const Cache& cache, cons
 
 // `Cache` reads the blocks of the keys and values:
 //   score(range, keys, queries [row, dim], dim, scores [row, kScoreStride], work): computes the scores of the split's
-//     keys, and of up to kKeyGroup - 1 further places;
+//     keys, and of up to seven further places;
 //   add_values(range, keys, weights [row, kScoreStride], dim, output [row, dim], work): adds the weighted values;
 //   work_floats(rows, dim): the size of `work`;
 //   dim_of(head_dim): `dim`, the head dimension rounded up to a multiple of kLanes;
