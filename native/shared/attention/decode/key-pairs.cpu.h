@@ -11,7 +11,7 @@ namespace KV_ISA {
 constexpr int kKeyPairs = 4;
 constexpr int kPairedKeys = 2 * kKeyPairs;
 // Sixteen dims of the keys a and b, four quads of each, are two vectors of 128 bits a quad. What takes the fewest
-// instructions differs: `kQuads` says which quads of a query belong to each vector, and fold(x, y) adds the two
+// instructions differs: `kFirst` and `kSecond` say which quads of a query belong to each vector, and fold(x, y) adds the two
 // quads of each key: a of x, b of x, a of y, b of y.
 template <class T>
 struct KeyPair;
@@ -19,7 +19,7 @@ struct KeyPair;
 // a0 b0 a2 b2, a1 b1 a3 b3.
 template <>
 struct KeyPair<Half> {
-  static constexpr int kQuads[2] = {0xa0, 0xf5};
+  static constexpr int kFirst = 0xa0, kSecond = 0xf5;
 
   static void load(const Half* a, const Half* b, Vec* pair) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
@@ -35,7 +35,7 @@ struct KeyPair<Half> {
 
 // a0 a2 b0 b2, a1 a3 b1 b3.
 struct WideKeyPair {
-  static constexpr int kQuads[2] = {0x88, 0xdd};
+  static constexpr int kFirst = 0x88, kSecond = 0xdd;
 
   static Vec fold(Vec x, Vec y) {
     return reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0x88)) +
@@ -72,8 +72,8 @@ template <class T>
 inline void spread_queries(const float* queries, int64_t floats, float* spread) {
   for (int64_t d = 0; d < floats; d += kLanes) {
     const __m512 query = load(queries + d);
-    store(spread + 2 * d, _mm512_maskz_shuffle_f32x4(kAllLanes, query, query, KeyPair<T>::kQuads[0]));
-    store(spread + 2 * d + kLanes, _mm512_maskz_shuffle_f32x4(kAllLanes, query, query, KeyPair<T>::kQuads[1]));
+    store(spread + 2 * d, _mm512_maskz_shuffle_f32x4(kAllLanes, query, query, KeyPair<T>::kFirst));
+    store(spread + 2 * d + kLanes, _mm512_maskz_shuffle_f32x4(kAllLanes, query, query, KeyPair<T>::kSecond));
   }
 }
 
