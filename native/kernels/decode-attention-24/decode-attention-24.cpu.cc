@@ -10,25 +10,33 @@ namespace {
 // Vectors of a row's output that stay in registers, for each of kRowGroup rows.
 constexpr int kSparseVectors = kLanes == 16 ? 4 : 2;
 
-// A block that will be read after this one. It is prefetched in small steps, into the cache kCache.
-template <int kCache>
+// A block that will be read after this one. It is prefetched in small steps.
 struct Ahead {
   const char* data;
   int element_bytes;  // bytes of the block for each element of a dense block
+  bool second_cache;
 
   void fetch(int element, int count) const {
     const char* from = data + element * element_bytes;
-    for (int i = 0; i < count * element_bytes; i += 64) __builtin_prefetch(from + i, 0, kCache == 1 ? 3 : 2);
+    const int bytes = count * element_bytes;
+    // The compiler does not see which cache it is: it would write every loop around this twice.
+    bool second = second_cache;
+    asm("" : "+r"(second));
+    if (second) {
+      for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    } else {
+      for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+    }
   }
 };
 
-template <class T, int kCache>
+template <class T>
 struct DenseBlock {
   typedef T Element;
 
   const T* rows;
   int64_t stride;
-  Ahead<kCache> ahead;
+  Ahead ahead;
   int dim;
   int count;
 
@@ -37,11 +45,11 @@ struct DenseBlock {
   void fetch_next(int token, int first, int elements) const { ahead.fetch(token * dim + first, elements); }
 };
 
-template <class T, int kCache>
+template <class T>
 struct SparseBlock {
   const T* non_zeros;
   const uint32_t* metadata;
-  Ahead<kCache> ahead;
+  Ahead ahead;
 };
 
 #if defined(__AVX512F__)
@@ -69,8 +77,8 @@ inline Vec add_quads(Vec a, Vec b, Vec c, Vec d) {
 }
 
 // scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows: score_run for a sparse block. Queries are ordered.
-template <int kRows, int kDim, class T, int kCache>
-__attribute__((noinline)) void score_sparse_dims(const float* queries, const SparseBlock<T, kCache>& keys, float* scores, int64_t score_stride) {
+template <int kRows, int kDim, class T>
+__attribute__((noinline)) void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, float* scores, int64_t score_stride) {
   VecInt places[2] = {};
   for (int token = 0; token < kLanes; ++token) {
     const int place = pair_place(token, kDim);
@@ -150,8 +158,8 @@ const float* order_queries(const float* queries, int64_t rows, int dim, float* o
 
 // The same for reordered queries. The tokens t and t + 8 of each 16 are scored together, because their metadata share
 // a word.
-template <int kRows, int kDim, class T, int kCache>
-void score_sparse_dims(const float* queries, const SparseBlock<T, kCache>& keys, float* scores, int64_t score_stride) {
+template <int kRows, int kDim, class T>
+void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, float* scores, int64_t score_stride) {
   constexpr int kPairs = kRows > 2 ? 2 : 4;  // pairs that are computed together
   for (int n = 0; n < kBlock24Tokens; n += 2 * kPairs) {
     keys.ahead.fetch(n * kDim, 2 * kPairs * kDim);
@@ -193,33 +201,33 @@ const float* order_queries(const float* queries, int64_t, int, float*) {
   return queries;
 }
 
-template <class T, int kCache>
-struct SparseKeyRun : SparseBlock<T, kCache> {
+template <class T>
+struct SparseKeyRun : SparseBlock<T> {
   int dim;
   int count = kBlock24Tokens;
 
-  SparseKeyRun(const SparseBlock<T, kCache>& block, int dim) : SparseBlock<T, kCache>(block), dim(dim) {}
+  SparseKeyRun(const SparseBlock<T>& block, int dim) : SparseBlock<T>(block), dim(dim) {}
 
   Vec at(int token, int d) const { return load_key(this->non_zeros, this->metadata, token, d, dim); }
   void fetch_next(int token, int, int) const { this->ahead.fetch(token * dim, dim); }
 };
 
-template <int kRows, int kDim, class T, int kCache>
-void score_sparse_dims(const float* queries, const SparseBlock<T, kCache>& keys, float* scores, int64_t score_stride) {
-  score_run<kRows>({queries, kDim, false}, 0, SparseKeyRun<T, kCache>(keys, kDim), scores, score_stride);
+template <int kRows, int kDim, class T>
+void score_sparse_dims(const float* queries, const SparseBlock<T>& keys, float* scores, int64_t score_stride) {
+  score_run<kRows>(queries, SparseKeyRun<T>(keys, kDim), kDim, scores, score_stride);
 }
 #endif
 
-template <int kRows, class T, int kCache>
-void score_sparse(const float* queries, const SparseBlock<T, kCache>& keys, int dim, float* scores, int64_t score_stride) {
-  const auto score = dim == 128 ? score_sparse_dims<kRows, 128, T, kCache> : score_sparse_dims<kRows, 64, T, kCache>;
+template <int kRows, class T>
+void score_sparse(const float* queries, const SparseBlock<T>& keys, int dim, float* scores, int64_t score_stride) {
+  const auto score = dim == 128 ? score_sparse_dims<kRows, 128, T> : score_sparse_dims<kRows, 64, T>;
   score(queries, keys, scores, score_stride);
 }
 
 // output[row, first .. first + kSparseVectors * kLanes) += weights[row, 64 tokens] times the values of a sparse
 // block.
-template <int kRows, class T, int kCache>
-void add_sparse_columns(const float* weights, int64_t weight_stride, const SparseBlock<T, kCache>& values, int dim, int first,
+template <int kRows, class T>
+void add_sparse_columns(const float* weights, int64_t weight_stride, const SparseBlock<T>& values, int dim, int first,
                         float* output) {
   Vec totals[kRows][kSparseVectors];
 #pragma GCC unroll 4
@@ -261,10 +269,10 @@ void add_sparse_columns(const float* weights, int64_t weight_stride, const Spars
   }
 }
 
-template <class T, int kCache>
+template <class T>
 class Cache24 : public PlainRows {
  public:
-  explicit Cache24(const Attention24Arguments& arguments) : a_(arguments) {}
+  Cache24(const Attention24Arguments& arguments, bool second_cache) : a_(arguments), second_cache_(second_cache) {}
 
   int64_t work_floats(int64_t rows, int dim) const { return (kOrders + 2) * rows * dim; }
 
@@ -281,7 +289,7 @@ class Cache24 : public PlainRows {
         float* to = scores + row * kScoreStride + (first - keys.first);
         if (is_dense(entry)) {
           const auto block = dense_block(a_.keys, entry, ahead, count);
-          score_run<kRows>(prepared, row, block, to, kScoreStride);
+          score_prepared<kRows>(prepared, row, block, to, kScoreStride);
         } else {
           const auto block = sparse_block(a_.sparse_keys, entry, ahead);
           score_sparse<kRows>(ordered + row * kOrders * dim, block, dim, to, kScoreStride);
@@ -334,28 +342,29 @@ class Cache24 : public PlainRows {
   const uint32_t* metadata(const SparseBlocks24& sparse, int32_t entry) const {
     return sparse.metadata + block_number(entry) * sparse_block_words(a_.head_dim);
   }
-  DenseBlock<T, kCache> dense_block(const void* pool, int32_t entry, const Ahead<kCache>& ahead, int count) const {
+  DenseBlock<T> dense_block(const void* pool, int32_t entry, const Ahead& ahead, int count) const {
     return {dense(pool, entry), a_.token_stride, ahead, a_.head_dim, count};
   }
 
-  SparseBlock<T, kCache> sparse_block(const SparseBlocks24& sparse, int32_t entry, const Ahead<kCache>& ahead) const {
+  SparseBlock<T> sparse_block(const SparseBlocks24& sparse, int32_t entry, const Ahead& ahead) const {
     return {non_zeros(sparse, entry), metadata(sparse, entry), ahead};
   }
 
-  Ahead<kCache> key_ahead(const int32_t* table, int32_t key) const { return ahead_of(a_.keys, a_.sparse_keys, table, key); }
-  Ahead<kCache> value_ahead(const int32_t* table, int32_t key) const {
+  Ahead key_ahead(const int32_t* table, int32_t key) const { return ahead_of(a_.keys, a_.sparse_keys, table, key); }
+  Ahead value_ahead(const int32_t* table, int32_t key) const {
     return ahead_of(a_.values, a_.sparse_values, table, key);
   }
   // The block of `key`, to be prefetched. Its metadata are prefetched at once.
-  Ahead<kCache> ahead_of(const void* pool, const SparseBlocks24& sparse, const int32_t* table, int32_t key) const {
+  Ahead ahead_of(const void* pool, const SparseBlocks24& sparse, const int32_t* table, int32_t key) const {
     const int32_t entry = table[key / kBlock24Tokens];
-    if (is_dense(entry)) return {reinterpret_cast<const char*>(dense(pool, entry)), sizeof(T)};
+    if (is_dense(entry)) return {reinterpret_cast<const char*>(dense(pool, entry)), sizeof(T), second_cache_};
     const int words = static_cast<int>(sparse_block_words(a_.head_dim));
-    Ahead<kCache>{reinterpret_cast<const char*>(metadata(sparse, entry)), sizeof(uint32_t)}.fetch(0, words);
-    return {reinterpret_cast<const char*>(non_zeros(sparse, entry)), sizeof(T) / 2};
+    Ahead{reinterpret_cast<const char*>(metadata(sparse, entry)), sizeof(uint32_t), second_cache_}.fetch(0, words);
+    return {reinterpret_cast<const char*>(non_zeros(sparse, entry)), sizeof(T) / 2, second_cache_};
   }
 
   const Attention24Arguments& a_;
+  bool second_cache_;
 };
 
 }  // namespace
@@ -363,8 +372,7 @@ class Cache24 : public PlainRows {
 void decode_attention_24(const Attention24Arguments& a, Workers& workers) {
   const auto decode = [&](auto element) {
     typedef decltype(element) T;
-    if (workers.memory_reading().cache == 2) return decode_splits(a, Cache24<T, 2>(a), workers);
-    decode_splits(a, Cache24<T, 1>(a), workers);
+    decode_splits(a, Cache24<T>(a, workers.memory_reading().cache == 2), workers);
   };
   if (a.cache_dtype == DType::bf16) return decode(Bfloat{});
   decode(Half{});

@@ -14,19 +14,16 @@ constexpr int kLine = 64;
 // Rows of a pool that a list names, as a run (key-run.cpu.h). The first `known` of the list from here on may be asked for.
 template <class T>
 struct ListedRun {
-  typedef T Element;
-
   const T* pool;
   const int32_t* rows;
   int count;
   int known;
   int64_t dim;
 
-  const T* row(int index) const { return pool + rows[index] * dim; }
-  Vec at(int index, int d) const { return load(row(index) + d); }
+  Vec at(int row, int d) const { return load(pool + rows[row] * dim + d); }
   __attribute__((always_inline)) void fetch(int row, int first, int elements) const {
     if (row >= known) return;
-    const auto* line = reinterpret_cast<const char*>(this->row(row) + first);
+    const auto* line = reinterpret_cast<const char*>(pool + rows[row] * dim + first);
     for (int at = 0; at < elements * int{sizeof(T)}; at += kLine) __builtin_prefetch(line + at);
   }
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const { fetch(row + kAhead, first, elements); }
@@ -39,7 +36,7 @@ class PieceAttention {
       : a_(a), piece_(piece), partials_(partials), index_(index), rows_(a.value_rows + piece.list * a.capacity + piece.first) {}
 
   static size_t scratch_bytes(int32_t group, int dim) {
-    return static_cast<size_t>(group * (3 * dim + kScoreStride) + kRunRows * dim) * sizeof(float);
+    return static_cast<size_t>(group * (dim + kScoreStride) + kRunRows * dim) * sizeof(float);
   }
 
   void attend(float* scratch) const {
@@ -47,15 +44,11 @@ class PieceAttention {
     float* queries = scratch;
     float* scores = queries + a_.group * dim;
     float* padded = scores + a_.group * kScoreStride;
-    float* room = padded + kRunRows * dim;
     with_float_type(a_.query_dtype, [&](auto element) { load_queries<decltype(element)>(queries); });
     with_float_type(a_.key_dtype, [&](auto element) {
-      typedef decltype(element) T;
-      const auto prepare = dim == a_.head_dim ? scoring_queries<T> : scoring_queries<float>;
-      const ScoringQueries prepared = prepare(queries, a_.group, dim, a_.group, room);
-      for_each_run<T>(a_.keys, padded, [&](auto run, int32_t first) {
+      for_each_run<decltype(element)>(a_.keys, padded, [&](auto run, int32_t first) {
         for_each_row_group(a_.group, [&](int64_t head, auto heads) {
-          score_run<decltype(heads)::count>(prepared, head, run, scores + head * kScoreStride + first, kScoreStride);
+          score_run<decltype(heads)::count>(queries + head * dim, run, dim, scores + head * kScoreStride + first, kScoreStride);
         });
       });
     });

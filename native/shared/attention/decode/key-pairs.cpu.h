@@ -7,6 +7,8 @@
 namespace kv {
 namespace KV_ISA {
 
+// Dims of keys that are scored in pairs.
+constexpr int kPairedDim = 64;
 // Pairs of keys that are scored at once. Pair p is the keys p and p + kKeyPairs of a group.
 constexpr int kKeyPairs = 4;
 constexpr int kPairedKeys = 2 * kKeyPairs;
@@ -34,17 +36,10 @@ struct KeyPair<Half> {
 };
 
 // a0 a2 b0 b2, a1 a3 b1 b3.
-struct WideKeyPair {
+template <>
+struct KeyPair<Bfloat> {
   static constexpr int kFirst = 0x88, kSecond = 0xdd;
 
-  static Vec fold(Vec x, Vec y) {
-    return reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0x88)) +
-           reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0xdd));
-  }
-};
-
-template <>
-struct KeyPair<Bfloat> : WideKeyPair {
   static void load(const Bfloat* a, const Bfloat* b, Vec* pair) {
     constexpr __mmask32 kAll = 0xffffffff;
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
@@ -54,15 +49,9 @@ struct KeyPair<Bfloat> : WideKeyPair {
     pair[0] = _mm512_castsi512_ps(_mm512_maskz_unpacklo_epi16(kAll, zeros, both));
     pair[1] = _mm512_castsi512_ps(_mm512_maskz_unpackhi_epi16(kAll, zeros, both));
   }
-};
-
-template <>
-struct KeyPair<float> : WideKeyPair {
-  static void load(const float* a, const float* b, Vec* pair) {
-    const Vec x = KV_ISA::load(a);
-    const Vec y = KV_ISA::load(b);
-    pair[0] = _mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0x88);
-    pair[1] = _mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0xdd);
+  static Vec fold(Vec x, Vec y) {
+    return reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0x88)) +
+           reinterpret_cast<Vec>(_mm512_maskz_shuffle_f32x4(kAllLanes, x, y, 0xdd));
   }
 };
 
@@ -77,28 +66,22 @@ inline void spread_queries(const float* queries, int64_t floats, float* spread) 
   }
 }
 
-// score_dims with two keys in a vector, for spread queries. Up to kPairedKeys - 1 further scores are written.
-template <int kRows, int kDim, class Keys>
-__attribute__((noinline)) void score_pairs(const float* queries, const Keys& keys, int any_dim, float* scores,
-                                           int64_t score_stride) {
+// score_dims with two keys of kPairedDim dims in a vector, for spread queries. Up to kPairedKeys - 1 further scores are written.
+template <int kRows, class Keys>
+__attribute__((noinline)) void score_pairs(const float* queries, const Keys& keys, float* scores, int64_t score_stride) {
   typedef typename Keys::Element Element;
   typedef KeyPair<Element> Pair;
-  const int dim = kDim > 0 ? kDim : any_dim;
-  constexpr int kStepKeys = kDim > 0 ? kPairedKeys * kLanes / kDim : 0;
+  constexpr int kStepKeys = kPairedKeys * kLanes / kPairedDim;
   for (int key = 0; key < keys.count; key += kPairedKeys) {
     const Element* group[kPairedKeys];
 #pragma GCC unroll 8
-    for (int k = 0; k < kPairedKeys; ++k) {
-      group[k] = keys.row(key + k < keys.count ? key + k : keys.count - 1);
-      if (kDim == 0) keys.fetch_next(key + k, 0, dim);
-    }
+    for (int k = 0; k < kPairedKeys; ++k) group[k] = keys.row(key + k < keys.count ? key + k : keys.count - 1);
     Vec totals[kRows][kKeyPairs] = {};
-    const auto add_products = [&](int d) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int d = 0; d < kPairedDim; d += kLanes) {
       // A burst of as many lines as a core can wait for leaves the memory idle until the next one.
-      if constexpr (kDim > 0) {
 #pragma GCC unroll 2
-        for (int k = 0; k < kStepKeys; ++k) keys.fetch_next(key + d / kLanes * kStepKeys + k, 0, kDim);
-      }
+      for (int k = 0; k < kStepKeys; ++k) keys.fetch_next(key + d / kLanes * kStepKeys + k, 0, kPairedDim);
       Vec loaded[kKeyPairs][2];
 #pragma GCC unroll 4
       for (int p = 0; p < kKeyPairs; ++p) Pair::load(group[p] + d, group[p + kKeyPairs] + d, loaded[p]);
@@ -106,17 +89,11 @@ __attribute__((noinline)) void score_pairs(const float* queries, const Keys& key
       for (int v = 0; v < 2; ++v) {
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {
-          const Vec query = load(queries + 2 * (row * dim + d) + v * kLanes);
+          const Vec query = load(queries + 2 * (row * kPairedDim + d) + v * kLanes);
 #pragma GCC unroll 4
           for (int p = 0; p < kKeyPairs; ++p) totals[row][p] += query * loaded[p][v];
         }
       }
-    };
-    if constexpr (kDim > 0) {
-#pragma GCC unroll 8
-      for (int d = 0; d < kDim; d += kLanes) add_products(d);
-    } else {
-      for (int d = 0; d < dim; d += kLanes) add_products(d);
     }
 #pragma GCC unroll 2
     for (int row = 0; row < kRows; row += 2) {

@@ -19,8 +19,8 @@ template <int kRows>
 constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
 // `rows` of the cache, `stride` elements apart, and the `next` rows that will be read later. One next row is brought to
-// the cache `kCache` for each row in use, which keeps the memory busy while this run is computed.
-template <class T, int kCache = 1>
+// L1 for each row in use, which keeps the memory busy while this run is computed.
+template <class T>
 struct Run {
   typedef T Element;
 
@@ -36,8 +36,7 @@ struct Run {
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
 #pragma GCC unroll 8
-    for (int d = first; d < first + elements; d += kLineElements)
-      __builtin_prefetch(next + row * stride + d, 0, kCache == 1 ? 3 : 2);
+    for (int d = first; d < first + elements; d += kLineElements) __builtin_prefetch(next + row * stride + d);
   }
 };
 
@@ -97,13 +96,23 @@ __attribute__((noinline)) void score_dims(const float* queries, const Keys& keys
   }
 }
 
-// Queries of `dim` floats, a multiple of kLanes, as score_run takes them.
+// scores[row * score_stride + key] = queries[row] . keys[key] for kRows rows and all keys of a run. Query rows are `dim` floats
+// apart, a multiple of kLanes. Up to kKeyGroup - 1 further scores are written.
+template <int kRows, class Keys>
+inline void score_run(const float* queries, const Keys& keys, int dim, float* scores, int64_t score_stride) {
+  // Of the short vectors of the baseline, straight code would be long.
+  if constexpr (kLanes >= 8) {
+    if (dim == 64) return score_dims<kRows, 64>(queries, keys, dim, scores, score_stride);
+    if (dim == 128) return score_dims<kRows, 128>(queries, keys, dim, scores, score_stride);
+  }
+  score_dims<kRows, 0>(queries, keys, dim, scores, score_stride);
+}
+
+// Queries for score_run or, where they are spread, for score_pairs.
 struct ScoringQueries {
   const float* rows;
   int dim;
   bool spread;
-
-  const float* row(int64_t index) const { return rows + index * (spread ? 2 * dim : dim); }
 };
 
 // The queries for keys of type T. `room` has room for twice their floats. For one or two query heads a kv head, and for long
@@ -111,9 +120,11 @@ struct ScoringQueries {
 template <class T>
 inline ScoringQueries scoring_queries(const float* queries, int64_t rows, int dim, int64_t group, float* room) {
 #if defined(__AVX512F__)
-  if (group > 2 && dim < 128) {
-    spread_queries<T>(queries, rows * dim, room);
-    return {room, dim, true};
+  if constexpr (sizeof(T) == 2) {
+    if (group > 2 && dim == kPairedDim) {
+      spread_queries<T>(queries, rows * dim, room);
+      return {room, dim, true};
+    }
   }
 #else
   (void)rows, (void)group, (void)room;
@@ -121,24 +132,15 @@ inline ScoringQueries scoring_queries(const float* queries, int64_t rows, int di
   return {queries, dim, false};
 }
 
-// scores[row * score_stride + key] = queries[first + row] . keys[key] for kRows rows and all keys of a run. Up to seven further
-// scores are written.
+// The scores of the query rows from `first` on, as score_run writes them. Up to seven further scores are written.
 template <int kRows, class Keys>
-inline void score_run(const ScoringQueries& queries, int64_t first, const Keys& keys, float* scores, int64_t score_stride) {
-  const float* rows = queries.row(first);
-  const int dim = queries.dim;
+inline void score_prepared(const ScoringQueries& queries, int64_t first, const Keys& keys, float* scores, int64_t score_stride) {
 #if defined(__AVX512F__)
-  if (queries.spread) {
-    if (dim == 64) return score_pairs<kRows, 64>(rows, keys, dim, scores, score_stride);
-    return score_pairs<kRows, 0>(rows, keys, dim, scores, score_stride);
+  if constexpr (sizeof(typename Keys::Element) == 2) {
+    if (queries.spread) return score_pairs<kRows>(queries.rows + 2 * first * kPairedDim, keys, scores, score_stride);
   }
 #endif
-  // Of the short vectors of the baseline, straight code would be long.
-  if constexpr (kLanes >= 8) {
-    if (dim == 64) return score_dims<kRows, 64>(rows, keys, dim, scores, score_stride);
-    if (dim == 128) return score_dims<kRows, 128>(rows, keys, dim, scores, score_stride);
-  }
-  score_dims<kRows, 0>(rows, keys, dim, scores, score_stride);
+  score_run<kRows>(queries.rows + first * queries.dim, keys, queries.dim, scores, score_stride);
 }
 
 // output[row, 0 .. kVectors * kLanes) += sum over keys of weights[row * weight_stride + key] * values[key], for the
