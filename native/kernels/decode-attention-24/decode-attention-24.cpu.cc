@@ -16,7 +16,8 @@ struct Ahead {
   int element_bytes;  // bytes of the block for each element of a dense block
   bool second_cache;
 
-  void fetch(int element, int count) const {
+  // GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at.
+  __attribute__((always_inline)) void fetch(int element, int count) const {
     const char* from = data + element * element_bytes;
     const int bytes = count * element_bytes;
     // The compiler does not see which cache it is: it would write every loop around this twice.
@@ -42,7 +43,9 @@ struct DenseBlock {
 
   const T* row(int token) const { return rows + token * stride; }
   Vec at(int token, int d) const { return load(row(token) + d); }
-  void fetch_next(int token, int first, int elements) const { ahead.fetch(token * dim + first, elements); }
+  __attribute__((always_inline)) void fetch_next(int token, int first, int elements) const {
+    ahead.fetch(token * dim + first, elements);
+  }
 };
 
 template <class T>
@@ -209,7 +212,7 @@ struct SparseKeyRun : SparseBlock<T> {
   SparseKeyRun(const SparseBlock<T>& block, int dim) : SparseBlock<T>(block), dim(dim) {}
 
   Vec at(int token, int d) const { return load_key(this->non_zeros, this->metadata, token, d, dim); }
-  void fetch_next(int token, int, int) const { this->ahead.fetch(token * dim, dim); }
+  __attribute__((always_inline)) void fetch_next(int token, int, int) const { this->ahead.fetch(token * dim, dim); }
 };
 
 template <int kRows, int kDim, class T>
