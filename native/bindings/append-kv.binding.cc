@@ -20,15 +20,15 @@ RopeArguments turn_in_place(const OutputArgument& rows) {
 
 }  // namespace
 
-// appendKv(stream, keys, values [token, kvHead, dim], the six arguments of PagedBatchTensors; and where it turns the rows
+// appendKv(stream, keys, values [token, kvHead, dim], the six arguments of describe_cache; and where it turns the rows
 // first: query [token, queryHead, dim], positions [token], inverseFrequencies [pair], interleaved, attentionScale)
 Napi::Value append_kv(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument keys = call.tensor(1);
   const TensorArgument values = call.tensor(2);
-  const PagedBatchTensors tensors(call, 3);
   AppendKvArguments arguments;
-  tensors.describe(arguments, keys.extent(0));
+  describe_pool(call.tensor(3), arguments);
+  describe_tables(call, 5, keys.extent(0), arguments);
   arguments.keys = keys.data;
   arguments.values = values.data;
   arguments.row_token_stride = keys.stride(0);

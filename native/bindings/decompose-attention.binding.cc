@@ -6,18 +6,16 @@ namespace kv {
 
 // decomposeAttention(stream, query [token, queryHead, dim], inverseFrequencies [pair], state [byte],
 //                    slash [queryHead, token], vertical [queryHead, token], horizontal [queryHead, row],
-//                    the six arguments of PagedBatchTensors, scale, interleaved, attentionScale, seenTokens,
+//                    the six arguments of describe_cache, scale, interleaved, attentionScale, seenTokens,
 //                    sinkTokens, diagonalTokens, samples, seed, ridge, formulas)
 Napi::Value decompose_attention(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument query = call.tensor(1);
   const TensorArgument inverse_frequencies = call.tensor(2);
   const OutputArgument state = call.output(3);
   const OutputArgument slash = call.output(4);
   const OutputArgument horizontal = call.output(6);
-  const PagedBatchTensors tensors(call, 7);
   DecomposeAttentionArguments arguments;
-  tensors.describe(arguments, query);
+  describe_cache(call, 7, call.tensor(1), arguments);
   arguments.inverse_frequencies = inverse_frequencies.as<float>();
   arguments.pairs = static_cast<int32_t>(inverse_frequencies.extent(0));
   arguments.state = state.as<double>();

@@ -1,6 +1,6 @@
 #include "kernels/dequantize-kv/dequantize-kv.h"
 
-#include "bindings/operation-call.h"
+#include "bindings/quantized-copies.h"
 
 namespace kv {
 
@@ -8,23 +8,11 @@ namespace kv {
 //              [quantizedBlock, byte] or undefined, keyBits, valueBits, rotated, copies [from | to, copy])
 Napi::Value dequantize_kv(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const OutputArgument keys = call.output(1);
-  const TensorArgument copies = call.tensor(8);
   DequantizeKvArguments arguments;
-  arguments.keys = keys.data;
+  describe_quantized_copies(call, call.output(1), arguments);
   arguments.values = call.optional_output(2).data;
-  arguments.dtype = keys.dtype();
-  arguments.block_stride = keys.stride(0);
-  arguments.token_stride = keys.stride(1);
-  arguments.head_dim = static_cast<int32_t>(keys.extent(2));
   arguments.quantized_keys = call.tensor(3).as<uint8_t>();
   arguments.quantized_values = call.optional_tensor(4).as<uint8_t>();
-  arguments.key_bits = static_cast<int32_t>(call.integer(5));
-  arguments.value_bits = static_cast<int32_t>(call.integer(6));
-  arguments.rotated = call.flag(7);
-  arguments.from = copies.as<int32_t>();
-  arguments.to = arguments.from + copies.stride(0);
-  arguments.copies = static_cast<int32_t>(copies.extent(1));
   return call.enqueue("dequantizeKv",
                       [arguments](ExecutionContext& context) { return dequantize_kv(arguments, context); });
 }

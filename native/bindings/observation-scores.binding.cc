@@ -5,14 +5,12 @@
 namespace kv {
 
 // observationScores(stream, query [token, queryHead, dim], scores [batch, kvHead, token], the six arguments of
-// PagedBatchTensors, scale, domain, reduction)
+// describe_cache, scale, domain, reduction)
 Napi::Value observation_scores(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument query = call.tensor(1);
   const OutputArgument scores = call.output(2);
-  const PagedBatchTensors tensors(call, 3);
   ObservationScoresArguments arguments;
-  tensors.describe(arguments, query);
+  describe_cache(call, 3, call.tensor(1), arguments);
   arguments.scale = static_cast<float>(call.number(9));
   arguments.domain = static_cast<ScoreDomain>(call.integer(10));
   arguments.reduction = static_cast<GroupReduction>(call.integer(11));

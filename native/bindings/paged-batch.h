@@ -6,69 +6,78 @@
 
 namespace kv {
 
-// Six consecutive arguments from `first` on: keys, values [block, blockToken, dim], blockTable
-// [slot, kvHead, block], keyCounts [slot, kvHead], slots [batch], queryStart [boundary].
-struct PagedBatchTensors {
-  TensorArgument keys;
-  TensorArgument values;
-  TensorArgument block_table;
-  OutputArgument key_counts;  // appendKv increases them
-  TensorArgument slots;
-  TensorArgument query_start;
+// Three consecutive arguments from `first` on: keyCounts [slot, kvHead], slots [batch], queryStart [boundary]. `rows` is
+// the extent of the tensors of rows.
+inline void describe_sequences(OperationCall& call, size_t first, int64_t rows, PagedBatch& to) {
+  const OutputArgument counts = call.output(first);  // appendKv increases them
+  const TensorArgument slots = call.tensor(first + 1);
+  to.batch = static_cast<int32_t>(slots.extent(0));
+  to.kv_heads = static_cast<int32_t>(counts.extent(1));
+  to.query_start = call.tensor(first + 2).as<int32_t>();
+  to.query_tokens = static_cast<int32_t>(rows);
+  to.slots = slots.as<int32_t>();
+  to.key_counts = counts.as<int32_t>();
+  to.slot_count = static_cast<int32_t>(counts.extent(0));
+}
 
-  PagedBatchTensors(OperationCall& call, size_t first)
-      : keys(call.tensor(first)),
-        values(call.tensor(first + 1)),
-        block_table(call.tensor(first + 2)),
-        key_counts(call.output(first + 3)),
-        slots(call.tensor(first + 4)),
-        query_start(call.tensor(first + 5)) {}
+// Four consecutive arguments: blockTable [slot, kvHead, block], and the three of describe_sequences.
+inline void describe_tables(OperationCall& call, size_t first, int64_t rows, PagedBatch& to) {
+  const TensorArgument table = call.tensor(first);
+  to.block_table = table.as<int32_t>();
+  to.table_width = static_cast<int32_t>(table.extent(2));
+  describe_sequences(call, first + 1, rows, to);
+}
 
-  void describe(PagedBatch& batch, int64_t tokens) const {
-    batch.batch = static_cast<int32_t>(slots.extent(0));
-    batch.kv_heads = static_cast<int32_t>(key_counts.extent(1));
-    batch.head_dim = static_cast<int32_t>(keys.extent(2));
-    batch.query_start = query_start.as<int32_t>();
-    batch.query_tokens = static_cast<int32_t>(tokens);
-    batch.slots = slots.as<int32_t>();
-    batch.cache_dtype = keys.dtype();
-    batch.block_stride = keys.stride(0);
-    batch.token_stride = keys.stride(1);
-    batch.block_tokens = static_cast<int32_t>(keys.extent(1));
-    batch.block_count = static_cast<int32_t>(keys.extent(0));
-    batch.block_table = block_table.as<int32_t>();
-    batch.table_width = static_cast<int32_t>(block_table.extent(2));
-    batch.key_counts = key_counts.as<int32_t>();
-    batch.slot_count = static_cast<int32_t>(key_counts.extent(0));
-  }
+// A pool of keys, [block, blockToken, dim].
+inline void describe_pool(const TensorArgument& keys, PagedBatch& to) {
+  to.head_dim = static_cast<int32_t>(keys.extent(2));
+  to.cache_dtype = keys.dtype();
+  to.block_stride = keys.stride(0);
+  to.token_stride = keys.stride(1);
+  to.block_tokens = static_cast<int32_t>(keys.extent(1));
+  to.block_count = static_cast<int32_t>(keys.extent(0));
+}
 
-  // What an operation with queries [token, queryHead, dim] takes besides.
-  template <class Arguments>
-  void describe(Arguments& arguments, const TensorArgument& query) const {
-    describe(arguments, query.extent(0));
-    arguments.query = query.data;
-    arguments.query_token_stride = query.stride(0);
-    arguments.query_head_stride = query.stride(1);
-    arguments.query_dtype = query.dtype();
-    arguments.query_heads = static_cast<int32_t>(query.extent(1));
-    arguments.keys = keys.data;
-  }
-};
+// Queries, [token, queryHead, dim].
+template <class Arguments>
+void describe_query(const TensorArgument& query, Arguments& to) {
+  to.head_dim = static_cast<int32_t>(query.extent(2));
+  to.query = query.data;
+  to.query_token_stride = query.stride(0);
+  to.query_head_stride = query.stride(1);
+  to.query_dtype = query.dtype();
+  to.query_heads = static_cast<int32_t>(query.extent(1));
+}
+
+// Two arguments from `first` on: output [token, queryHead, dim], logSumExp [token, queryHead] or undefined.
+template <class Arguments>
+void describe_output(OperationCall& call, size_t first, Arguments& to) {
+  const OutputArgument output = call.output(first);
+  to.output = output.data;
+  to.output_token_stride = output.stride(0);
+  to.output_head_stride = output.stride(1);
+  to.output_dtype = output.dtype();
+  to.log_sum_exp = call.optional_output(first + 1).as<float>();
+}
+
+// Six consecutive arguments from `first` on, which are all that a dense cache has: keys, values [block, blockToken, dim], and
+// the four of describe_tables. `query` is [token, queryHead, dim].
+template <class Arguments>
+void describe_cache(OperationCall& call, size_t first, const TensorArgument& query, Arguments& to) {
+  const TensorArgument keys = call.tensor(first);
+  describe_pool(keys, to);
+  describe_tables(call, first + 2, query.extent(0), to);
+  describe_query(query, to);
+  to.keys = keys.data;
+}
 
 // (stream, query, output [token, queryHead, dim], logSumExp [token, queryHead] or undefined, the six arguments of
-// PagedBatchTensors, scale, causal)
+// describe_cache, scale, causal)
 inline PagedAttentionArguments paged_attention_arguments(OperationCall& call) {
-  const TensorArgument query = call.tensor(1);
-  const OutputArgument output = call.output(2);
-  const PagedBatchTensors tensors(call, 4);
   PagedAttentionArguments arguments;
-  tensors.describe(arguments, query);
-  arguments.output = output.data;
-  arguments.output_token_stride = output.stride(0);
-  arguments.output_head_stride = output.stride(1);
-  arguments.output_dtype = output.dtype();
-  arguments.log_sum_exp = call.optional_output(3).as<float>();
-  arguments.values = tensors.values.data;
+  describe_cache(call, 4, call.tensor(1), arguments);
+  describe_output(call, 2, arguments);
+  arguments.values = call.tensor(5).data;
   arguments.scale = static_cast<float>(call.number(10));
   arguments.causal = call.flag(11);
   return arguments;

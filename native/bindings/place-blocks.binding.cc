@@ -1,6 +1,6 @@
 #include "kernels/place-blocks/place-blocks.h"
 
-#include "bindings/operation-call.h"
+#include "bindings/paged-batch.h"
 
 namespace kv {
 
@@ -9,24 +9,13 @@ namespace kv {
 //             loads [end, load], loadCount [one], rows, blockTokens, sinkBlocks, firstCached)
 Napi::Value place_blocks(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument table = call.tensor(1);
-  const OutputArgument counts = call.output(2);
-  const TensorArgument slots = call.tensor(3);
   const OutputArgument where = call.output(6);
   const OutputArgument holds = call.output(7);
   const OutputArgument loads = call.output(9);
   PlaceBlocksArguments arguments;
-  arguments.batch = static_cast<int32_t>(slots.extent(0));
-  arguments.kv_heads = static_cast<int32_t>(counts.extent(1));
-  arguments.query_start = call.tensor(4).as<int32_t>();
-  arguments.query_tokens = static_cast<int32_t>(call.integer(11));
-  arguments.slots = slots.as<int32_t>();
+  describe_tables(call, 1, call.integer(11), arguments);
   arguments.block_tokens = static_cast<int32_t>(call.integer(12));
   arguments.block_count = static_cast<int32_t>(where.extent(0));
-  arguments.block_table = table.as<int32_t>();
-  arguments.table_width = static_cast<int32_t>(table.extent(2));
-  arguments.key_counts = counts.as<int32_t>();
-  arguments.slot_count = static_cast<int32_t>(counts.extent(0));
   arguments.source_table = call.tensor(5).as<int32_t>();
   arguments.sink_blocks = static_cast<int32_t>(call.integer(13));
   arguments.first_cached = static_cast<int32_t>(call.integer(14));

@@ -1,6 +1,6 @@
 #include "kernels/plan-blocks/plan-blocks.h"
 
-#include "bindings/operation-call.h"
+#include "bindings/paged-batch.h"
 
 namespace kv {
 
@@ -11,25 +11,14 @@ namespace kv {
 //            rows, blockTokens, sinkBlocks, recentBlocks)
 Napi::Value plan_blocks(const Napi::CallbackInfo& info) {
   OperationCall call(info);
-  const TensorArgument table = call.tensor(1);
-  const OutputArgument counts = call.output(2);
-  const TensorArgument slots = call.tensor(3);
   const TensorArgument chosen = call.tensor(5);
   const OutputArgument where = call.output(7);
   const OutputArgument holds = call.output(8);
   const OutputArgument loads = call.output(15);
   PlanBlocksArguments arguments;
-  arguments.batch = static_cast<int32_t>(slots.extent(0));
-  arguments.kv_heads = static_cast<int32_t>(counts.extent(1));
-  arguments.query_start = call.tensor(4).as<int32_t>();
-  arguments.query_tokens = static_cast<int32_t>(call.integer(17));
-  arguments.slots = slots.as<int32_t>();
+  describe_tables(call, 1, call.integer(17), arguments);
   arguments.block_tokens = static_cast<int32_t>(call.integer(18));
   arguments.block_count = static_cast<int32_t>(where.extent(0));
-  arguments.block_table = table.as<int32_t>();
-  arguments.table_width = static_cast<int32_t>(table.extent(2));
-  arguments.key_counts = counts.as<int32_t>();
-  arguments.slot_count = static_cast<int32_t>(counts.extent(0));
   arguments.chosen = chosen.as<int32_t>();
   arguments.chosen_counts = call.tensor(6).as<int32_t>();
   arguments.room = static_cast<int32_t>(chosen.extent(2));

@@ -7,14 +7,12 @@
 namespace kv {
 
 // (stream, query [token, queryHead, dim], scores [queryHead, queryTile, keyBlock], the six arguments of
-// PagedBatchTensors, scale)
+// describe_cache, scale)
 template <class Arguments>
 Arguments block_scores_arguments(OperationCall& call) {
-  const TensorArgument query = call.tensor(1);
   const OutputArgument scores = call.output(2);
-  const PagedBatchTensors tensors(call, 3);
   Arguments arguments;
-  tensors.describe(arguments, query);
+  describe_cache(call, 3, call.tensor(1), arguments);
   arguments.scores = scores.as<float>();
   arguments.tiles = static_cast<int32_t>(scores.extent(1));
   arguments.blocks = static_cast<int32_t>(scores.extent(2));

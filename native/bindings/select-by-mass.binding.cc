@@ -1,6 +1,6 @@
 #include "kernels/select-by-mass/select-by-mass.h"
 
-#include "bindings/operation-call.h"
+#include "bindings/paged-batch.h"
 
 namespace kv {
 
@@ -12,24 +12,13 @@ namespace kv {
 Napi::Value select_by_mass(const Napi::CallbackInfo& info) {
   OperationCall call(info);
   const TensorArgument scores = call.tensor(1);
-  const TensorArgument table = call.tensor(3);
-  const OutputArgument key_counts = call.output(4);
-  const TensorArgument slots = call.tensor(5);
   const OutputArgument rows = call.output(9);
   SelectByMassArguments arguments;
   arguments.scores = scores.as<float>();
-  arguments.query_tokens = static_cast<int32_t>(scores.extent(0));
   arguments.query_heads = static_cast<int32_t>(scores.extent(1));
   arguments.score_tokens = static_cast<int32_t>(scores.extent(2));
   arguments.dense_log_sum_exp = call.optional_tensor(2).as<float>();
-  arguments.block_table = table.as<int32_t>();
-  arguments.table_width = static_cast<int32_t>(table.extent(2));
-  arguments.key_counts = key_counts.as<int32_t>();
-  arguments.slot_count = static_cast<int32_t>(key_counts.extent(0));
-  arguments.kv_heads = static_cast<int32_t>(key_counts.extent(1));
-  arguments.slots = slots.as<int32_t>();
-  arguments.batch = static_cast<int32_t>(slots.extent(0));
-  arguments.query_start = call.tensor(6).as<int32_t>();
+  describe_tables(call, 3, scores.extent(0), arguments);
   arguments.value_scales = call.optional_tensor(7).as<uint16_t>();
   arguments.mean_rows = call.optional_tensor(8).as<int32_t>();
   arguments.value_rows = rows.as<int32_t>();

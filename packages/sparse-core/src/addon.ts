@@ -112,7 +112,7 @@ export interface Addon {
     ]
   ): void;
   blockMetadata(stream: NativeStream, keys: NativeTensor, blockTable: NativeTensor, keyCounts: NativeTensor,
-    metadataTable: NativeTensor, metadata: NativeTensor, slots: NativeTensor, queryStart: NativeTensor,
+    slots: NativeTensor, queryStart: NativeTensor, metadataTable: NativeTensor, metadata: NativeTensor,
     values: NativeTensor | undefined, checksums: NativeTensor | undefined, rows: number, method: number): void;
   blockScores(stream: NativeStream, query: NativeTensor, scores: NativeTensor, metadata: NativeTensor,
     blockTable: NativeTensor, keyCounts: NativeTensor, slots: NativeTensor, queryStart: NativeTensor, blockTokens: number): void;

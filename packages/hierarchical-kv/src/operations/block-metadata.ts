@@ -22,14 +22,12 @@ export interface BlockMetadataArguments extends BlockBatch {
 }
 
 /** In the order of `native/bindings/block-metadata.binding.cc`. */
-const [counts, ...batch] = blockBatchRules;
 const rules = [
   { name: 'keys', dtype: floats, shape: ['block', 'blockToken', 'dim'], layout: 'rows' },
   tableRule,
-  counts,
+  ...blockBatchRules,
   { ...tableRule, name: 'metadataTable' },
   { name: 'metadata', dtypeOf: 'keys', shape: ['metadataBlock', 'vector', 'dim'], layout: 'contiguous' },
-  ...batch,
   { name: 'values', dtypeOf: 'keys', shape: ['block', 'blockToken', 'dim'], layout: 'rows', stridesOf: 'keys', optional: true },
   { name: 'checksums', dtype: ['i32'], shape: ['metadataBlock'], layout: 'contiguous', optional: true },
 ] as const;
@@ -45,7 +43,7 @@ const enqueue = operation('blockMetadata', rules, ['metadata', 'checksums']);
  * @throws InvalidValueError for another method; tables that lead outside reject the stream's next wait with one
  */
 export function blockMetadata(stream: Stream, args: BlockMetadataArguments): void {
-  enqueue(stream, args, (natives, [, , , , metadata]) => {
+  enqueue(stream, args, (natives, [, , , , , , metadata]) => {
     const name = 'blockMetadata';
     const { method, rows } = args;
     expectThat(name, 'method', method, blockMetadataMethods.includes(method), `one of ${blockMetadataMethods.join(', ')}`);
