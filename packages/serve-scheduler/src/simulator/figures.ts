@@ -10,7 +10,7 @@ import { chunksMeasured, overlapOfSmallModel } from './measured-points.js';
 import { mostRequests, simulate } from './simulate.js';
 import type { SimulationResult } from './simulate.js';
 import { simulatedModels, systems } from './systems.js';
-import type { SimulatedModelName } from './systems.js';
+import type { SimulatedModelName, SystemName } from './systems.js';
 import { poissonTrace } from './trace.js';
 import type { AnswerTokens } from './trace.js';
 
@@ -126,7 +126,7 @@ async function tableOf(name: FigureName, settings: Settings, run: Runs): Promise
     case '8':
       return overlaps(settings);
     case '13':
-      return await withinLevel(settings);
+      return await withinLevel(settings, run);
     case '14a':
       return await loadingByBatch(settings);
     case '14b':
@@ -161,14 +161,14 @@ function chunkedAttention({ name, ...settings }: Settings): Table {
   return { ...table, columns: [...table.columns, 'chunks, measured'], rows, kinds: ['simulated', 'simulated', 'measured'] };
 }
 
-async function withinLevel({ model, costs, seed, signal, requests, answerTokens }: Settings): Promise<Table> {
+async function withinLevel({ model, costs }: Settings, run: Runs): Promise<Table> {
   const levels = serviceLevels(model, costs);
   const found: (readonly (string | number)[])[] = [];
   const before = levels.map(() => NaN);
-  for (const [system, features] of Object.entries(systems)) {
+  for (const system of Object.keys(systems) as SystemName[]) {
     const row: (string | number)[] = [system];
     for (const [index, level] of levels.entries()) {
-      const rate = await goodput({ model, costs, seed, signal, requests, answerTokens, features, level });
+      const rate = await goodput((each) => run(each, system), level);
       row.push(rate, rate / (before[index] ?? NaN));
       before[index] = rate;
     }

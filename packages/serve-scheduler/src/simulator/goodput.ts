@@ -1,10 +1,7 @@
 import type { Costs } from './costs.js';
 import { paperCosts } from './paper-costs.js';
-import { simulate } from './simulate.js';
-import type { SimulationOptions, SimulationResult } from './simulate.js';
+import type { SimulationResult } from './simulate.js';
 import type { SimulatedModel } from './systems.js';
-import { poissonTrace } from './trace.js';
-import type { AnswerTokens } from './trace.js';
 
 /** What must hold of a load that is served well (section 4.2 of the paper). */
 export interface ServiceLevel {
@@ -12,12 +9,6 @@ export interface ServiceLevel {
   readonly betweenTokens99: number;
   /** Milliseconds that a request waits for its first part, on average. */
   readonly queueing: number;
-}
-
-export interface GoodputOptions extends Omit<SimulationOptions, 'trace'> {
-  readonly requests: number;
-  readonly answerTokens?: AnswerTokens | undefined;
-  readonly level: ServiceLevel;
 }
 
 /** The P99 between tokens is so many decoding iterations: of 8 answers over 10,000 tokens each, without any feature. */
@@ -31,11 +22,9 @@ const precision = 1.025;
 const firstRate = 1 / 16;
 const mostRate = 1024;
 
-/** Requests a second, the largest rate at which the level holds: the same requests, at other times. */
-export async function goodput({ requests, answerTokens, level, ...options }: GoodputOptions): Promise<number> {
-  const { model, seed = 1 } = options;
-  const isServed = async (rate: number): Promise<boolean> =>
-    holds(await simulate({ ...options, trace: poissonTrace(requests, rate, model, seed, answerTokens) }), level);
+/** Requests a second, the largest rate at which the level holds. `run` serves the same requests at other times. */
+export async function goodput(run: (rate: number) => Promise<SimulationResult>, level: ServiceLevel): Promise<number> {
+  const isServed = async (rate: number): Promise<boolean> => holds(await run(rate), level);
   let most = firstRate;
   while (most < mostRate && (await isServed(most))) most *= 2;
   let least = most === firstRate ? 0 : most / 2;

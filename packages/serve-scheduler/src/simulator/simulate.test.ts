@@ -105,10 +105,10 @@ describe('simulate', () => {
 
 it('finds the goodput: the level holds there, and 5 % above it does not', async () => {
   const level = { betweenTokens99: 150, queueing: 500 };
-  const options = { model, features: systems['+SA'] };
-  const found = await goodput({ ...options, requests: 30, level });
+  const of = (rate: number) => run('+SA', at(rate, 30));
+  const found = await goodput(of, level);
   const served = async (rate: number) => {
-    const { betweenTokens99, queueing } = await simulate({ ...options, trace: at(rate, 30) });
+    const { betweenTokens99, queueing } = await of(rate);
     return betweenTokens99 <= level.betweenTokens99 && queueing <= level.queueing;
   };
   expect(found).toBeGreaterThan(0.25);
