@@ -10,3 +10,9 @@ export function originOf(thrown: unknown): Error {
   const error = asError(thrown);
   return error instanceof DisposedError && error.cause !== undefined ? originOf(error.cause) : error;
 }
+
+/** What an engine says that cannot go on. */
+export function endedBy(thrown: unknown): DisposedError {
+  const cause = asError(thrown);
+  return new DisposedError(`The engine was ended by an error (${cause.message}); create another.`, { subject: 'engine', cause });
+}

@@ -3,8 +3,9 @@ import type { Device, KvStore, KvStoreFactory, PrefillAttention } from '@kv/spar
 import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, eventually, liveBytes, Random } from '@kv/sparse-core/testing';
 import { generateTokens, Model } from '@kv/model';
 import type { GeneratedId } from '@kv/model';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 
+import { Scheduler } from '../scheduler/scheduler.js';
 import { collect, needleModel, nextTurn, optionsOf, promptOf, text } from '../testing/engine-requests.js';
 import { createEngine } from './engine.js';
 import type { Engine } from './engine.js';
@@ -299,6 +300,23 @@ describeOnDeviceKinds('the engine', ({ open }) => {
       for (const answer of answers) await expect(answer).rejects.toThrow(DisposedError);
       await closing;
       expect(() => engine.generateTokens([1])).toThrow(DisposedError);
+    }));
+
+  it('ends all requests, those that wait too, when its scheduler fails, whatever else that breaks', () =>
+    use({ sequences: 2 }, async (engine) => {
+      const defect = new Error('blocks were miscounted');
+      const answers = [1, 2, 4].map((index) => collect(engine.generateTokens(promptOf(index), { maxTokens: 60, endIds: [] })));
+      await nextTurn();
+      const next = vi.spyOn(Scheduler.prototype, 'next').mockThrow(defect);
+      const end = vi.spyOn(Scheduler.prototype, 'end').mockThrow(defect);
+      try {
+        for (const answer of answers) await expect(answer).rejects.toMatchObject({ name: 'DisposedError', cause: defect });
+        expect(() => engine.generateTokens([1])).toThrow(DisposedError);
+        expect(engine.load).toEqual({ underWay: 0, waiting: 0 });
+      } finally {
+        next.mockRestore();
+        end.mockRestore();
+      }
     }));
 
   it('refuses what it cannot serve, before it waits', () =>

@@ -9,7 +9,7 @@ import type { Batch } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
 import type { Scheduler } from '../scheduler/scheduler.js';
 import { Answer } from './answer.js';
-import { asError, originOf } from './as-error.js';
+import { asError, endedBy, originOf } from './as-error.js';
 import { createRunner, keptGrid, readOptions, schedulerOf } from './engine-options.js';
 import type { EngineOptions, EngineSettings } from './engine-options.js';
 import { readRequest, requestOptions } from './engine-request.js';
@@ -85,6 +85,7 @@ export class Engine {
 
   /** Requests that are served now, and that wait. */
   get load(): { readonly underWay: number; readonly waiting: number } {
+    if (this.#closed) return { underWay: 0, waiting: 0 };
     return { underWay: this.#scheduler.underWay, waiting: this.#scheduler.waiting };
   }
 
@@ -171,6 +172,17 @@ export class Engine {
   }
 
   async #serve(): Promise<void> {
+    try {
+      await this.#computeSteps();
+    } catch (error) {
+      // Counts of requests and blocks may be wrong by now: nobody can be served any more.
+      this.#closed ??= endedBy(error);
+    }
+    this.#shut();
+  }
+
+  /** Until it is closed. */
+  async #computeSteps(): Promise<void> {
     let choosing: Promise<readonly Outcome[]> | undefined;
     let step: Step | undefined;
     while (this.#closed === undefined) {
@@ -194,7 +206,6 @@ export class Engine {
       step = undefined;
     }
     await choosing?.catch(() => undefined);
-    this.#shut(this.#closed);
   }
 
   /** Comes true when there may be something to do. */
@@ -261,8 +272,7 @@ export class Engine {
       this.#executor = this.#createExecutor();
       for (const [request, served] of this.#served) this.#executor.add(request, served);
     } catch (error) {
-      const cause = asError(error);
-      this.#closed = new DisposedError(`The engine was ended by an error (${cause.message}).`, { subject: 'engine', cause });
+      this.#closed = endedBy(error);
     }
   }
 
@@ -294,11 +304,13 @@ export class Engine {
     this.#executor.release(request);
   }
 
-  #shut(reason: Error): void {
-    for (const [request, { answer }] of this.#served) {
-      answer.fail(reason);
-      this.#finish(request);
+  /** Asks nothing of the scheduler, which may be what failed. */
+  #shut(): void {
+    for (const { answer, unlisten } of this.#served.values()) {
+      unlisten();
+      if (this.#closed) answer.fail(this.#closed);
     }
+    this.#served.clear();
     this.#executor[Symbol.dispose]();
     this.#runner.dispose();
   }
