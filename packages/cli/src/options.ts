@@ -1,17 +1,18 @@
 import { InvalidArgumentError, Option } from 'commander';
 
-/** A commander parser of whole numbers from `least` on. */
-export function wholeNumber(least: number): (text: string) => number {
+/** A commander parser of whole numbers from `least` to `most`. */
+export function wholeNumber(least: number, most = Number.MAX_SAFE_INTEGER): (text: string) => number {
   return (text) => {
     const value = Number(text);
-    if (text.trim() !== '' && Number.isSafeInteger(value) && value >= least) return value;
-    throw new InvalidArgumentError(`It must be a whole number, at least ${least}.`);
+    if (text.trim() !== '' && Number.isSafeInteger(value) && value >= least && value <= most) return value;
+    const limit = most === Number.MAX_SAFE_INTEGER ? '' : ` and at most ${most}`;
+    throw new InvalidArgumentError(`It must be a whole number, at least ${least}${limit}.`);
   };
 }
 
 /** The same of several values of one option. */
-export function wholeNumbers(least: number): (text: string, before: readonly number[] | undefined) => number[] {
-  const parse = wholeNumber(least);
+export function wholeNumbers(least: number, most?: number): (text: string, before: readonly number[] | undefined) => number[] {
+  const parse = wholeNumber(least, most);
   const given = new WeakSet<readonly number[]>();
   return (text, before) => {
     // The values before the first one are the default.
@@ -26,6 +27,12 @@ export function finiteNumber(text: string): number {
   const value = Number(text);
   if (text.trim() !== '' && Number.isFinite(value)) return value;
   throw new InvalidArgumentError('It must be a number.');
+}
+
+/** A commander parser of texts that say something. */
+export function someText(text: string): string {
+  if (text !== '') return text;
+  throw new InvalidArgumentError('It must be a text of at least one character.');
 }
 
 /** Where a model runs, as every command that runs one takes it. */

@@ -1,7 +1,7 @@
 import { Command, Option } from 'commander';
 
 import type { CommandContext } from './command-context.js';
-import { bench, benchPolicies, benchRequests } from './commands/bench.js';
+import { bench, benchPolicies, benchRequests, mostAtOnce } from './commands/bench.js';
 import type { BenchOptions } from './commands/bench.js';
 import { calibrate } from './commands/calibrate.js';
 import type { CalibrateOptions } from './commands/calibrate.js';
@@ -13,7 +13,7 @@ import type { GenerateTextOptions } from './commands/generate.js';
 import { inspect } from './commands/inspect.js';
 import { simulatedGpus, simulateServing } from './commands/simulate.js';
 import type { SimulateOptions } from './commands/simulate.js';
-import { deviceOptions, finiteNumber, wholeNumber, wholeNumbers } from './options.js';
+import { deviceOptions, finiteNumber, someText, wholeNumber, wholeNumbers } from './options.js';
 import { policies } from '@kv/policies';
 import { figureNames, simulatedModels } from '@kv/serve-scheduler';
 import { version } from './version.js';
@@ -56,7 +56,7 @@ function addGenerate(program: Command, context: CommandContext): void {
     .usage('<model> --prompt <text> [options]')
     .description('answer a prompt: text to stdout as it comes, timing to stderr')
     .argument('<model>', modelArgument)
-    .addOption(new Option('--prompt <text>', 'the prompt').conflicts('promptFile'))
+    .addOption(new Option('--prompt <text>', 'the prompt').argParser(someText).conflicts('promptFile'))
     .option('--prompt-file <file>', 'a file that holds the prompt')
     .option('--chat', "put the prompt into the model's chat template, as the user's message")
     .addOption(policyOption())
@@ -79,7 +79,7 @@ function addCompare(program: Command, context: CommandContext): void {
     .description('ask questions about a document under the best setting of each method: what each holds and still answers')
     .argument('<model>', modelArgument)
     .requiredOption('--document <file>', 'the text that the questions are about')
-    .addOption(new Option('--question <text>', 'a question, answered in one line').conflicts('questions'))
+    .addOption(new Option('--question <text>', 'a question, answered in one line').argParser(someText).conflicts('questions'))
     .option('--questions <file>', 'a JSON list of { question, answer }')
     .option('--all', 'every setting of every method, chosen with the question in sight and without', false)
     .option('--max-new-tokens <count>', 'tokens of the longest answer', wholeNumber(1), 64);
@@ -93,7 +93,7 @@ function addBench(program: Command, context: CommandContext): void {
     .description('serve requests that come at once, under each policy: time to the first token, tokens a second, memory')
     .argument('<model>', modelArgument)
     .addOption(new Option('--policy <names...>', 'how prompts are read and what the cache keeps').choices(policies.map(({ name }) => name)).default(benchPolicies))
-    .addOption(new Option('--requests <counts...>', 'how many come at once').argParser(wholeNumbers(1)).default(benchRequests))
+    .addOption(new Option('--requests <counts...>', 'how many come at once').argParser(wholeNumbers(1, mostAtOnce)).default(benchRequests))
     .option('--prompt-tokens <count>', 'random tokens of each prompt (default: 2048, and of examples 8192)', wholeNumber(1))
     .option('--answer-tokens <count>', 'tokens of each answer', wholeNumber(1), 64)
     .addOption(new Option('--budgets <counts...>', 'tokens that a step of an answer reads: asks held-out examples instead').argParser(wholeNumbers(1)).conflicts(['policy', 'requests', 'answerTokens', 'seed']))

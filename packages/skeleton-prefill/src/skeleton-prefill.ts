@@ -54,7 +54,7 @@ export function skeletonPrefill(options: SkeletonPrefillOptions): PrefillAttenti
   const behind = referenceTokens === undefined ? '' : ` at ${referenceTokens}`;
 
   return blockSparsePrefill({
-    name: epsilon === undefined ? `skeleton ${budget}` : `skeleton ε = ${epsilon}${behind}`,
+    name: epsilon === undefined ? `skeleton ${budget}` : `skeleton epsilon = ${epsilon}${behind}`,
     select: { threshold, slashBound, sinkTokens, diagonalTokens },
     denseLastRows,
     cost: (kind, step) => decompositionCost(kind, step, optionsOf(step.layer.headDim).samples),

@@ -79,13 +79,14 @@ describe('kv bench', () => {
   });
 
   it('fails when no policy could be measured', async () => {
-    const { exitCode, stdout, stderr } = await runKv('bench', needleModel, '--policy', 'dense', '--requests', '100000', '--prompt-tokens', '16000', '--answer-tokens', '1');
+    const { exitCode, stdout, stderr } = await runKv('bench', needleModel, '--policy', 'dense', '--requests', '4096', '--prompt-tokens', '16000', '--answer-tokens', '1');
     expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
-    expect(stderr).toMatch(/dense, 100000 at once: left out\. .*\nkv: No policy could be measured/);
+    expect(stderr).toMatch(/dense, 4096 at once: left out\. .*\nkv: No policy could be measured/);
   });
 
   it.each([
     [['--requests', '0'], /at least 1/],
+    [['--requests', '8', '100000'], /at least 1 and at most 4096/],
     [['--policy', 'magic'], /Allowed choices/],
     [['--examples', '1'], /--examples are asked with --budgets/],
     [['--budgets', '512', '--prompt-tokens', '1000'], /--prompt-tokens: given 1000; the model's examples have 1024, 2048, 4096, 8192 tokens/],

@@ -32,6 +32,8 @@ export interface BenchOptions extends DeviceChoice {
 /** What stands for the methods, and needs no file beside the model. */
 export const benchPolicies = ['dense', 'int8', 'hbw-1/4', 'offload-1/4'];
 export const benchRequests = [1, 8];
+/** Memory for more would be asked for part by part, until there is none: far more than a server takes. */
+export const mostAtOnce = 4096;
 
 interface Column extends PlainColumn {
   readonly cell: (load: MeasuredLoad) => string;

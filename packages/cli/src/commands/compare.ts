@@ -114,11 +114,8 @@ async function chooseQuestions(
   signal: AbortSignal,
 ): Promise<readonly Question[]> {
   if (questions !== undefined) return readQuestions(questions, signal);
-  if (question !== undefined && question !== '') return [{ question }];
-  throw new InvalidValueError('No question was given; give --question TEXT or --questions FILE.', {
-    subject: 'question',
-    given: question,
-  });
+  if (question !== undefined) return [{ question }];
+  throw new InvalidValueError('No question was given; give --question TEXT or --questions FILE.', { subject: 'question' });
 }
 
 /** The document's tokens are those that all prompts begin with. */

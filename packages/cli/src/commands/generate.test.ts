@@ -154,6 +154,7 @@ describe('kv generate', () => {
 
   it.each([
     ['no prompt', [], 'give --prompt TEXT or --prompt-file FILE'],
+    ['an empty prompt', ['--prompt', ''], "'--prompt <text>' argument '' is invalid. It must be a text of at least one character."],
     ['two prompts', ['--prompt', 'a', '--prompt-file', 'b'], 'cannot be used with'],
     ['a chat with a model that has no template', ['--prompt', 'Hello', '--chat'], 'it completes text. Give it a prompt, not messages. Leave out --chat.'],
     ['an unknown policy', ['--prompt', 'a', '--policy', 'magic'], 'Allowed choices are dense'],

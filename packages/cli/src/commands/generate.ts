@@ -66,11 +66,8 @@ export async function generateText(
 
 async function readPromptText({ prompt, promptFile }: GenerateTextOptions, signal: AbortSignal): Promise<string> {
   if (promptFile !== undefined) return readTextFile('prompt', promptFile, signal);
-  if (prompt !== undefined && prompt !== '') return prompt;
-  throw new InvalidValueError('No prompt was given; give --prompt TEXT or --prompt-file FILE.', {
-    subject: 'prompt',
-    given: prompt,
-  });
+  if (prompt !== undefined) return prompt;
+  throw new InvalidValueError('No prompt was given; give --prompt TEXT or --prompt-file FILE.', { subject: 'prompt' });
 }
 
 async function asPrompt(
