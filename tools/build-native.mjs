@@ -4,7 +4,7 @@
 //
 // CUDA is compiled when nvcc and a GPU are there, always with KV_CUDA=on, never with KV_CUDA=off.
 import { spawn, spawnSync } from 'node:child_process';
-import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { copyFileSync, existsSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { availableParallelism } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
@@ -36,6 +36,15 @@ export function cudaChoice() {
 export function installedBinary(cuda) {
   const name = `sparse-core-${process.platform}-${process.arch}${cuda ? '-cuda' : ''}`;
   return join(root, 'node_modules/@kv', name, 'kv.node');
+}
+
+/** Why a binary that was built here is too large to publish; undefined where none was built, or it is not. */
+export function sizeProblem(cuda) {
+  const binary = installedBinary(cuda);
+  // Every user downloads that of the CPU; the other only who asks for CUDA.
+  const most = cuda ? 60_000_000 : 5_000_000;
+  const size = statSync(binary, { throwIfNoEntry: false })?.size ?? 0;
+  return size < most ? undefined : `${binary} has ${size} bytes; fewer than ${most} are wanted of one that is published.`;
 }
 
 function install(binary, target) {
@@ -83,6 +92,9 @@ export async function buildNative({ out, quiet = false, fastCompile = false } = 
   const binary = join(directory, 'Release/kv.node');
   if (out !== undefined) return;
   install(binary, installedBinary(cuda));
+  // It works all the same, and another compiler may not be ours to blame.
+  const problem = sizeProblem(cuda);
+  if (problem !== undefined) console.warn(problem);
   // sparse-core prefers a CUDA binary; one of an earlier build would hide this.
   if (!cuda) rmSync(installedBinary(true), { force: true });
 }

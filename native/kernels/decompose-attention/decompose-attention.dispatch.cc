@@ -9,14 +9,8 @@ namespace kv {
 namespace {
 
 Status check_sizes(const DecomposeAttentionArguments& a) {
-  Status status = validate_sizes(a);
+  const Status status = validate_sizes(a);
   if (!status.ok()) return status;
-  if (!is_float(a.query_dtype)) return Status::failure(StatusCode::capability, "queries must be f32, f16 or bf16");
-  if (a.batch != 1) return invalid("there are " + std::to_string(a.batch) + " batch entries; give one");
-  if (a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
-    return invalid("the query heads (" + std::to_string(a.query_heads) + ") must be a multiple of the kv heads (" +
-                   std::to_string(a.kv_heads) + ")");
-  }
   if (a.pairs <= 0 || 2 * a.pairs > a.head_dim) return invalid("there must be 1 to dim / 2 frequencies");
   if (a.rows <= 0 || a.rows > a.tokens) return invalid("there must be 1 row or more, and no fewer tokens");
   if (a.seen_tokens < 0 || a.seen_tokens > a.tokens - a.rows) {

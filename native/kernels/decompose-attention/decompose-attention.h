@@ -18,8 +18,8 @@
 #include "kernels/rope/rope.h"
 #include "runtime/execution.h"
 #include "runtime/status.h"
-#include "shared/paged/paged-attention.h"
 #include "shared/paged/paged-faults.h"
+#include "shared/paged/prompt-queries.h"
 
 namespace kv {
 
@@ -28,18 +28,8 @@ enum class DecompositionFormulas : int32_t {
   paper,  // lines 3, 4, 16 and 18 of Algorithm 1 as printed
 };
 
-// The batch must have one entry, whose rows are the last of its sequence. Every kv head must count `tokens` keys,
-// these rows' keys included.
-struct DecomposeAttentionArguments : PagedBatch {
-  // [token, query_head, dim], after RoPE. Strides count elements; dim is contiguous.
-  const void* query = nullptr;
-  int64_t query_token_stride = 0;
-  int64_t query_head_stride = 0;
-  DType query_dtype = DType::f32;
-  int32_t query_heads = 0;  // a multiple of kv_heads
-  const void* keys = nullptr;  // the pool
-  float scale = 1;
-
+// Every kv head must count `tokens` keys, the rows' own included.
+struct DecomposeAttentionArguments : PromptQueries {
   const float* inverse_frequencies = nullptr;  // [pair], radians a position
   int32_t pairs = 0;                           // 2 * pairs <= head_dim
   RopeConvention convention = RopeConvention::half_split;
@@ -64,7 +54,6 @@ struct DecomposeAttentionArguments : PagedBatch {
   int32_t tokens = 0;
   int32_t rows = 0;
 
-  constexpr int32_t group() const { return query_heads / kv_heads; }
   // The number of regressors of the least squares: alpha, then kappa.
   constexpr int32_t coefficients() const { return 2 * pairs + head_dim; }
 };

@@ -22,14 +22,8 @@ std::string describe_block_scores_fault(const Fault& fault) {
 }
 
 Status validate_sizes(const PrefillBlockScoresArguments& a) {
-  const Status status = validate_sizes(static_cast<const PagedBatch&>(a));
+  const Status status = validate_sizes(static_cast<const PromptQueries&>(a));
   if (!status.ok()) return status;
-  if (!is_float(a.query_dtype)) return Status::failure(StatusCode::capability, "queries must be f32, f16 or bf16");
-  if (a.batch != 1) return invalid("there are " + std::to_string(a.batch) + " batch entries; give one");
-  if (a.query_heads <= 0 || a.query_heads % a.kv_heads != 0) {
-    return invalid("the query heads (" + std::to_string(a.query_heads) + ") must be a multiple of the kv heads (" +
-                   std::to_string(a.kv_heads) + ")");
-  }
   if (a.tiles <= 0 || a.blocks <= 0) return invalid("there must be scores of a tile and a block or more");
   return Status::success();
 }

@@ -8,32 +8,20 @@
 
 #include "runtime/execution.h"
 #include "runtime/status.h"
-#include "shared/paged/paged-attention.h"
 #include "shared/paged/paged-faults.h"
+#include "shared/paged/prompt-queries.h"
 
 namespace kv {
 
 constexpr int32_t kScoredTileRows = 128;
 constexpr int32_t kScoredBlockKeys = 64;
 
-// The batch must have one entry, whose rows are the last of its sequence. The keys of these rows are counted.
-struct PrefillBlockScoresArguments : PagedBatch {
-  // [token, query_head, dim], after RoPE. Strides count elements; dim is contiguous.
-  const void* query = nullptr;
-  int64_t query_token_stride = 0;
-  int64_t query_head_stride = 0;
-  DType query_dtype = DType::f32;
-  int32_t query_heads = 0;  // a multiple of kv_heads
-  const void* keys = nullptr;  // the pool
-  float scale = 1;
-
+struct PrefillBlockScoresArguments : PromptQueries {
   // [query_head, tile, block]: minus infinity for a block that no row of the tile sees. NaN where a query or a key is
   // not finite.
   float* scores = nullptr;
   int32_t tiles = 0;   // of 128 rows, the last one perhaps of fewer
   int32_t blocks = 0;  // of 64 keys, the last one perhaps of fewer
-
-  constexpr int32_t group() const { return query_heads / kv_heads; }
 };
 
 enum class BlockScoresFault : int32_t {

@@ -5,7 +5,7 @@ import { gzipSync } from 'node:zlib';
 
 import { Model } from '@kv/model';
 import { createDevice } from '@kv/sparse-core';
-import { aProxiedSignal, expectAllTried, legalAt, type LegalValue, type MisusedFunction, MisuseSuite, optional } from '@kv/sparse-core/testing';
+import { aProxiedSignal, expectAllTried, legalAt, legalTogether, type LegalValue, type MisusedFunction, MisuseSuite, optional } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import * as exported from './index.js';
@@ -49,7 +49,11 @@ function tried(name: string, call: (...given: never[]) => unknown, args: () => o
 
 const head = { keys: Float32Array.of(1, 2, 3, 4), values: Float32Array.of(5, 6, 7, 8), headDim: 2 };
 const weights = [0.5, 0.25, 0.25];
-const spread = [optional('bins'), anyIterable('kept'), legalAt('tokens', '\\d{10,16}', 'a text of any length')];
+const longer = [
+  legalAt('tokens', '\\d{10,16}', 'a text of any length'),
+  legalTogether('tokens|kept\\.\\d', '\\d{10,16}', 'positions of a longer text'),
+];
+const spread = [optional('bins'), anyIterable('kept'), ...longer];
 const vectors = () => ({ output: [1, 2], reference: [3, 4] });
 
 const functions: readonly MisusedFunction[] = [
@@ -62,7 +66,7 @@ const functions: readonly MisusedFunction[] = [
   tried('indexEntropy', exported.indexEntropy, () => ({ kept: [0, 1], tokens: 4, bins: 2 }), spread),
   tried('indexCoverage', exported.indexCoverage, () => ({ kept: [0, 1], tokens: 4, bins: 2 }), spread),
   tried('indexGini', exported.indexGini, () => ({ kept: [0, 1], tokens: 4, bins: 2 }), spread),
-  tried('largestGap', exported.largestGap, () => ({ kept: [0, 1], tokens: 4 }), [anyIterable('kept'), legalAt('tokens', '\\d{10,16}', 'a text of any length')]),
+  tried('largestGap', exported.largestGap, () => ({ kept: [0, 1], tokens: 4 }), [anyIterable('kept'), ...longer]),
   tried('capturedMass', exported.capturedMass, () => ({ weights: [...weights], kept: [0, 2] }), [anyNumber('weights\\.\\d'), anyIterable('weights|kept')]),
   tried('massEfficiency', exported.massEfficiency, () => ({ weights: [...weights], kept: [0, 2] }), [anyNumber('weights\\.\\d'), anyIterable('weights|kept')]),
   tried('topRecall', exported.topRecall, () => ({ weights: [...weights], kept: [0, 2], k: 2 }), [

@@ -6,11 +6,13 @@ import {
   expectAllTried,
   freeAxis,
   legalAt,
+  legalTogether,
   type MisusedFunction,
   misusedOperation,
   misusedStore,
   MisuseSuite,
   optional,
+  otherEntries,
   Random,
   rowsApart,
 } from '@kv/sparse-core/testing';
@@ -181,7 +183,7 @@ const functions: readonly MisusedFunction[] = [
   misusedOperation(quantizeKv, blocks, { outputs: ['quantizedKeys', 'quantizedValues'], legal: [] }),
   misusedOperation(decodeAttentionQuantized, rowsOfAnswers, {
     outputs: ['output', 'logSumExp'],
-    legal: [optional('logSumExp'), freeAxis('blockTable', 'block'), anyFinite('scale'), anyFloat('query|output'), rowsApart('query|output')],
+    legal: [optional('logSumExp'), freeAxis('blockTable', 'block'), anyFinite('scale'), anyFloat('query|output'), rowsApart('query|output'), ...otherEntries],
   }),
   misusedOperation(encodeKeys, encodedBlocks, {
     outputs: ['codedKeys'],
@@ -237,6 +239,7 @@ const functions: readonly MisusedFunction[] = [
     outputs: ['valueRows', 'weights', 'counts', 'logSumExp'],
     legal: [
       optional('denseLogSumExp|missingMass|weights|ranges'),
+      legalTogether('args\\.(valueRows|weights)', 'chosen = \\d+|absent|undefined', 'without weights no other tensor has this axis'),
       freeAxis('scores', 'key'),
       freeAxis('blockTable', 'block'),
       freeAxis('ranges', 'part'),
@@ -249,7 +252,7 @@ const functions: readonly MisusedFunction[] = [
   }),
   misusedOperation(decodeAttentionListed, listedKeys, {
     outputs: ['output', 'logSumExp'],
-    legal: [anyFloat('query|keys'), anyFinite('scale'), rowsApart('query'), freeAxis('valueRows', 'chosen')],
+    legal: [anyFloat('query|keys'), anyFinite('scale'), rowsApart('query'), freeAxis('valueRows', 'chosen'), legalTogether('args\\.(values|valueScales)', 'f32|bf16|f16|absent|undefined', 'values without scales')],
   }),
   misusedOperation(trainCodebook, codebooksToTrain, {
     outputs: ['scale', 'means', 'rounded', 'counts'],

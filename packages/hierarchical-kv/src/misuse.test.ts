@@ -4,12 +4,12 @@ import {
   expectAllTried,
   freeAxis,
   legalAt,
-  legalTogether,
   type MisusedFunction,
   misusedOperation,
   misusedStore,
   MisuseSuite,
   optional,
+  otherEntries,
   rowsApart,
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
@@ -117,7 +117,6 @@ const fetched = (device: Device) => ({
   loadCount: zeros(device, ['one'], [1], 1),
 });
 
-const moreEntries = legalTogether('args\\.(slots|queryStart)', 'batch = 3|boundary = 4', 'another entry without rows');
 const moreRows = legalAt('rows', '\\d+', 'of a batch there may be fewer');
 const single = [
   legalAt('clock|loadCount', 'gaps within rows', 'a single element has none'),
@@ -127,7 +126,7 @@ const single = [
 const functions: readonly MisusedFunction[] = [
   misusedOperation(blockMetadata, described, {
     outputs: ['metadata'],
-    legal: [freeAxis('keys', 'block|blockToken'), rowsApart('keys'), freeAxis('metadata', 'metadataBlock'), moreRows, moreEntries],
+    legal: [freeAxis('keys', 'block|blockToken'), rowsApart('keys'), freeAxis('metadata', 'metadataBlock'), moreRows, ...otherEntries],
   }),
   misusedOperation(blockScores, scored, {
     outputs: ['scores'],
@@ -137,16 +136,16 @@ const functions: readonly MisusedFunction[] = [
       freeAxis('scores', 'block'),
       freeAxis('metadata', 'metadataBlock'),
       legalAt('metadata', 'vector = 1', 'a mean instead of a box'),
-      moreEntries,
+      ...otherEntries,
     ],
   }),
   misusedOperation(selectTopBlocks, selected, {
     outputs: ['chosen', 'chosenCounts'],
-    legal: [freeAxis('chosen', 'chosenBlock'), freeAxis('scores', 'token|block'), rowsApart('scores'), moreEntries],
+    legal: [freeAxis('chosen', 'chosenBlock'), freeAxis('scores', 'token|block'), rowsApart('scores'), ...otherEntries],
   }),
   misusedOperation(planBlocks, planned, {
     outputs: ['where', 'holds', 'usedAt', 'clock', 'history', 'demand', 'readTable', 'readCounts', 'loads', 'loadCount'],
-    legal: [freeAxis('blockTable', 'block'), freeAxis('where', 'hostBlock'), freeAxis('loads', 'load'), moreRows, ...single, moreEntries],
+    legal: [freeAxis('blockTable', 'block'), freeAxis('where', 'hostBlock'), freeAxis('loads', 'load'), moreRows, ...single, ...otherEntries],
   }),
   misusedOperation(placeBlocks, placed, {
     outputs: ['where', 'holds', 'usedAt', 'loads', 'loadCount'],
@@ -155,7 +154,7 @@ const functions: readonly MisusedFunction[] = [
       freeAxis('loads', 'load'),
       legalAt('rows|sinkBlocks|firstCached', '\\d+', 'any number of them'),
       ...single,
-      moreEntries,
+      ...otherEntries,
     ],
   }),
   misusedOperation(forgetBlocks, forgotten, { outputs: ['where'], legal: [freeAxis('blockTable', 'block'), freeAxis('where', 'hostBlock')] }),

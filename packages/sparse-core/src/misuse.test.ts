@@ -8,7 +8,7 @@ import { RecordingObject } from './recording.js';
 import { StreamObject } from './stream.js';
 import { TensorObject } from './tensor.js';
 import { expectAllTried } from './testing/expect-all-tried.js';
-import { anyFinite, anyFloat, anyPositive, freeAxis, inPlace, legalAt, optional, rowsApart } from './testing/legal-values.js';
+import { anyFinite, anyFloat, anyPositive, bothElsewhere, freeAxis, inPlace, legalAt, legalTogether, optional, otherEntries, rowsApart } from './testing/legal-values.js';
 import { type MisusedFunction, misusedOperation, MisuseSuite } from './testing/misuse.js';
 import { harmlessExports, misusedFunctions } from './testing/misused-functions.js';
 import { misusedStore } from './testing/misused-stores.js';
@@ -60,6 +60,7 @@ const attentionLegal = [
   rowsApart('query|output'),
   freeAxis('blocks.blockTable', 'block'),
   anyFinite('scale'),
+  ...otherEntries,
 ];
 
 const operations: readonly MisusedFunction[] = [
@@ -96,12 +97,12 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.copyBlocks,
     (device) => ({ pool: filled(device, 'f32', ['block', 'blockToken', 'dim'], [6, 4, 8]), from: [0, 1], to: [4, 2] }),
-    { outputs: ['pool'], legal: [legalAt('pool', '[fbiu]+\\d+', 'any dtype'), legalAt('pool', 'one axis more', 'any axes'), freeAxis('pool', 'block|blockToken|dim')] },
+    { outputs: ['pool'], legal: [legalAt('pool', '[fbiu]+\\d+', 'any dtype'), legalAt('pool', 'one axis more', 'any axes'), freeAxis('pool', 'block|blockToken|dim'), bothElsewhere('pool')] },
   ),
   misusedOperation(
     core.writeEntries,
     (device) => ({ table: device.tensor('i32', ['row', 'column'], [3, 2], new Int32Array(6)), at: Int32Array.of(1, 5), entries: Int32Array.of(3, 4) }),
-    { outputs: ['table'], legal: [legalAt('table', 'one axis more', 'any axes'), freeAxis('table', 'row|column')] },
+    { outputs: ['table'], legal: [legalAt('table', 'one axis more', 'any axes'), freeAxis('table', 'row|column'), bothElsewhere('table')] },
   ),
   misusedOperation(
     core.transferBlocks,
@@ -177,7 +178,7 @@ const operations: readonly MisusedFunction[] = [
       output: device.tensor('i32', ['row'], [2], new Int32Array(2)),
       outcomes: device.tensor('i32', ['row'], [2], new Int32Array(2)),
     }),
-    { outputs: ['output', 'outcomes'], legal: [rowsApart('logits|recent'), freeAxis('logits', 'vocabulary'), freeAxis('recent', 'recent'), legalAt('output', 'u32', 'either dtype of indices'), optional('outcomes|settings\\.\\d\\.\\w+'), legalAt('settings\\.\\d', 'an empty array|an object without prototype', 'an object without fields asks for the defaults'), anyPositive('settings\\.\\d\\.(temperature|repetitionPenalty)'), legalAt('settings\\.\\d\\.(topP|minP)', '0\\.5', 'a share'), legalAt('settings\\.\\d\\.(topK|seed)|steps\\.\\d', '\\d{10}', 'any whole number')] },
+    { outputs: ['output', 'outcomes'], legal: [rowsApart('logits|recent'), freeAxis('logits', 'vocabulary'), freeAxis('recent', 'recent'), legalAt('output', 'u32', 'either dtype of indices'), optional('outcomes|settings\\.\\d\\.\\w+'), legalAt('settings\\.\\d', 'an empty array|an object without prototype', 'an object without fields asks for the defaults'), legalTogether('args\\.(recent|settings\\.0)', 'undefined|absent|an empty array|an object without prototype', 'without a penalty nothing recent is read'), anyPositive('settings\\.\\d\\.(temperature|repetitionPenalty)'), legalAt('settings\\.\\d\\.(topP|minP)', '0\\.5', 'a share'), legalAt('settings\\.\\d\\.(topK|seed)|steps\\.\\d', '\\d{10}', 'any whole number')] },
   ),
   misusedOperation(
     core.swiglu,

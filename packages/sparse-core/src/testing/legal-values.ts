@@ -19,6 +19,16 @@ export const legalTogether = (paths: string, values: string, why: string): Legal
   why,
   seldom: true,
 });
+/** Of a batch of two entries: fewer or more of them, none of which has rows. */
+export const otherEntries = [
+  legalTogether('args\\.(slots|queryStart)', 'batch = 1|boundary = 2', 'one entry without rows'),
+  legalTogether('args\\.(slots|queryStart)', 'batch = 3|boundary = 4', 'three entries without rows'),
+];
+
+/** An operation whose only tensor is of the stream's device, though of another than the right call's. */
+export const bothElsewhere = (path: string) =>
+  legalTogether(`stream|args\\.${path}`, 'a (stream|tensor) of another device \\(\\w+ → \\w+\\)', 'both are of the other device');
+
 /** What is of another kind of device than the rest: `cpu → cuda`. */
 export const legalAcross = (paths: string, values: string, kinds: string, why: string): LegalValue => ({
   ...legalAt(paths, `${values} of another device \\(${kinds}\\)`, why),

@@ -87,6 +87,7 @@ export const misusedFunctions: readonly MisusedFunction[] = [
       withoutFields('options'),
       legalAt('layers', 'one entry (more|fewer)', 'any number of layers'),
       legalAt('layers\\.0\\.(index|queryHeads)', '\\d{10,16}|1e\\+300', 'nothing is made of it'),
+      legalTogether('options\\.blockTokens|capacity\\.\\w+|layers', '\\d{10,16}|one entry fewer', 'without layers there are no blocks'),
     ],
   },
   {
@@ -104,7 +105,11 @@ export const misusedFunctions: readonly MisusedFunction[] = [
     name: 'Device.tensor',
     args: (device) => ({ self: device, dtype: 'f32', axes: ['row', 'value'], shape: [2, 3], data: new Float32Array(6) }),
     call: ({ self, dtype, axes, shape, data }: Elements & { self: core.Device }) => self.tensor(dtype, axes, shape, data),
-    legal: [optional('data'), legalAt('axes\\.\\d', "'.*'", 'any name')],
+    legal: [
+      optional('data'),
+      legalAt('axes\\.\\d', "'.*'", 'any name'),
+      legalTogether('data|shape\\.\\d', 'undefined|absent|\\d{10}', 'there is room for some gigabytes'),
+    ],
   },
   {
     name: 'Device.wrap',
