@@ -41,6 +41,14 @@ def pointers_of(tensors):
     return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() if t is not None else None for t in tensors])
 
 
+def integers_of(values):
+    return (ctypes.c_int64 * len(values))(*[int(value) for value in values])
+
+
+def current_stream():
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
 def time_once(function, repeats):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()

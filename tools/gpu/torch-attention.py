@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, time_once
+from measuring import Sampler, captured, current_stream, integers_of, libraries_of, machine_of, pointers_of, time_once
 
 QUERY_HEADS, KV_HEADS, BLOCK_TOKENS = 32, 8, 64
 BACKENDS = {'sdpa-cudnn': SDPBackend.CUDNN_ATTENTION, 'sdpa-flash': SDPBackend.FLASH_ATTENTION}
@@ -42,12 +42,11 @@ class Problem:
                         int32([entry * self.queries for entry in range(batch + 1)])]
         workspace, counters = (torch.zeros(size << 20, device='cuda', dtype=torch.uint8) for size in (64, 1))
         self.tensors += [workspace, counters]
-        self.sizes = (ctypes.c_int64 * 11)(decode, rows, batch, QUERY_HEADS, KV_HEADS, head_dim, BLOCK_TOKENS,
-                                           keys // BLOCK_TOKENS, causal, dtype == torch.bfloat16, blocks)
+        self.sizes = integers_of([decode, rows, batch, QUERY_HEADS, KV_HEADS, head_dim, BLOCK_TOKENS,
+                                  keys // BLOCK_TOKENS, causal, dtype == torch.bfloat16, blocks])
 
     def ours(self, library):
-        status = library.kv_attention(self.sizes, pointers_of(self.tensors), ctypes.c_float(self.head_dim ** -0.5),
-                                      ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        status = library.kv_attention(self.sizes, pointers_of(self.tensors), ctypes.c_float(self.head_dim ** -0.5), current_stream())
         assert status == 0
 
     def torch(self, backend):

@@ -6,25 +6,17 @@ usage: torch-block-cache.py [NAME=]LIBRARY... [--rounds N] [--json FILE]
 LIBRARY is the path of libcuda-kernels.so (README.md); rows are those of the last one.
 """
 import argparse
-import ctypes
 import json
 import statistics
 import time
 
 import torch
 
-from measuring import Sampler, captured, libraries_of, machine_of, neighbour_shares, pointers_of, time_once, timed
+from measuring import (Sampler, captured, current_stream, integers_of, libraries_of, machine_of, neighbour_shares, pointers_of, time_once,
+                       timed)
 
 BLOCK, QUERY_HEADS, KV_HEADS, HEAD_DIM, SINKS, RECENT, TOP = 32, 32, 8, 128, 1, 3, 64
 ROOM = SINKS + TOP + RECENT
-
-
-def stream():
-    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-
-
-def numbers(*given):
-    return (ctypes.c_int64 * len(given))(*given)
 
 
 def integers(*shape, fill=0):
@@ -54,7 +46,7 @@ class Step:
         self.budgets = integers(sequences, fill=ROOM)
         self.batch = [self.table, integers(lists, fill=tokens), torch.arange(sequences, device='cuda', dtype=torch.int32),
                       torch.arange(sequences + 1, device='cuda', dtype=torch.int32)]
-        self.sizes = numbers(sequences, QUERY_HEADS, KV_HEADS, HEAD_DIM, self.blocks, 2, ROOM, SINKS, RECENT, self.cached)
+        self.sizes = integers_of([sequences, QUERY_HEADS, KV_HEADS, HEAD_DIM, self.blocks, 2, ROOM, SINKS, RECENT, self.cached])
         self.ordered = self.metadata[self.table.long()].view(lists, self.blocks, 2 * HEAD_DIM)
 
     def pointers(self, query):
@@ -71,7 +63,7 @@ class Step:
             self.state[0].index_fill_(0, self.forgotten, -1)
         for query in self.queries:
             for part in parts:
-                assert getattr(library, part)(self.sizes, self.pointers(query), stream()) == 0
+                assert getattr(library, part)(self.sizes, self.pointers(query), current_stream()) == 0
 
     def torch_scores(self):
         query = self.queries[-1].view(self.sequences * KV_HEADS, -1, HEAD_DIM)
@@ -150,16 +142,16 @@ class Load:
         self.loads = self.lists.cuda()
         self.count = integers(1, fill=count)
         self.block_bytes, self.loaded = block_bytes, count
-        self.sizes = numbers(block_bytes, host_blocks, blocks, count)
+        self.sizes = integers_of([block_bytes, host_blocks, blocks, count])
         self.contiguous = self.host[0].view(-1)[:self.bytes]
         self.copied = torch.empty(self.bytes, device='cuda', dtype=torch.uint8)
 
     def run(self, library):
-        assert library.kv_fetch_blocks(self.sizes, pointers_of([*self.host, *self.device, self.loads, self.count]), stream()) == 0
+        assert library.kv_fetch_blocks(self.sizes, pointers_of([*self.host, *self.device, self.loads, self.count]), current_stream()) == 0
 
     def run_otherwise(self, library, way):
-        sizes = numbers(self.block_bytes, self.loaded, way)
-        assert library.kv_load_blocks(sizes, pointers_of([*self.host, *self.device, self.lists, self.loads]), stream()) == 0
+        sizes = integers_of([self.block_bytes, self.loaded, way])
+        assert library.kv_load_blocks(sizes, pointers_of([*self.host, *self.device, self.lists, self.loads]), current_stream()) == 0
 
     def copy(self):
         self.copied.copy_(self.contiguous, non_blocking=True)

@@ -5,14 +5,13 @@ usage: torch-block-saves.py LIBRARY [--rounds N] [--json FILE]
 LIBRARY is the path of libcuda-kernels.so (README.md).
 """
 import argparse
-import ctypes
 import json
 import statistics
 import time
 
 import torch
 
-from measuring import Sampler, libraries_of, machine_of, neighbour_shares, pointers_of, timed
+from measuring import Sampler, current_stream, integers_of, libraries_of, machine_of, neighbour_shares, pointers_of, timed
 
 # Keys or values of a layer of 32K tokens, 8 kv heads of 128, f16.
 LAYER_BYTES = 64 << 20
@@ -34,9 +33,9 @@ class Save:
         self.places_there = self.places.cuda()
 
     def run(self, way, count):
-        sizes = (ctypes.c_int64 * 4)(self.block_bytes, self.count, way, count)
+        sizes = integers_of([self.block_bytes, self.count, way, count])
         pointers = pointers_of([self.device, self.host, self.staging, self.places, self.places_there])
-        assert self.library.kv_save_blocks(sizes, pointers, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)) == 0
+        assert self.library.kv_save_blocks(sizes, pointers, current_stream()) == 0
 
     def copy(self):
         self.staging.copy_(self.device, non_blocking=True)

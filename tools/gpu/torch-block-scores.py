@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from measuring import Sampler, libraries_of, machine_of, pointers_of, timed
+from measuring import Sampler, current_stream, integers_of, libraries_of, machine_of, pointers_of, timed
 
 block_sparse = importlib.import_module('torch-block-sparse')
 QUERY_HEADS, KV_HEADS, HEAD_DIM = block_sparse.QUERY_HEADS, block_sparse.KV_HEADS, block_sparse.HEAD_DIM
@@ -36,12 +36,12 @@ class Prompt:
 
     def estimate(self, number):
         table, slots = self.problem.tensors[5], self.problem.tensors[7]
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = current_stream()
         for end, counts in zip(self.ends, self.counts):
             sizes = [number, self.rows, end, QUERY_HEADS, KV_HEADS, HEAD_DIM, *self.problem.sizes[6:8], self.problem.sizes[10]]
             tensors = [self.problem.packed_query[end - self.rows:end], self.problem.tensors[3], table, counts, slots, self.start,
                        self.scores]
-            assert self.library.kv_block_scores((ctypes.c_int64 * len(sizes))(*sizes), pointers_of(tensors),
+            assert self.library.kv_block_scores(integers_of(sizes), pointers_of(tensors),
                                                 ctypes.c_float(HEAD_DIM ** -0.5), stream) == 0
 
 

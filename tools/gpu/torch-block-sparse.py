@@ -15,7 +15,7 @@ import time
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from measuring import Sampler, libraries_of, machine_of, pointers_of, time_once, timed
+from measuring import Sampler, current_stream, integers_of, libraries_of, machine_of, pointers_of, time_once, timed
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM, QUERY_TILE, KEY_BLOCK = 32, 8, 128, 128, 64
 
@@ -83,8 +83,7 @@ class Problem:
         self.sizes = [0, tokens, 1, QUERY_HEADS, KV_HEADS, HEAD_DIM, KEY_BLOCK, tokens // KEY_BLOCK, 1, 0, blocks]
 
     def call(self, function, sizes, tensors):
-        status = function((ctypes.c_int64 * len(sizes))(*sizes), pointers_of(tensors), ctypes.c_float(HEAD_DIM ** -0.5),
-                          ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        status = function(integers_of(sizes), pointers_of(tensors), ctypes.c_float(HEAD_DIM ** -0.5), current_stream())
         assert status == 0
 
     def dense(self, library):

@@ -14,19 +14,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, timed
+from measuring import Sampler, captured, current_stream, integers_of, libraries_of, machine_of, pointers_of, timed
 
 BLOCK, KV_HEADS, QUERY_HEADS, HEAD_DIM, CENTROIDS, BITS = 64, 8, 32, 128, 8192, 13
 PARTS = 256  # of ranges of scores
 TAU = 0.9
-
-
-def stream():
-    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-
-
-def numbers(*given):
-    return (ctypes.c_int64 * len(given))(*given)
 
 
 class Keys:
@@ -46,15 +38,15 @@ class Keys:
         self.codes = self.pool[:code_bytes].view(count, -1)
         self.order = torch.arange(count, device='cuda', dtype=torch.int32)
         self.heads = (self.order // self.blocks).int()
-        bytes_of_index = library.kv_centroid_index_bytes(numbers(CENTROIDS, sub_dim))
+        bytes_of_index = library.kv_centroid_index_bytes(integers_of([CENTROIDS, sub_dim]))
         host, index = self.centroids.cpu(), torch.zeros(KV_HEADS, bytes_of_index, dtype=torch.uint8)
-        library.kv_index_centroids(numbers(CENTROIDS, sub_dim, KV_HEADS), pointers_of([host, index]))
+        library.kv_index_centroids(integers_of([CENTROIDS, sub_dim, KV_HEADS]), pointers_of([host, index]))
         self.index = index.cuda()
         self.sizes = [KV_HEADS, HEAD_DIM, sub_dim, CENTROIDS, BITS]
 
     def encode(self, library):
         tensors = [self.pool, self.centroids, self.keys, self.index, self.order, self.order, self.heads]
-        assert library.kv_encode_keys(numbers(*self.sizes, len(self.order)), pointers_of(tensors), stream()) == 0
+        assert library.kv_encode_keys(integers_of([*self.sizes, len(self.order)]), pointers_of(tensors), current_stream()) == 0
 
     def nearest(self, head, rows):
         """The codes [token, group] of some dense rows [token, dim] of a kv head, by comparing all centroids as encode-keys does."""
@@ -101,17 +93,17 @@ class Scores:
                         torch.full((KV_HEADS,), keys.tokens, device='cuda', dtype=torch.int32),
                         torch.zeros(1, device='cuda', dtype=torch.int32), torch.tensor([0, 1], device='cuda', dtype=torch.int32)]
         self.ranges = torch.full((QUERY_HEADS, PARTS, 2), float('nan'), device='cuda')
-        self.sizes = numbers(*keys.sizes, QUERY_HEADS, keys.blocks, 0)
+        self.sizes = integers_of([*keys.sizes, QUERY_HEADS, keys.blocks, 0])
 
     def run(self, library):
-        assert library.kv_coded_key_scores(self.sizes, pointers_of(self.tensors), ctypes.c_float(HEAD_DIM ** -0.5), stream()) == 0
+        assert library.kv_coded_key_scores(self.sizes, pointers_of(self.tensors), ctypes.c_float(HEAD_DIM ** -0.5), current_stream()) == 0
 
     def run_and_choose(self, library):
         """Scores of a spread with which lists have about 5 % of the tokens, and the lists, on the device."""
         scale = ctypes.c_float(3.5 * HEAD_DIM ** -0.5)
-        sizes = numbers(*self.keys.sizes, QUERY_HEADS, self.keys.blocks, PARTS)
-        assert library.kv_coded_key_scores(sizes, pointers_of([*self.tensors, self.ranges]), scale, stream()) == 0
-        assert library.kv_select_by_mass(self.list_sizes, pointers_of(self.list_tensors), ctypes.c_double(TAU), stream()) == 0
+        sizes = integers_of([*self.keys.sizes, QUERY_HEADS, self.keys.blocks, PARTS])
+        assert library.kv_coded_key_scores(sizes, pointers_of([*self.tensors, self.ranges]), scale, current_stream()) == 0
+        assert library.kv_select_by_mass(self.list_sizes, pointers_of(self.list_tensors), ctypes.c_double(TAU), current_stream()) == 0
 
     def make_lists(self):
         tokens, capacity, blocks = self.keys.tokens, self.keys.tokens // 10, KV_HEADS * self.keys.blocks
@@ -120,7 +112,7 @@ class Scores:
                              torch.empty(KV_HEADS, capacity, device='cuda', dtype=torch.int32),
                              torch.empty(KV_HEADS, capacity, QUERY_HEADS // KV_HEADS, device='cuda'), self.counts,
                              torch.empty(QUERY_HEADS, device='cuda'), self.ranges]
-        self.list_sizes = numbers(1, QUERY_HEADS, KV_HEADS, tokens, self.keys.blocks, blocks, capacity, PARTS)
+        self.list_sizes = integers_of([1, QUERY_HEADS, KV_HEADS, tokens, self.keys.blocks, blocks, capacity, PARTS])
 
     def sort(self):
         """PyTorch's choice: a sort of all shares of a head."""

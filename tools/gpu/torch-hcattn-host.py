@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from measuring import Sampler, captured, machine_of, pointers_of, timed
+from measuring import Sampler, captured, current_stream, integers_of, machine_of, pointers_of, timed
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 64
 GROUP = QUERY_HEADS // KV_HEADS
@@ -48,10 +48,10 @@ class Choice:
         self.table = torch.randperm(blocks, device='cuda').to(torch.int32)
         self.tensors = [self.scores, torch.zeros(QUERY_HEADS, device='cuda'), self.table, int32([tokens] * KV_HEADS), int32([0]),
                         int32([0, 1]), self.value_rows, self.weights, self.counts, self.log_sum_exp]
-        self.sizes = (ctypes.c_int64 * 8)(1, QUERY_HEADS, KV_HEADS, tokens, tokens // BLOCK_TOKENS, blocks, capacity, 0)
+        self.sizes = integers_of([1, QUERY_HEADS, KV_HEADS, tokens, tokens // BLOCK_TOKENS, blocks, capacity, 0])
 
     def run(self):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = current_stream()
         assert self.library.kv_select_by_mass(self.sizes, pointers_of(self.tensors), ctypes.c_double(TAU), stream) == 0
 
     def torch(self):
@@ -106,7 +106,7 @@ class Values:
         self.counts = int32([count] * KV_HEADS, 'cpu')
         self.output = torch.empty(QUERY_HEADS, HEAD_DIM)
         kind = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 7}[dtype]
-        self.sizes = (ctypes.c_int64 * 8)(1, KV_HEADS, GROUP, count, HEAD_DIM, rows, kind, threads)
+        self.sizes = integers_of([1, KV_HEADS, GROUP, count, HEAD_DIM, rows, kind, threads])
         self.pools = [self.values]
 
     def run(self, index):

@@ -14,7 +14,7 @@ import time
 import torch
 from torch.nn.attention import SDPBackend
 
-from measuring import timed_in_graphs
+from measuring import Sampler, current_stream, integers_of, machine_of, pointers_of, timed_in_graphs
 
 attention = importlib.import_module('torch-attention')
 BLOCK = attention.BLOCK_TOKENS
@@ -78,13 +78,12 @@ class QuantizedProblem:
             numbers = torch.cat([numbers for _, numbers in parts])
             self.inputs.append(numbers[table].view(shape))
         self.tensors = [problem.packed_query, self.output, None, *pools, *problem.tensors[5:]]
-        self.sizes = (ctypes.c_int64 * 13)(*problem.sizes, key_bits, value_bits)
+        self.sizes = integers_of([*problem.sizes, key_bits, value_bits])
         self.bytes = sum(pool.numel() for pool in pools) + 4 * problem.query.numel()
 
     def run(self):
-        status = self.library.kv_decode_quantized(self.sizes, attention.pointers_of(self.tensors),
-                                                  ctypes.c_float(self.problem.head_dim ** -0.5),
-                                                  ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        status = self.library.kv_decode_quantized(self.sizes, pointers_of(self.tensors),
+                                                  ctypes.c_float(self.problem.head_dim ** -0.5), current_stream())
         assert status == 0
 
     def error(self):
@@ -108,9 +107,9 @@ def main():
     options = parser.parse_args()
     library = ctypes.CDLL(options.library)
     torch.manual_seed(time.time_ns())
-    sampler = attention.Sampler()
+    sampler = Sampler()
     rows = []
-    machine, date = attention.machine_of(sampler.handle), time.strftime('%Y-%m-%d')
+    machine, date = machine_of(sampler.handle), time.strftime('%Y-%m-%d')
     for batch, keys, head_dim in ((8, 32768, 128), (1, 131072, 128), (1, 32768, 128), (8, 32768, 64)):
         problem = attention.Problem(True, batch, keys, head_dim, torch.float16, False)
         coded, errors = {}, {}

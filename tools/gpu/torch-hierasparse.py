@@ -14,7 +14,7 @@ import time
 import torch
 from torch.nn.attention import SDPBackend
 
-from measuring import timed_in_graphs
+from measuring import Sampler, current_stream, integers_of, machine_of, pointers_of, timed_in_graphs
 
 attention = importlib.import_module('torch-attention')
 BLOCK = attention.BLOCK_TOKENS
@@ -52,8 +52,8 @@ class Cache:
         self.workspace = torch.zeros(6 * width * heads, device='cuda', dtype=torch.int32)
         self.counters = torch.zeros(heads, device='cuda', dtype=torch.int32)
         self.fault = torch.zeros(64, device='cuda', dtype=torch.uint8)
-        self.sizes = (ctypes.c_int64 * 11)(values, head_dim, dense.dtype == torch.bfloat16, dense.shape[0],
-                                           sparse_blocks, width, heads, 1, heads, width, sparse_blocks)
+        self.sizes = integers_of([values, head_dim, dense.dtype == torch.bfloat16, dense.shape[0],
+                                  sparse_blocks, width, heads, 1, heads, width, sparse_blocks])
         if count:
             self.compress(0)
             torch.cuda.synchronize()
@@ -62,8 +62,7 @@ class Cache:
     def compress(self, table):
         tensors = [self.dense, self.non_zeros, self.metadata, self.tables[table], self.prunings, self.ids,
                    self.workspace, self.counters, self.fault]
-        status = self.library.kv_compress(self.sizes, attention.pointers_of(tensors),
-                                          ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        status = self.library.kv_compress(self.sizes, pointers_of(tensors), current_stream())
         assert status == 0
 
     def bytes(self):
@@ -93,10 +92,9 @@ class Problem24:
         self.bytes = problem.bytes() - sum(sparse) * BLOCK * problem.head_dim * 2 * 7 // 16
 
     def run(self, ampere=False):
-        sizes = (ctypes.c_int64 * 9)(*self.sizes, ampere)
-        status = self.library.kv_decode_24(sizes, attention.pointers_of(self.tensors),
-                                              ctypes.c_float(self.problem.head_dim ** -0.5),
-                                              ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+        sizes = integers_of([*self.sizes, ampere])
+        status = self.library.kv_decode_24(sizes, pointers_of(self.tensors),
+                                              ctypes.c_float(self.problem.head_dim ** -0.5), current_stream())
         assert status == 0
 
     def error(self, ampere=False):
@@ -129,10 +127,10 @@ def main():
     options = parser.parse_args()
     library = ctypes.CDLL(options.library)
     torch.manual_seed(time.time_ns())
-    sampler = attention.Sampler()
+    sampler = Sampler()
     rows = []
     common = dict(device='cuda', kind='measured', unit='ms', better='lower', date=time.strftime('%Y-%m-%d'),
-                  machine=attention.machine_of(sampler.handle))
+                  machine=machine_of(sampler.handle))
 
     def add(measure, shapes, result, bytes_moved, reference=None, **rest):
         summary, clock, watts = result

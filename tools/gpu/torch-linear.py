@@ -16,7 +16,7 @@ import time
 import torch
 import torch.nn.functional as functional
 
-from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, time_once
+from measuring import Sampler, captured, current_stream, integers_of, libraries_of, machine_of, pointers_of, time_once
 
 BYTES = 1.5e9
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -44,7 +44,7 @@ class Problem:
                     at += out * features
                 sizes = [rows, features, DTYPES[input_dtype], DTYPES[dtype], *(out for out, _ in layers)]
                 tensors = [input_, *(each for pair in zip(weights, outputs) for each in pair)]
-                self.calls.append((input_, weights, outputs, len(layers), (ctypes.c_int64 * len(sizes))(*sizes),
+                self.calls.append((input_, weights, outputs, len(layers), integers_of(sizes),
                                    pointers_of(tensors)))
 
     def poison(self):
@@ -53,7 +53,7 @@ class Problem:
                 output.fill_(float('nan'))
 
     def ours(self, library):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = current_stream()
         for *_, count, sizes, pointers in self.calls:
             assert library.kv_linear(count, sizes, pointers, stream) == 0
 
@@ -64,7 +64,7 @@ class Problem:
                 functional.linear(converted, weight)
 
     def read(self, library):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = current_stream()
         assert library.kv_read(ctypes.c_void_p(self.pool.data_ptr()), ctypes.c_int64(self.pool.nbytes),
                                ctypes.c_void_p(self.sink.data_ptr()), stream) == 0
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from measuring import Sampler, current_stream, integers_of, libraries_of, machine_of, pointers_of
+
 attention = importlib.import_module('torch-attention')
 QUERY_HEADS, KV_HEADS, TOKENS = attention.QUERY_HEADS, attention.KV_HEADS, attention.BLOCK_TOKENS
 
@@ -101,24 +103,21 @@ class Problem:
             self.value, sparse_values, value_share)
         self.tensors = [self.packed_query, self.output, dense_keys, dense_values, key_non_zeros, key_metadata,
                         value_non_zeros, value_metadata, key_table, value_table, counts, slots, starts, workspace]
-        self.sizes = (ctypes.c_int64 * 11)(0, batch * keys, batch, QUERY_HEADS, KV_HEADS, head_dim, keys // TOKENS, 1,
-                                           dtype == torch.bfloat16, blocks, blocks)
+        self.sizes = integers_of([0, batch * keys, batch, QUERY_HEADS, KV_HEADS, head_dim, keys // TOKENS, 1,
+                                  dtype == torch.bfloat16, blocks, blocks])
         self.dense_tensors = [self.packed_query, self.output, None, dense_keys, dense_values, order.to(torch.int32),
                               counts, slots, starts, workspace, None]
-        self.dense_sizes = (ctypes.c_int64 * 11)(0, batch * keys, batch, QUERY_HEADS, KV_HEADS, head_dim, TOKENS,
-                                                 keys // TOKENS, 1, dtype == torch.bfloat16, blocks)
+        self.dense_sizes = integers_of([0, batch * keys, batch, QUERY_HEADS, KV_HEADS, head_dim, TOKENS,
+                                        keys // TOKENS, 1, dtype == torch.bfloat16, blocks])
 
     def mixed(self, library):
-        assert library.kv_prefill_24(self.sizes, attention.pointers_of(self.tensors), self.scale(), self.stream()) == 0
+        assert library.kv_prefill_24(self.sizes, pointers_of(self.tensors), self.scale(), current_stream()) == 0
 
     def dense(self, library):
-        assert library.kv_attention(self.dense_sizes, attention.pointers_of(self.dense_tensors), self.scale(), self.stream()) == 0
+        assert library.kv_attention(self.dense_sizes, pointers_of(self.dense_tensors), self.scale(), current_stream()) == 0
 
     def scale(self):
         return ctypes.c_float(self.head_dim ** -0.5)
-
-    def stream(self):
-        return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
     def torch(self, key, value):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -210,9 +209,9 @@ def main():
     parser.add_argument('--only', default='')
     parser.add_argument('--json')
     options = parser.parse_args()
-    libraries = attention.libraries_of(options.libraries)
+    libraries = libraries_of(options.libraries)
     torch.manual_seed(time.time_ns())
-    sampler = attention.Sampler()
+    sampler = Sampler()
     half, bfloat = torch.float16, torch.bfloat16
     cases = {
         '2:4 prefill 8x32768, sparse K and V': (8, 32768, 128, half, 1, 1),
@@ -231,7 +230,7 @@ def main():
         torch.cuda.empty_cache()
         if options.json:
             with open(options.json, 'w') as file:
-                json.dump(kept_rows(rows, attention.machine_of(sampler.handle), time.strftime('%Y-%m-%d')), file, indent=1)
+                json.dump(kept_rows(rows, machine_of(sampler.handle), time.strftime('%Y-%m-%d')), file, indent=1)
 
 
 main()

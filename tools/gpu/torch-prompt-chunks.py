@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, timed
+from measuring import Sampler, captured, current_stream, integers_of, libraries_of, machine_of, pointers_of, timed
 
 HEAD_DIM, BLOCK_TOKENS = 128, 64
 SHAPES = {'32/8 heads': (32, 8), '32/32 heads': (32, 32)}
@@ -40,12 +40,12 @@ class Prompt:
             end = min(first + chunk, self.tokens)
             tensors = [self.packed[first:end], self.output[first:end], None, *self.cache, self.int32([end] * self.kv_heads),
                        self.int32([0]), self.int32([0, end - first]), *self.work]
-            sizes = (ctypes.c_int64 * 11)(0, end - first, 1, self.query_heads, self.kv_heads, HEAD_DIM, BLOCK_TOKENS,
-                                          self.tokens // BLOCK_TOKENS, 1, 0, self.blocks)
+            sizes = integers_of([0, end - first, 1, self.query_heads, self.kv_heads, HEAD_DIM, BLOCK_TOKENS,
+                                 self.tokens // BLOCK_TOKENS, 1, 0, self.blocks])
             calls.append((sizes, pointers_of(tensors), tensors))
 
         def attend():
-            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            stream = current_stream()
             for sizes, pointers, _ in calls:
                 assert library.kv_attention(sizes, pointers, ctypes.c_float(HEAD_DIM ** -0.5), stream) == 0
         return attend

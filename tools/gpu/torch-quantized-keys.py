@@ -11,19 +11,11 @@ import time
 
 import torch
 
-from measuring import Sampler, captured, libraries_of, machine_of, pointers_of, timed
+from measuring import Sampler, captured, current_stream, integers_of, libraries_of, machine_of, pointers_of, timed
 
 BLOCK, KV_HEADS, QUERY_HEADS, HEAD_DIM, GROUP = 64, 8, 32, 128, 32
 # Of the bytes read and the scores written, at 4.6 TB/s.
 LIMITS = {8: 0.270, 4: 0.153, 3: 0.124, 2: 0.095}
-
-
-def stream():
-    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-
-
-def numbers(*given):
-    return (ctypes.c_int64 * len(given))(*given)
 
 
 class Keys:
@@ -46,8 +38,8 @@ class Keys:
                         torch.zeros(1, device='cuda', dtype=torch.int32), torch.tensor([0, 1], device='cuda', dtype=torch.int32)]
 
     def run(self, library):
-        sizes = numbers(KV_HEADS, HEAD_DIM, self.bits, self.rotated, QUERY_HEADS, self.blocks)
-        assert library.kv_quantized_key_scores(sizes, pointers_of(self.tensors), ctypes.c_float(HEAD_DIM ** -0.5), stream()) == 0
+        sizes = integers_of([KV_HEADS, HEAD_DIM, self.bits, self.rotated, QUERY_HEADS, self.blocks])
+        assert library.kv_quantized_key_scores(sizes, pointers_of(self.tensors), ctypes.c_float(HEAD_DIM ** -0.5), current_stream()) == 0
 
     def decoded(self, blocks):
         """What the codes of some blocks stand for, f32 [token, dim]."""

@@ -18,16 +18,12 @@ import numpy
 import torch
 import torch.nn.functional as functional
 
-from measuring import Sampler, captured, machine_of, pointers_of, time_once
+from measuring import Sampler, captured, current_stream, integers_of, machine_of, pointers_of, time_once
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 FULL, PREFIX = 0, 1
 MEAN, MAXIMUM, SUM = 0, 1, 2
 NO_POOLING, AVERAGE, LARGEST = 0, 1, 2
-
-
-def int64s(*values):
-    return (ctypes.c_int64 * len(values))(*[int(value) for value in values])
 
 
 def int32(values):
@@ -62,27 +58,22 @@ class Cache:
 
     def score(self, scores, domain=FULL, reduction=MEAN):
         status = self.library.kv_observation_scores(
-            int64s(len(self.lengths), self.query.shape[0], self.kv_heads, self.query_heads, self.dim,
-                   self.block_tokens, self.width, self.blocks, len(self.lengths), domain, reduction, scores.shape[-1],
-                   DTYPES[self.dtype]),
+            integers_of([len(self.lengths), self.query.shape[0], self.kv_heads, self.query_heads, self.dim,
+                         self.block_tokens, self.width, self.blocks, len(self.lengths), domain, reduction, scores.shape[-1],
+                         DTYPES[self.dtype]]),
             pointers_of([self.starts, self.slots, self.table, self.counts, self.query, self.key_pool, scores]),
             ctypes.c_float(self.dim ** -0.5), current_stream())
         assert status == 0
 
     def gather(self, entry, indices, counts):
         status = self.library.kv_gather_kv(
-            int64s(self.kv_heads, self.dim, self.block_tokens, self.width, indices.shape[-1], DTYPES[self.dtype]),
-            pointers_of([self.key_pool, self.value_pool, self.table[entry], self.counts[entry], indices, counts]),
-            current_stream())
+            integers_of([self.kv_heads, self.dim, self.block_tokens, self.width, indices.shape[-1], DTYPES[self.dtype]]),
+            pointers_of([self.key_pool, self.value_pool, self.table[entry], self.counts[entry], indices, counts]), current_stream())
         assert status == 0
 
     def held(self, pool, entry, head):
         blocks = self.table[entry, head].long()
         return pool[blocks].reshape(-1, self.dim)[:self.counts[entry, head]]
-
-
-def current_stream():
-    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 class Options:
@@ -93,8 +84,8 @@ class Options:
 
 def select(library, scores, rows, indices, counts, options):
     status = library.kv_select_tokens(
-        int64s(rows.shape[0], scores.shape[-1], indices.shape[-1], options.overlapping, options.fill, options.sinks,
-               options.pooling, options.pool_tokens, *options.rounds),
+        integers_of([rows.shape[0], scores.shape[-1], indices.shape[-1], options.overlapping, options.fill, options.sinks,
+                     options.pooling, options.pool_tokens, *options.rounds]),
         len(options.rounds), pointers_of([scores, rows, indices, counts]), current_stream())
     assert status == 0
 

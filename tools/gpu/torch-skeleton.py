@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from measuring import Sampler, libraries_of, machine_of, pointers_of, time_once, timed
+from measuring import Sampler, current_stream, integers_of, libraries_of, machine_of, pointers_of, time_once, timed
 
 block_sparse = importlib.import_module('torch-block-sparse')
 QUERY_HEADS, KV_HEADS, HEAD_DIM = block_sparse.QUERY_HEADS, block_sparse.KV_HEADS, block_sparse.HEAD_DIM
@@ -48,8 +48,8 @@ class Skeleton:
         self.listed_counts = torch.zeros(QUERY_HEADS, rows // QUERY_TILE, device='cuda', dtype=torch.int32)
 
     def call(self, function, sizes, tensors, number):
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        assert function((ctypes.c_int64 * len(sizes))(*sizes), pointers_of(tensors), number, stream) == 0
+        stream = current_stream()
+        assert function(integers_of(sizes), pointers_of(tensors), number, stream) == 0
 
     def estimate(self, select=True):
         table, slots = self.problem.tensors[5], self.problem.tensors[7]
