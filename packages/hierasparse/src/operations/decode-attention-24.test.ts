@@ -3,35 +3,27 @@ import { describeOnDevices, encode, Random } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { blockTokens } from '../blocks-24.js';
 import {
-  attend,
   checkEveryGroup,
   checkAgainstOracle24,
   checkRefusals24,
   checkPlaces,
+  checkWrittenOut,
   randomCache24,
-  type Sizes24,
+  type Mixture,
   mixtures,
   randomSizes24,
-  type Share,
+  sizesOfTwo,
 } from '../testing/attention-24-checks.js';
 import { checkLargeScores, checkNaNShows } from '../testing/attention-24-extremes.js';
 import { compress24, type Pruning } from './compress-24.js';
 import { decodeAttention24 } from './decode-attention-24.js';
 
-function sizesOf(sparse: { keys: Share; values: Share }, headDim: number): Sizes24 {
-  return {
-    rows: [1, 2],
-    keyCounts: [
-      [520, 317],
-      [64, 130],
-    ],
-    kvHeads: 2,
-    group: 5,
-    headDim,
-    dtype: 'f16',
-    sparse,
-  };
-}
+const keyCounts = [
+  [520, 317],
+  [64, 130],
+];
+
+const sizesOf = (sparse: Mixture, headDim: number) => sizesOfTwo([1, 2], keyCounts, sparse, headDim);
 
 class WholeNumbers extends Random {
   override elements<D extends FloatDType>(dtype: D, length: number): ElementArray<D> {
@@ -61,15 +53,7 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
           await checkAgainstOracle24(decodeAttention24, device, new Random(2), sizes);
           continue;
         }
-        const cache = await randomCache24(device, new Random(2), sizes);
-        const { slots, queryStart } = cache.mixed;
-        const mixed = await attend(decodeAttention24, device, new Random(3), sizes, cache.mixed);
-        const dense = await attend(decodeAttention, device, new Random(3), sizes, {
-          blocks: cache.dense,
-          slots,
-          queryStart,
-        });
-        expect(mixed).toEqual(dense);
+        await checkWrittenOut(decodeAttention24, decodeAttention, device, sizes);
       }
     },
   );
@@ -83,11 +67,7 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
     const device = open();
     // Of 64 dims the scale is 1/8, exact too.
     const sizes = sizesOf({ keys: 'some', values: 'some' }, 64);
-    const cache = await randomCache24(device, new WholeNumbers(8), sizes);
-    const { slots, queryStart } = cache.mixed;
-    const mixed = await attend(decodeAttention24, device, new WholeNumbers(9), sizes, cache.mixed);
-    const written = { blocks: cache.dense, slots, queryStart };
-    expect(mixed).toEqual(await attend(decodeAttention, device, new WholeNumbers(9), sizes, written));
+    await checkWrittenOut(decodeAttention24, decodeAttention, device, sizes, (seed) => new WholeNumbers(seed));
   });
 
   it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {

@@ -1,4 +1,5 @@
 import {
+  type AttentionArguments,
   type Device,
   DTypeError,
   InvalidValueError,
@@ -25,6 +26,8 @@ const everyShare: readonly Share[] = ['none', 'some', 'all'];
 /** Every mixture of sparse keys and values. */
 export const mixtures = everyShare.flatMap((keys) => everyShare.map((values) => ({ keys, values })));
 
+export type Mixture = (typeof mixtures)[number];
+
 export interface Sizes24 {
   /** Rows of each batch entry. */
   readonly rows: readonly number[];
@@ -34,7 +37,12 @@ export interface Sizes24 {
   readonly group: number;
   readonly headDim: number;
   readonly dtype: SparseDType;
-  readonly sparse: { readonly keys: Share; readonly values: Share };
+  readonly sparse: Mixture;
+}
+
+/** Two sequences whose heads hold different counts of keys, in f16, five query heads a kv head. */
+export function sizesOfTwo(rows: Sizes24['rows'], keyCounts: Sizes24['keyCounts'], sparse: Mixture, headDim: number): Sizes24 {
+  return { rows, keyCounts, kvHeads: 2, group: 5, headDim, dtype: 'f16', sparse };
 }
 
 export function randomSizes24(
@@ -263,6 +271,21 @@ export async function attend<Cache>(
   const output = device.tensor(device.kind === 'cuda' ? dtype : 'f32', axes, shape);
   attention(device.createStream(), { ...cache, query, output, scale: headDim ** -0.5 });
   return output.read();
+}
+
+/** That `attention` gives the bits over a cache with 2:4 blocks that `dense` gives over the same cache written out. */
+export async function checkWrittenOut(
+  attention: Attention24,
+  dense: (stream: Stream, args: AttentionArguments) => void,
+  device: Device,
+  sizes: Sizes24,
+  randomOf = (seed: number) => new Random(seed),
+): Promise<void> {
+  const cache = await randomCache24(device, randomOf(2), sizes);
+  const { slots, queryStart } = cache.mixed;
+  const mixed = await attend(attention, device, randomOf(3), sizes, cache.mixed);
+  const written = { blocks: cache.dense, slots, queryStart };
+  expect(mixed).toEqual(await attend(dense, device, randomOf(3), sizes, written));
 }
 
 /** That where in the pools a cache lies changes no bit. */
