@@ -1,9 +1,8 @@
 // What a CUDA kernel that computes scores reads of the batch. Device code.
 #pragma once
 
-#include "runtime/fault.h"
 #include "shared/key-scores/key-scores.h"
-#include "shared/paged/paged-faults.h"
+#include "shared/paged/entry-blocks.cuda.h"
 
 namespace kv::cuda {
 
@@ -45,10 +44,7 @@ struct EntryHead {
 
   // The number of a coded block, or -1 and a fault.
   __device__ int32_t block(int index, int32_t block_count, FaultSink faults) const {
-    const int32_t number = table[index];
-    if (number >= 0 && number < block_count) return number;
-    report_fault(faults, PagedFault::block_out_of_range, number);
-    return -1;
+    return checked_block(table[index], block_count, faults);
   }
 };
 
