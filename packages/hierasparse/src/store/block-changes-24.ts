@@ -1,4 +1,4 @@
-import { copyBlocks, type Stream } from '@kv/sparse-core';
+import { copyBlocks, type Stream, writeEntries } from '@kv/sparse-core';
 import { joinedIds, type SlotTable } from '@kv/sparse-core/native';
 import type { Shares } from '../block-sparsity.js';
 import { type BlockLoss, type Blocks24, blockTokens, type KvOperand, operands } from '../blocks-24.js';
@@ -21,6 +21,11 @@ interface Place {
   readonly slot: number;
   readonly kvHead: number;
   readonly firstBlock: number;
+}
+
+/** Blocks that follow each other, and so have entries of an index map that do. */
+interface BlockRange extends Place {
+  readonly blocks: number;
 }
 
 /** New candidates of a kv head of a slot, from that block on. */
@@ -86,6 +91,7 @@ export class BlockChanges24 {
     const { pools } = this.#parts;
     const from: Int32Array[] = [];
     const to: Int32Array[] = [];
+    const ranges: BlockRange[] = [];
     for (const { slot, kvHead, blocks, shares, firstBlock, pairs } of extensions) {
       if (pairs.length === 0) continue;
       const places = pools.placesOf(operand, pairs);
@@ -95,13 +101,15 @@ export class BlockChanges24 {
       }
       const singles = pools.allocateSingles(pairs.length);
       blocks.place(operand, singles);
-      this.#map(stream, operand, { slot, kvHead, firstBlock }, singles);
+      ranges.push({ slot, kvHead, firstBlock, blocks: pairs.length });
       from.push(places);
       to.push(singles);
     }
     if (from.length === 0) return;
-    copyBlocks(stream, { pool: pools.dense, from: joinedIds(...from), to: joinedIds(...to) });
-    pools.freeDense(joinedIds(...from));
+    const [left, taken] = [joinedIds(...from), joinedIds(...to)];
+    this.#map(stream, operand, this.#entriesOf(ranges), taken);
+    copyBlocks(stream, { pool: pools.dense, from: left, to: taken });
+    pools.freeDense(left);
   }
 
   /**
@@ -125,15 +133,18 @@ export class BlockChanges24 {
       pools.freePairs(fresh);
       throw error;
     }
-    for (const one of growth) {
+    const ranges = growth.map((one): BlockRange => {
       const pairs = fresh.subarray(0, one.blocks);
       fresh = fresh.subarray(one.blocks);
       const head = headOf(one);
-      const place = { ...one, firstBlock: head?.count ?? 0 };
-      for (const operand of operands) {
-        this.#map(stream, operand, place, pools.placesOf(operand, pairs));
-      }
+      const firstBlock = head?.count ?? 0;
       head?.add(pairs);
+      return { ...one, firstBlock };
+    });
+    if (added === 0) return;
+    const at = this.#entriesOf(ranges);
+    for (const operand of operands) {
+      this.#map(stream, operand, at, pools.placesOf(operand, allocated.subarray(replaced)));
     }
   }
 
@@ -142,12 +153,13 @@ export class BlockChanges24 {
     for (const [kvHead, head] of this.#slots.blocks(slot).entries()) {
       if (!head.pruned) continue;
       const pairs = pools.allocatePairs(head.endBlock - firstBlock);
+      const at = this.#entriesOf([{ slot, kvHead, firstBlock, blocks: pairs.length }]);
       for (const operand of operands) {
         const row = kvHead * this.#slots.tables[operand].shape[2];
         const entries = maps[operand].subarray(row + firstBlock, row + head.endBlock);
         const places = pools.placesOf(operand, pairs);
         enqueueDense(stream, pools, operand, entries, places);
-        this.#map(stream, operand, { slot, kvHead, firstBlock }, places);
+        this.#map(stream, operand, at, places);
       }
       head.makeDense(pairs);
     }
@@ -158,11 +170,20 @@ export class BlockChanges24 {
     return { dense, sparse: sparse[operand], table: this.#slots.tables[operand] };
   }
 
-  /** Writes entries of an index map, from a block of a sequence on. */
-  #map(stream: Stream, operand: KvOperand, { slot, kvHead, firstBlock }: Place, entries: Int32Array): void {
-    if (entries.length === 0) return;
-    const row = this.#slots.tables[operand].slice('slot', slot, slot + 1).slice('kvHead', kvHead, kvHead + 1);
-    stream.write(row.slice('block', firstBlock, firstBlock + entries.length), entries);
+  /** Which entries of an index map blocks have, range by range. A loop: a chunk of a prompt has thousands in every layer. */
+  #entriesOf(ranges: readonly BlockRange[]): Int32Array {
+    const [, kvHeads, width] = this.#slots.tables.keys.shape;
+    const at = new Int32Array(ranges.reduce((sum, { blocks }) => sum + blocks, 0));
+    let end = 0;
+    for (const { slot, kvHead, firstBlock, blocks } of ranges) {
+      const first = (slot * kvHeads + kvHead) * width + firstBlock;
+      for (let block = 0; block < blocks; block++) at[end++] = first + block;
+    }
+    return at;
+  }
+
+  #map(stream: Stream, operand: KvOperand, at: Int32Array, entries: Int32Array): void {
+    writeEntries(stream, { table: this.#slots.tables[operand], at, entries });
   }
 
   /** Where the range of prunings ends with so many tokens. */
