@@ -101,15 +101,7 @@ void score_task(const BlockScoresArguments& a, int entry, int head, int task, Wo
 
 void block_scores(const BlockScoresArguments& a, Workers& workers) {
   const auto has_rows = [&](int entry) { return a.query_start[entry] < a.query_start[entry + 1]; };
-  int32_t longest = 0;
-  for (int32_t entry = 0; entry < a.batch; ++entry) {
-    if (!has_rows(entry)) continue;
-    for (int32_t head = 0; head < a.kv_heads; ++head) {
-      const int32_t count = a.key_counts[int64_t{a.slots[entry]} * a.kv_heads + head];
-      if (count > longest) longest = count;
-    }
-  }
-  const int64_t tasks = divide_up(longest / a.block_tokens, kTaskBlocks);
+  const int64_t tasks = divide_up(most_keys(a) / a.block_tokens, kTaskBlocks);
   const int64_t tasks_of_entry = a.kv_heads * tasks;
   workers.for_each(static_cast<size_t>(a.batch * tasks_of_entry), [&](size_t index, int worker) {
     const auto entry = static_cast<int>(static_cast<int64_t>(index) / tasks_of_entry);

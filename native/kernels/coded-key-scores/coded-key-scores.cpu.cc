@@ -252,15 +252,7 @@ void score_task(const CodedKeyScoresArguments& a, int entry, int head, const Tas
 }  // namespace
 
 void coded_key_scores(const CodedKeyScoresArguments& a, Workers& workers) {
-  int32_t longest = 0;
-  for (int32_t entry = 0; entry < a.batch; ++entry) {
-    if (a.query_start[entry] == a.query_start[entry + 1]) continue;
-    for (int32_t head = 0; head < a.kv_heads; ++head) {
-      const int32_t count = a.key_counts[int64_t{a.slots[entry]} * a.kv_heads + head];
-      if (count > longest) longest = count;
-    }
-  }
-  const int blocks = longest / kCodedBlockTokens;
+  const int blocks = most_keys(a) / kCodedBlockTokens;
   Tasks tasks{kTaskBlocks, 1};
   if (a.ranges != nullptr && int64_t{kTaskBlocks} * a.range_parts < blocks) tasks.blocks = (blocks + a.range_parts - 1) / a.range_parts;
   tasks.count = (blocks + tasks.blocks - 1) / tasks.blocks;

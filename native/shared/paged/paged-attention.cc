@@ -1,5 +1,6 @@
 #include "shared/paged/paged-attention.h"
 
+#include <algorithm>
 #include <string>
 
 namespace kv {
@@ -116,6 +117,16 @@ Status validate_whole_blocks(const PagedBatch& b) {
     }
   }
   return Status::success();
+}
+
+int32_t most_keys(const PagedBatch& b) {
+  int32_t most = 0;
+  for (int32_t entry = 0; entry < b.batch; ++entry) {
+    if (b.query_start[entry] == b.query_start[entry + 1]) continue;
+    const int32_t* counts = b.key_counts + int64_t{b.slots[entry]} * b.kv_heads;
+    for (int32_t head = 0; head < b.kv_heads; ++head) most = std::max(most, counts[head]);
+  }
+  return most;
 }
 
 }  // namespace kv

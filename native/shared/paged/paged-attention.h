@@ -80,4 +80,7 @@ Status validate_counts(const PagedBatch& batch);
 // Checks that the counted keys of the batch's entries with rows are whole blocks. The tables must be valid.
 Status validate_whole_blocks(const PagedBatch& batch);
 
+// The most keys that a kv head of an entry with rows counts. Reads the tables, which must be valid.
+int32_t most_keys(const PagedBatch& batch);
+
 }  // namespace kv
