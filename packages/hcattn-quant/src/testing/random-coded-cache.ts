@@ -1,5 +1,5 @@
 import type { Stream } from '@kv/sparse-core';
-import type { Random } from '@kv/sparse-core/testing';
+import { DescendingSlots, type Random } from '@kv/sparse-core/testing';
 import { codedBlockBytes } from '../coded-keys.js';
 import { blockTokens } from '../quantized-blocks.js';
 import { decodedKeys, PooledBlock } from './coded-keys-oracle.js';
@@ -24,10 +24,8 @@ export async function randomCodedCache(stream: Stream, random: Random, sizes: Co
   const batch = rows.length;
   const width = Math.max(1, ...blocks.flat());
   const order = random.permutation(batch * kvHeads * width);
-  const counts = new Int32Array(batch * kvHeads);
-  blocks.forEach((heads, entry) => {
-    heads.forEach((count, head) => (counts[(batch - 1 - entry) * kvHeads + head] = count * blockTokens));
-  });
+  const counts = blocks.map((heads) => heads.map((count) => count * blockTokens));
+  const sequences = new DescendingSlots(rows, counts, kvHeads);
   const bytes = codedBlockBytes(groups, codeBits);
   const pool = new Uint8Array(order.length * bytes);
   // Of each place in the table.
@@ -37,22 +35,19 @@ export async function randomCodedCache(stream: Stream, random: Random, sizes: Co
     return drawn;
   });
   const { device } = stream;
-  const starts = Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0));
   return {
     arguments: {
       ...placed,
       codeBits,
       codedKeys: device.tensor('u8', ['codedBlock', 'byte'], [order.length, bytes], pool),
       blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], order),
-      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts),
-      slots: device.tensor('i32', ['batch'], [batch], Int32Array.from(rows, (_, entry) => batch - 1 - entry)),
-      queryStart: device.tensor('i32', ['boundary'], [batch + 1], starts),
+      ...sequences.place(device),
     },
-    starts,
+    starts: sequences.queryStart,
     width,
     /** The keys of one block of an entry, `[token][dim]`. */
     keys(entry: number, kvHead: number, block: number): Float64Array {
-      const drawn = codes[((batch - 1 - entry) * kvHeads + kvHead) * width + block];
+      const drawn = codes[sequences.tableRow(entry, kvHead) * width + block];
       const books = oracle[kvHead];
       return drawn === undefined || books === undefined ? new Float64Array(blockTokens * headDim).fill(NaN) : decodedKeys(drawn, books);
     },

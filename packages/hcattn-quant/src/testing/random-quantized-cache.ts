@@ -1,5 +1,5 @@
 import type { Device } from '@kv/sparse-core';
-import type { Random } from '@kv/sparse-core/testing';
+import { DescendingSlots, type Random } from '@kv/sparse-core/testing';
 import { type AttentionBits, blockTokens, type CodeBits, groupDims, quantizedBlockBytes } from '../quantized-blocks.js';
 import { decoded, dequantized } from './quantized-oracle.js';
 
@@ -39,10 +39,8 @@ export function randomQuantizedCache<Bits extends CodeBits>(device: Device, rand
   const batch = rows.length;
   const width = Math.max(1, ...blocks.flat());
   const order = random.permutation(batch * kvHeads * width);
-  const counts = new Int32Array(batch * kvHeads);
-  blocks.forEach((heads, entry) => {
-    heads.forEach((count, head) => (counts[(batch - 1 - entry) * kvHeads + head] = count * blockTokens));
-  });
+  const counts = blocks.map((heads) => heads.map((count) => count * blockTokens));
+  const sequences = new DescendingSlots(rows, counts, kvHeads);
   const keys = randomPool(random, order.length, headDim, keyBits, louder);
   const values = randomPool(random, order.length, headDim, valueBits, 0);
   const rowsOf = (pool: Uint8Array, bits: CodeBits, read: typeof decoded) => {
@@ -51,7 +49,7 @@ export function randomQuantizedCache<Bits extends CodeBits>(device: Device, rand
     const sound = pool.slice();
     const blocks: Float64Array[] = [];
     return (entry: number, kvHead: number, token: number): Float64Array => {
-      const place = ((batch - 1 - entry) * kvHeads + kvHead) * width + Math.floor(token / blockTokens);
+      const place = sequences.tableRow(entry, kvHead) * width + Math.floor(token / blockTokens);
       const block = order[place] ?? NaN;
       const all = (blocks[block] ??= read(sound.subarray(block * bytes, (block + 1) * bytes), headDim, bits));
       const first = (token % blockTokens) * headDim;
@@ -59,7 +57,6 @@ export function randomQuantizedCache<Bits extends CodeBits>(device: Device, rand
     };
   };
   const pool = (bytes: Uint8Array) => device.tensor('u8', ['quantizedBlock', 'byte'], [order.length, bytes.length / order.length], bytes);
-  const starts = Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0));
   return {
     arguments: {
       quantizedKeys: pool(keys),
@@ -67,16 +64,14 @@ export function randomQuantizedCache<Bits extends CodeBits>(device: Device, rand
       keyBits,
       valueBits,
       blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], order),
-      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts),
-      slots: device.tensor('i32', ['batch'], [batch], Int32Array.from(rows, (_, entry) => batch - 1 - entry)),
-      queryStart: device.tensor('i32', ['boundary'], [batch + 1], starts),
+      ...sequences.place(device),
     },
-    starts,
+    starts: sequences.queryStart,
     /** The bytes of the pools, and where in them a token's first scale lies. */
     bytes: { keys, values },
     scaleAt(operand: 'keys' | 'values', entry: number, kvHead: number, token: number): number {
       const bits = operand === 'keys' ? keyBits : valueBits;
-      const place = ((batch - 1 - entry) * kvHeads + kvHead) * width + Math.floor(token / blockTokens);
+      const place = sequences.tableRow(entry, kvHead) * width + Math.floor(token / blockTokens);
       const groups = Math.ceil(headDim / groupDims);
       return (
         ((order[place] ?? NaN) + 1) * quantizedBlockBytes(headDim, bits) - (blockTokens - (token % blockTokens)) * groups

@@ -1,5 +1,5 @@
 import type { Device } from '@kv/sparse-core';
-import type { Random } from '@kv/sparse-core/testing';
+import { DescendingSlots, type Random } from '@kv/sparse-core/testing';
 import { blockTokens } from '../quantized-blocks.js';
 
 export interface ScoredSizes {
@@ -23,25 +23,19 @@ export function scoredTokens(device: Device, random: Random, sizes: ScoredSizes)
   const queryHeads = kvHeads * group;
   const key = Math.max(1, ...tokens.flat());
   const width = Math.ceil(key / blockTokens);
-  const starts = Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0));
+  const sequences = new DescendingSlots(rows, tokens, kvHeads);
+  const starts = sequences.queryStart;
   const all = (starts.at(-1) ?? NaN) + 1; // the last row belongs to no entry
   const blocks = random.permutation(batch * kvHeads * width + 3).slice(3);
   const scores = Float32Array.from({ length: all * queryHeads * key }, (_, index) =>
     score(Math.floor(index / (queryHeads * key)), Math.floor(index / key) % queryHeads, index % key),
   );
-  const slotOf = (entry: number) => batch - 1 - entry;
-  const counts = new Int32Array(batch * kvHeads);
-  tokens.forEach((heads, entry) => {
-    counts.set(heads, slotOf(entry) * kvHeads);
-  });
   const lists = all * kvHeads;
   return {
     arguments: {
       scores: device.tensor('f32', ['token', 'queryHead', 'key'], [all, queryHeads, key], scores),
       blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], blocks),
-      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts),
-      slots: device.tensor('i32', ['batch'], [batch], Int32Array.from(rows, (_, entry) => slotOf(entry))),
-      queryStart: device.tensor('i32', ['boundary'], [batch + 1], starts),
+      ...sequences.place(device),
       valueBlocks: batch * kvHeads * width + 3,
       valueRows: device.tensor('i32', ['token', 'kvHead', 'chosen'], [all, kvHeads, chosen], new Int32Array(lists * chosen).fill(-7)),
       weights: device.tensor('f32', ['token', 'kvHead', 'chosen', 'groupHead'], [all, kvHeads, chosen, group], new Float32Array(lists * chosen * group)),
@@ -55,7 +49,7 @@ export function scoredTokens(device: Device, random: Random, sizes: ScoredSizes)
     score: (row: number, queryHead: number, token: number) => scores[(row * queryHeads + queryHead) * key + token] ?? NaN,
     /** The row of the pool of values. */
     valueRow(entry: number, kvHead: number, token: number): number {
-      const block = blocks[(slotOf(entry) * kvHeads + kvHead) * width + Math.floor(token / blockTokens)] ?? NaN;
+      const block = blocks[sequences.tableRow(entry, kvHead) * width + Math.floor(token / blockTokens)] ?? NaN;
       return block * blockTokens + (token % blockTokens);
     },
   };

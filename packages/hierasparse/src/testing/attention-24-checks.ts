@@ -8,7 +8,7 @@ import {
   type Stream,
 } from '@kv/sparse-core';
 import { blockEntry, blockNumber, isDense, noBlock } from '@kv/sparse-core/native';
-import { attentionRow, decode, Random, unitRoundoff } from '@kv/sparse-core/testing';
+import { attentionRow, decode, DescendingSlots, Random, unitRoundoff } from '@kv/sparse-core/testing';
 import { expect } from 'vitest';
 import { blockTokens, type KvOperand, type SparseDType } from '../blocks-24.js';
 import { compress24, type Pruning } from '../operations/compress-24.js';
@@ -85,11 +85,7 @@ export async function randomCache24(
   const batch = rows.length;
   const width = Math.ceil(Math.max(1, ...keyCounts.flat()) / blockTokens) + 1;
   const count = batch * kvHeads * width;
-  const slots = Int32Array.from(rows, (_, entry) => batch - 1 - entry);
-  const counts = new Int32Array(batch * kvHeads);
-  keyCounts.forEach((heads, entry) => {
-    heads.forEach((keys, head) => (counts[(batch - 1 - entry) * kvHeads + head] = keys));
-  });
+  const sequences = new DescendingSlots(rows, keyCounts, kvHeads);
 
   const operand = async (name: KvOperand) => {
     const contents = random.elements(dtype, count * blockTokens * headDim);
@@ -111,7 +107,7 @@ export async function randomCache24(
     } as const;
     const pools = testPools(device, poolSizes, placed, table);
     const free = [...places.permutation(count)];
-    const prunings = [...counts].flatMap((keys, row): Pruning[] => {
+    const prunings = [...sequences.keyCounts].flatMap((keys, row): Pruning[] => {
       const full = Math.floor(keys / blockTokens);
       const wanted = { none: 0, some: random.integer(0, full), all: full }[sizes.sparse[name]];
       if (wanted === 0) return [];
@@ -128,17 +124,12 @@ export async function randomCache24(
   const tensor = (pool: Uint16Array) =>
     device.tensor(dtype, ['block', 'blockToken', 'dim'], [count, blockTokens, headDim], pool);
   const numbers = { keys: decode(dtype, keys.whole), values: decode(dtype, values.whole) };
-  const queryStart = Int32Array.from([0, ...rows], (_, entry) =>
-    rows.slice(0, entry).reduce((sum, n) => sum + n, 0),
-  );
-  const keyCountTensor = device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts);
+  const batchTensors = sequences.place(device);
   return {
     mixed: {
       keys: keys.pools,
       values: values.pools,
-      keyCounts: keyCountTensor,
-      slots: device.tensor('i32', ['batch'], [batch], slots),
-      queryStart: device.tensor('i32', ['boundary'], [batch + 1], queryStart),
+      ...batchTensors,
     },
     dense: {
       keys: tensor(keys.whole),
@@ -149,12 +140,11 @@ export async function randomCache24(
         [batch, kvHeads, width],
         Int32Array.from({ length: count }, (_, id) => id),
       ),
-      keyCounts: keyCountTensor,
+      keyCounts: batchTensors.keyCounts,
     },
-    queryStart,
+    queryStart: sequences.queryStart,
     number(name, entry, kvHead, token) {
-      const row = (slots[entry] ?? NaN) * kvHeads + kvHead;
-      const first = (row * width * blockTokens + token) * headDim;
+      const first = (sequences.tableRow(entry, kvHead) * width * blockTokens + token) * headDim;
       return numbers[name].subarray(first, first + headDim);
     },
   };

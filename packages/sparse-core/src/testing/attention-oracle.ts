@@ -1,6 +1,7 @@
 import type { ElementArray, FloatDType } from '../dtype.js';
 import type { Device } from '../handles.js';
 import type { PagedBlocks } from '../paged-blocks.js';
+import { DescendingSlots } from './descending-slots.js';
 import { decode, encode, type Random, unitRoundoff } from './random.js';
 
 /** Sizes of a random attention problem. */
@@ -51,18 +52,13 @@ export function randomCache(device: Device, random: Random, sizes: AttentionSize
   const batch = rows.length;
   const width = Math.ceil(Math.max(1, ...keyCounts.flat()) / blockTokens) + 1;
   const order = random.permutation(batch * kvHeads * width);
-  const slots = Int32Array.from(rows, (_, entry) => batch - 1 - entry);
-  const counts = new Int32Array(batch * kvHeads);
-  keyCounts.forEach((heads, entry) => {
-    heads.forEach((count, head) => (counts[(batch - 1 - entry) * kvHeads + head] = count));
-  });
+  const sequences = new DescendingSlots(rows, keyCounts, kvHeads);
   const shape = [order.length, blockTokens, dim] as const;
   const keys = randomRows(random, cacheDType, order.length * blockTokens, sizes);
   const values = random.elements(cacheDType, order.length * blockTokens * dim);
   const [keyNumbers, valueNumbers] = [decode(cacheDType, keys), decode(cacheDType, values)];
   const row = (numbers: Float64Array, entry: number, kvHead: number, token: number) => {
-    const slot = slots[entry] ?? NaN;
-    const block = order[(slot * kvHeads + kvHead) * width + Math.floor(token / blockTokens)] ?? NaN;
+    const block = order[sequences.tableRow(entry, kvHead) * width + Math.floor(token / blockTokens)] ?? NaN;
     const first = (block * blockTokens + (token % blockTokens)) * dim;
     return numbers.subarray(first, first + dim);
   };
@@ -70,12 +66,12 @@ export function randomCache(device: Device, random: Random, sizes: AttentionSize
     keys: device.tensor(cacheDType, ['block', 'blockToken', 'dim'], shape, keys),
     values: device.tensor(cacheDType, ['block', 'blockToken', 'dim'], shape, values),
     blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [batch, kvHeads, width], order),
-    keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], counts),
+    keyCounts: device.tensor('i32', ['slot', 'kvHead'], [batch, kvHeads], sequences.keyCounts),
   };
   return {
     blocks,
-    slots,
-    queryStart: Int32Array.from([0, ...rows], (_, entry) => rows.slice(0, entry).reduce((sum, n) => sum + n, 0)),
+    slots: sequences.slots,
+    queryStart: sequences.queryStart,
     key: (entry, kvHead, token) => row(keyNumbers, entry, kvHead, token),
     value: (entry, kvHead, token) => row(valueNumbers, entry, kvHead, token),
     dispose() {
