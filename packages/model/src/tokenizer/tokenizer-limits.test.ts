@@ -119,6 +119,20 @@ describe('a regular expression that backtracks without end', () => {
     });
   });
 
+  it('that is aborted when its answer is on the way leaves others their own', async () => {
+    await withTokenizer({}, '', async (tokenizer) => {
+      const controller = new AbortController();
+      const first = tokenizer.encode('first', { signal: controller.signal });
+      const others = ['second', 'third'].map((text) => tokenizer.encode(text));
+      // The text is sent in one of these turns; its answer comes while this thread is busy.
+      for (let turn = 0; turn < 20; turn++) await Promise.resolve();
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 200);
+      controller.abort();
+      await expect(first).rejects.toThrow('aborted');
+      expect((await Promise.all(others)).map((ids) => tokenizer.decode(ids))).toEqual(['second', 'third']);
+    });
+  });
+
   it('leaves a text that waits when that one is aborted', async () => {
     await withTokenizer({}, '', async (tokenizer) => {
       const controller = new AbortController();

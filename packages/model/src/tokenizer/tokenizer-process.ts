@@ -149,7 +149,10 @@ export class TokenizerProcess implements Disposable {
       detached: true,
       env: { ...process.env, NODE_OPTIONS: '' },
     });
-    child.on('message', (answer: Answer) => this.#pending?.resolve(answer));
+    child.on('message', (answer: Answer) => {
+      // One that was ended may have answered before: what is pending now was asked of another.
+      if (this.#child === child) this.#pending?.resolve(answer);
+    });
     child.on('exit', (_code, by) => {
       this.#end(child, this.#failure(`an end of its process (${String(by)})`, 'an answer'));
     });
