@@ -1,4 +1,4 @@
-// Writes the simulated tables of docs/methods/serve-scheduler.md, between its marks `<!-- simulated:NAME:begin -->` and `:end`.
+// Writes the simulated tables of docs/methods/serve-simulator.md, between its marks `<!-- simulated:NAME:begin -->` and `:end`.
 //
 //   node tools/bench/serving-page.mjs
 //
@@ -6,7 +6,7 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { simulateFigures } from '@kv/serve-scheduler';
 
-const page = new URL('../../docs/methods/serve-scheduler.md', import.meta.url);
+const page = new URL('../../docs/methods/serve-simulator.md', import.meta.url);
 
 /** Four digits that say something. */
 const shown = (value) => (typeof value === 'string' ? value : Number(Number(value).toPrecision(Math.abs(value) < 1000 ? 3 : 4)).toLocaleString('en-US', { maximumFractionDigits: 3 }));

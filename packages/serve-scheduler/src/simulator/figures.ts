@@ -22,7 +22,7 @@ export interface FigureOptions {
   readonly model: SimulatedModelName;
   /** Of each trace. Default 100. */
   readonly requests?: number | undefined;
-  /** Default 512: the paper does not say, and of 262, 512 and 1,024 this fits its rates best (docs/methods/serve-scheduler.md). */
+  /** Default 512: the paper does not say, and of 262, 512 and 1,024 this fits its rates best (docs/methods/serve-simulator.md). */
   readonly answerTokens?: AnswerTokens | undefined;
   readonly seed?: number | undefined;
   /** Requests a second. Default: some below and above what `base` serves on an H200. */

@@ -8,8 +8,8 @@ export function lineOf(name: string, predicted: number, found: number, digits = 
   return `| ${name} | ${shown(predicted)} | ${shown(found)} | ${off} %`;
 }
 
-/** Lines that the scheduler's page lacks. */
+/** Lines that the simulator's page lacks. */
 export function missingLines(lines: readonly string[]): string[] {
-  const page = readText('docs/methods/serve-scheduler.md').split('\n');
+  const page = readText('docs/methods/serve-simulator.md').split('\n');
   return lines.filter((line) => !page.some((each) => each === `${line} |` || each.startsWith(`${line} | `)));
 }
