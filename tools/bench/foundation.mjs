@@ -1,7 +1,7 @@
 // Our runner against llama.cpp on the same weights: docs/benchmarks/foundation-cpu.json.
 //
-//   node tools/bench/foundation.mjs [--samples 5] [part …]        (agreement f16 bf16 1.1B-f16 1.1B-bf16 1.1B-prompt 4k 16k)
-//   node tools/bench/foundation.mjs --peer FOLDER [part …]        (f16 bf16 1.1B-f16 1.1B-bf16 1.1B-prompt 4k)
+//   node tools/bench/foundation.mjs [--samples 5] [part …]  (agreement f16 bf16 1.1B-f16 1.1B-bf16 1.1B-prompt 1.1B-4k 4k 16k)
+//   node tools/bench/foundation.mjs --peer FOLDER [part …]  (f16 bf16 1.1B-f16 1.1B-bf16 1.1B-prompt 1.1B-4k 4k)
 //
 // FOLDER holds the sources of llama.cpp or of a fork, such as ik_llama.cpp: it is built and is the reference then.
 // Samples alternate between the engines, each in a fresh process pinned to as many cores as it has threads,
@@ -17,7 +17,7 @@ import { BENCHMARK_SIZES } from '../make-random-model.mjs';
 import { benchmarkModel, ggufOf, MODELS } from './cache.mjs';
 import { buildLlamaBench, timeLlamaBench } from './peers/llama-bench.mjs';
 import { installLlamaCpp } from './peers/llama-cpp.mjs';
-import { keepRows, stamp, summarise } from './results.mjs';
+import { keepRows, processor, stamp, summarise } from './results.mjs';
 
 const TITLE = 'Foundation: generation on the CPU against llama.cpp';
 const ENGINES = ['kv', 'llama-cpp'];
@@ -106,7 +106,7 @@ const shapes = ({ model = '125M', dtype, threads, promptTokens }) => {
 function row(measure, setting, results, field, description) {
   const summary = (engine) => summarise(results[engine].map((result) => result[field]));
   return {
-    measure: built ? `${measure}, beside ${built.name}` : measure,
+    measure: [measure, ...(built ? [`beside ${built.name}`] : []), processor()].join(', '),
     shapes: shapes(setting),
     device: 'cpu',
     kind: 'measured',
@@ -121,6 +121,8 @@ const speed = (ratio) => ({ unit: 'tokens/s', better: 'higher', target: { ratio 
 const name = (what, { dtype, threads, promptTokens }) =>
   `${what}, ${promptTokens} tokens of prompt, ${dtype}, ${threads} thread${threads > 1 ? 's' : ''}`;
 
+// AMX is used where the processor has it.
+const hasTiles = readFileSync('/proc/cpuinfo', 'utf8').includes(' amx_bf16 ');
 const THREADS = [...new Set([1, 2, availableParallelism()])].filter((threads) => threads <= availableParallelism());
 
 /** Decode of the larger model: as many tokens as its speed allows. */
@@ -136,11 +138,11 @@ function largerModel(samples, dtype) {
 }
 
 /** Prefill of the larger model with all threads. */
-function largerModelPrompt(samples) {
-  const setting = { model: '1.1B', dtype: 'f16', threads: availableParallelism(), promptTokens: 512 };
-  const results = alternate(samples, benchmarkModel('1.1B', 'f16'), setting.threads, { promptTokens: 512, newTokens: 1 });
+function largerModelPrompt(samples, promptTokens, dtype, target) {
+  const setting = { model: '1.1B', dtype, threads: availableParallelism(), promptTokens };
+  const results = alternate(samples, benchmarkModel('1.1B', dtype), setting.threads, { promptTokens, newTokens: 1 });
   keepRows('foundation-cpu', TITLE, [
-    row(name('prefill, 1.1B', setting), setting, results, 'prefillTokensPerSecond', speed(1)),
+    row(name('prefill, 1.1B', setting), setting, results, 'prefillTokensPerSecond', speed(target)),
   ]);
 }
 
@@ -194,7 +196,8 @@ const TIMED = {
   bf16: (samples) => shortPrompts(samples, 'bf16'),
   '1.1B-f16': (samples) => largerModel(samples, 'f16'),
   '1.1B-bf16': (samples) => largerModel(samples, 'bf16'),
-  '1.1B-prompt': largerModelPrompt,
+  '1.1B-prompt': (samples) => largerModelPrompt(samples, 512, 'f16', 1),
+  '1.1B-4k': (samples) => largerModelPrompt(samples, 4096, 'bf16', hasTiles ? 3 : 1),
   '4k': (samples) => longPrompt(samples, 4096, 1),
 };
 const PARTS = built ? TIMED : { agreement, ...TIMED, '16k': longestPrompt };

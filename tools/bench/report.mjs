@@ -18,6 +18,8 @@ const PAGE = fileURLToPath(new URL('../../docs/benchmarks.md', import.meta.url))
 const README = fileURLToPath(new URL('../../README.md', import.meta.url));
 const HIERASPARSE = fileURLToPath(new URL('../../docs/methods/hierasparse.md', import.meta.url));
 const KINDS = ['measured', 'simulated', 'small-model'];
+// What a measure's processor has behind its name; the table has all of it.
+const PROCESSOR_DETAILS = /, family \d+, model \d+, [\d.]+ GHz$/;
 const FIELDS = ['measure', 'shapes', 'device', 'kind', 'unit', 'better', 'result', 'date', 'machine'];
 
 const INTRODUCTION = `# Benchmarks
@@ -115,7 +117,7 @@ function outputs() {
   ]);
   for (const { name, title, rows } of files) {
     const bars = rows.filter(inChart).map((row) => ({
-      label: row.measure,
+      label: row.measure.replace(PROCESSOR_DETAILS, ''),
       ratio: ratioOf(row),
       detail: `${figure(row.result.median)} against ${figure(row.reference.median)} ${row.unit}`,
     }));

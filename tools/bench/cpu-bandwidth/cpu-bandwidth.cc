@@ -1,9 +1,9 @@
 // Times every CPU kernel that is bound by reading memory and, in turn with it, a plain read of the same memory. Prints
 // one JSON object a line for run.mjs:
-//   {"kernel", "shape", "dtype", "threads", "streams", "cache", "gigahertz", "value": [...], "limit": [...]}
+//   {"kernel", "shape", "dtype", "threads", "set", "streams", "cache", "gigahertz", "value": [...], "limit": [...]}
 // in bytes a second.
 //
-//   cpu-bandwidth SAMPLES THREADS [KERNEL]
+//   cpu-bandwidth SAMPLES THREADS [SET [KERNEL]]     SET: the instruction set of the kernels, such as avx2
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -75,8 +75,8 @@ double gigahertz() {
 
 class Bench {
  public:
-  Bench(int samples, int threads, const char* only)
-      : samples_(samples), workers_(threads), context_{workers_, kv::best_isa()}, only_(only) {
+  Bench(int samples, int threads, kv::Isa isa, const char* only)
+      : samples_(samples), workers_(threads), context_{workers_, isa}, only_(only) {
     workers_.set_memory_reading(kv::probe_memory_reading(context_.isa));
   }
 
@@ -101,7 +101,8 @@ class Bench {
     std::printf("{\"kernel\": \"%s\", \"shape\": \"%s\", \"dtype\": \"%s\", \"threads\": %d", kernel.c_str(),
                 shape.c_str(), dtype, workers_.count());
     const kv::MemoryReading reading = workers_.memory_reading();
-    std::printf(", \"streams\": %d, \"cache\": %d, \"gigahertz\": %.2f", reading.streams, reading.cache, gigahertz_);
+    std::printf(", \"set\": \"%s\", \"streams\": %d, \"cache\": %d, \"gigahertz\": %.2f", kv::isa_name(context_.isa),
+                reading.streams, reading.cache, gigahertz_);
     print("value", values);
     print("limit", limits);
     std::printf("}\n");
@@ -331,14 +332,24 @@ void time_gather(Bench& bench, const Heads& heads, int32_t tokens, int32_t run) 
   });
 }
 
+// The named set, or the widest one of this processor.
+kv::Isa isa_named(const char* name) {
+  for (const kv::Isa isa : {kv::Isa::baseline, kv::Isa::avx2, kv::Isa::avx512, kv::Isa::amx}) {
+    if (kv::runs(isa) && std::strcmp(kv::isa_name(isa), name) == 0) return isa;
+  }
+  std::fprintf(stderr, "this processor does not run %s\n", name);
+  std::exit(1);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   if (count < 3) {
-    std::fprintf(stderr, "usage: cpu-bandwidth SAMPLES THREADS [KERNEL]\n");
+    std::fprintf(stderr, "usage: cpu-bandwidth SAMPLES THREADS [SET [KERNEL]]\n");
     return 1;
   }
-  Bench bench(std::atoi(arguments[1]), std::atoi(arguments[2]), count > 3 ? arguments[3] : nullptr);
+  const kv::Isa isa = count > 3 ? isa_named(arguments[3]) : kv::best_isa();
+  Bench bench(std::atoi(arguments[1]), std::atoi(arguments[2]), isa, count > 4 ? arguments[4] : nullptr);
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     time_linear(bench, 1, 768, 2048, dtype);
     time_linear(bench, 1, 2048, 2048, dtype);

@@ -1,7 +1,9 @@
 // CPU kernels that are bound by memory beside a plain read of it: docs/benchmarks/cpu-bandwidth.json, one row for each
 // kernel, shape and processor. Needs the native build (npm run build) and g++.
 //
-//   node tools/bench/cpu-bandwidth/run.mjs [--samples 9] [--threads 1]
+//   node tools/bench/cpu-bandwidth/run.mjs [--samples 9] [--threads 1] [--set avx2]
+//
+// --set: of an instruction set that is not the processor's widest, as an older processor runs.
 import { execFileSync } from 'node:child_process';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -22,11 +24,11 @@ function build() {
   return program;
 }
 
-function rowOf({ kernel, shape, dtype, threads, streams, cache, gigahertz, value, limit }) {
+function rowOf({ kernel, shape, dtype, threads, set, streams, cache, gigahertz, value, limit }) {
   const giga = (samples) => summarise(samples.map((sample) => sample / 1e9));
   const workers = threads === 1 ? '1 thread' : `${threads} threads`;
   return {
-    measure: `${kernel}, ${shape}, ${dtype}, ${workers}, ${processor()}`,
+    measure: `${kernel}, ${shape}, ${dtype}, ${workers}, ${values.set === undefined ? '' : `${set} on `}${processor()}`,
     shapes: { kernel, shape, dtype, threads },
     device: 'cpu',
     kind: 'measured',
@@ -38,16 +40,17 @@ function rowOf({ kernel, shape, dtype, threads, streams, cache, gigahertz, value
     target: { ratio: 0.9 },
     memoryStreams: streams,
     prefetchCache: cache,
+    instructionSet: set,
     gigahertz,
     ...stamp(),
   };
 }
 
 const { values } = parseArgs({
-  options: { samples: { type: 'string', default: '9' }, threads: { type: 'string', default: '1' } },
+  options: { samples: { type: 'string', default: '9' }, threads: { type: 'string', default: '1' }, set: { type: 'string' } },
 });
 const cores = Array.from({ length: Number(values.threads) }, (_, core) => core).join(',');
-const pinned = ['-c', cores, build(), values.samples, values.threads];
+const pinned = ['-c', cores, build(), values.samples, values.threads, ...(values.set === undefined ? [] : [values.set])];
 const rows = execFileSync('taskset', pinned, { encoding: 'utf8' })
   .trim()
   .split('\n')
