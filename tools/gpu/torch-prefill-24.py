@@ -75,8 +75,8 @@ def sparse_values(blocks):
 
 
 class Problem:
-    def __init__(self, batch, keys, head_dim, dtype, key_share, value_share):
-        self.batch, self.keys, self.head_dim, self.dtype = batch, keys, head_dim, dtype
+    def __init__(self, batch, keys, head_dim, dtype, key_share, value_share, causal=True):
+        self.batch, self.keys, self.head_dim, self.dtype, self.causal = batch, keys, head_dim, dtype, causal
         random = lambda heads: torch.randn(batch, heads, keys, head_dim, device='cuda', dtype=dtype)
         self.query, self.key, self.value = random(QUERY_HEADS), random(KV_HEADS), random(KV_HEADS)
         self.packed_query = self.query.transpose(1, 2).contiguous().view(batch * keys, QUERY_HEADS, head_dim)
@@ -103,12 +103,12 @@ class Problem:
             self.value, sparse_values, value_share)
         self.tensors = [self.packed_query, self.output, dense_keys, dense_values, key_non_zeros, key_metadata,
                         value_non_zeros, value_metadata, key_table, value_table, counts, slots, starts, workspace]
-        self.sizes = integers_of([0, batch * keys, batch, QUERY_HEADS, KV_HEADS, head_dim, keys // TOKENS, 1,
+        self.sizes = integers_of([0, batch * keys, batch, QUERY_HEADS, KV_HEADS, head_dim, keys // TOKENS, causal,
                                   dtype == torch.bfloat16, blocks, blocks])
         self.dense_tensors = [self.packed_query, self.output, None, dense_keys, dense_values, order.to(torch.int32),
                               counts, slots, starts, workspace, None]
         self.dense_sizes = integers_of([0, batch * keys, batch, QUERY_HEADS, KV_HEADS, head_dim, TOKENS,
-                                        keys // TOKENS, 1, dtype == torch.bfloat16, blocks])
+                                        keys // TOKENS, causal, dtype == torch.bfloat16, blocks])
 
     def mixed(self, library):
         assert library.kv_prefill_24(self.sizes, pointers_of(self.tensors), self.scale(), current_stream()) == 0
@@ -121,10 +121,10 @@ class Problem:
 
     def torch(self, key, value):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return functional.scaled_dot_product_attention(self.query, key, value, is_causal=True, enable_gqa=True)
+            return functional.scaled_dot_product_attention(self.query, key, value, is_causal=self.causal, enable_gqa=True)
 
     def flops(self):
-        return 4 * self.keys * self.keys * self.head_dim * QUERY_HEADS * self.batch / 2
+        return 4 * self.keys * self.keys * self.head_dim * QUERY_HEADS * self.batch / (2 if self.causal else 1)
 
 
 def take_turns(functions, rounds, sampler):
@@ -221,6 +221,7 @@ def main():
         '2:4 prefill 1x131072, sparse K and V': (1, 131072, 128, half, 1, 1),
         '2:4 prefill 8x32768, sparse K and V, bf16': (8, 32768, 128, bfloat, 1, 1),
         '2:4 prefill 8x32768, sparse K and V, d64': (8, 32768, 64, half, 1, 1),
+        '2:4 prefill 8x32768, sparse K and V, all keys': (8, 32768, 128, half, 1, 1, False),
     }
     rows = []
     for label, arguments in cases.items():
