@@ -1,4 +1,4 @@
-// Pictures of docs/methods/hcattn-quant.md, as SVG strings, from rows of docs/benchmarks.
+// Pictures of docs/methods/hcattn-quality.md, as SVG strings, from rows of docs/benchmarks.
 import { fileURLToPath } from 'node:url';
 import { colours, dot, line, path, picture, rect, text } from './svg.mjs';
 

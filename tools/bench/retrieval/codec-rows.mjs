@@ -1,4 +1,4 @@
-// Makes rows of docs/benchmarks/hcattn-quality.json, and the tables of docs/methods/hcattn-quant.md, of what stores.mjs wrote
+// Makes rows of docs/benchmarks/hcattn-quality.json, and the tables of docs/methods/hcattn-quality.md, of what stores.mjs wrote
 // with --settings codec-settings, and llama-caches.mjs of the same examples. With --rows-only the page and the rows of the dense
 // cache stay as they are: so for hcattn-settings, of fewer examples.
 //
@@ -9,7 +9,7 @@ import { keepRows, stamp } from '../results.mjs';
 import { answerFigures, estimate, groupBy, mean, ofCommonItems, percentOf, readResults, round } from './summaries.mjs';
 
 const { values, positionals } = parseArgs({ options: { machine: { type: 'string' }, 'rows-only': { type: 'boolean' } }, allowPositionals: true });
-const page = new URL('../../../docs/methods/hcattn-quant.md', import.meta.url);
+const page = new URL('../../../docs/methods/hcattn-quality.md', import.meta.url);
 const results = readResults(positionals);
 
 /** The results of the items that every cache has which has any. */
