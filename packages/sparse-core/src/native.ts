@@ -55,3 +55,4 @@ export {
   type OptionNames,
   reading,
 } from './validate.js';
+export { whenAborted } from './when-aborted.js';

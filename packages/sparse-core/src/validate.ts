@@ -50,7 +50,7 @@ export function expectBoolean(operation: string, name: string, given: unknown): 
   expectThat(operation, name, given, typeof given === 'boolean', 'true or false');
 }
 
-/** @throws InvalidValueError unless it is undefined or a signal that can be asked whether it was aborted */
+/** @throws InvalidValueError unless it is undefined or a signal that can be asked whether it was aborted, and listened to */
 export function expectSignal(operation: string, given: unknown): asserts given is AbortSignal | undefined {
   expectThat(operation, 'signal', given, given === undefined || isSignal(given), 'an AbortSignal');
 }
@@ -58,7 +58,8 @@ export function expectSignal(operation: string, given: unknown): asserts given i
 function isSignal(given: unknown): boolean {
   try {
     const signal = given as AbortSignal;
-    return typeof signal.aborted === 'boolean' && typeof signal.throwIfAborted === 'function';
+    const methods = ['throwIfAborted', 'addEventListener', 'removeEventListener'] as const;
+    return typeof signal.aborted === 'boolean' && methods.every((name) => typeof signal[name] === 'function');
   } catch {
     // What only looks like one throws when it is asked.
     return false;

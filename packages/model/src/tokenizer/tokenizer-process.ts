@@ -3,6 +3,7 @@ import type { ChildProcess } from 'node:child_process';
 import { createRequire } from 'node:module';
 
 import { CapabilityError, DisposedError, ModelFormatError } from '@kv/sparse-core';
+import { whenAborted } from '@kv/sparse-core/native';
 
 import { computingTime } from './computing-time.js';
 import { tokenizerLimits } from './tokenizer-limits.js';
@@ -179,10 +180,9 @@ export class TokenizerProcess implements Disposable {
     const stopWatching = watch(child, most, mostWaiting, (spent) => {
       this.#end(child, this.#failure(`more than ${spent}`, `at most ${spent}`));
     });
-    const abort = (): void => {
+    const unlisten = whenAborted(signal, () => {
       this.#end(child, signal?.reason);
-    };
-    signal?.addEventListener('abort', abort, { once: true });
+    });
     keepsAlive(child, true);
     try {
       const { value, error } = await new Promise<Answer>((resolve, reject) => {
@@ -196,7 +196,7 @@ export class TokenizerProcess implements Disposable {
     } finally {
       this.#pending = undefined;
       stopWatching();
-      signal?.removeEventListener('abort', abort);
+      unlisten();
       keepsAlive(child, false);
     }
   }
@@ -254,16 +254,15 @@ function keepsAlive(child: ChildProcess, keeps: boolean): void {
 /** What `work` gives, or the signal's reason as soon as it is aborted. */
 async function unlessAborted(work: Promise<unknown>, signal: AbortSignal | undefined): Promise<unknown> {
   if (signal === undefined) return await work;
-  let abort = (): void => undefined;
+  let unlisten = (): void => undefined;
   const aborted = new Promise((_resolve, reject) => {
-    abort = () => {
+    unlisten = whenAborted(signal, () => {
       reject(signal.reason as Error);
-    };
+    });
   });
-  signal.addEventListener('abort', abort, { once: true });
   try {
     return await Promise.race([work, aborted]);
   } finally {
-    signal.removeEventListener('abort', abort);
+    unlisten();
   }
 }

@@ -16,12 +16,14 @@ export class Answer implements AsyncIterableIterator<GeneratedId> {
     this.#onReturn = onReturn;
   }
 
+  /** A step may have been on its way when nobody wanted more. */
   push(id: number, finishReason: GeneratedId['finishReason']): void {
+    if (this.#ended) return;
     const now = performance.now();
     const token = { id, milliseconds: now - this.#last, finishReason };
     this.#last = now;
     this.count += 1;
-    this.#ended ||= finishReason !== null;
+    this.#ended = finishReason !== null;
     const taker = this.#waiting.shift();
     if (taker) taker({ value: token, done: false });
     else this.#tokens.push(token);

@@ -1,3 +1,5 @@
+import { getEventListeners } from 'node:events';
+
 import { densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
 import type { Device, KvStore, KvStoreFactory, PrefillAttention } from '@kv/sparse-core';
 import { describeOnDeviceKinds, enqueuedFailure, enqueueFailure, eventually, liveBytes, Random } from '@kv/sparse-core/testing';
@@ -319,6 +321,31 @@ describeOnDeviceKinds('the engine', ({ open }) => {
       }
     }));
 
+  it('serves any number of requests under one signal, which has one listener', () =>
+    use({ sequences: 4 }, async (engine) => {
+      const controller = new AbortController();
+      const { signal } = controller;
+      const answers = Array.from({ length: 12 }, (_, index) => collect(engine.generateTokens(promptOf(index), { maxTokens: 60, endIds: [], signal })));
+      expect(getEventListeners(signal, 'abort')).toHaveLength(1);
+      controller.abort(new Error('enough'));
+      for (const answer of answers) await expect(answer).rejects.toThrow('enough');
+      await idle(engine);
+      expect(getEventListeners(signal, 'abort')).toHaveLength(0);
+    }));
+
+  it('gives no token behind the end of an answer, also of a step that was on its way', () =>
+    use({ sequences: 4 }, async (engine) => {
+      const controller = new AbortController();
+      const options = { maxTokens: 60, endIds: [] };
+      const [left, aborted] = [engine.generateTokens(promptOf(1), options), engine.generateTokens(promptOf(2), { ...options, signal: controller.signal })];
+      expect(await Promise.all([left.next(), aborted.next()])).toMatchObject([{ done: false }, { done: false }]);
+      await left.return?.();
+      controller.abort(new Error('enough'));
+      await expect(collect(aborted)).rejects.toThrow('enough');
+      await idle(engine);
+      expect(await Promise.all([left.next(), aborted.next()])).toMatchObject([{ done: true }, { done: true }]);
+    }));
+
   it('refuses what it cannot serve, before it waits', () =>
     use({ cacheTokens: 220 }, async (engine) => {
       const wrong: [new (message: string) => Error, readonly number[], EngineRequestOptions][] = [
@@ -329,6 +356,7 @@ describeOnDeviceKinds('the engine', ({ open }) => {
         [InvalidValueError, [1], { sampling: { temperature: NaN } }],
         [InvalidValueError, [1], { endIds: 3 as never }],
         [InvalidValueError, [1], { signal: 1 as never }],
+        [InvalidValueError, [1], { signal: { aborted: false, throwIfAborted: () => undefined } as never }],
         [InvalidValueError, [1], { select: 1 as never }],
         [OutOfMemoryError, text.slice(0, 200), {}],
       ];

@@ -1,7 +1,7 @@
 import { setTimeout } from 'node:timers/promises';
 
 import { DisposedError, OutOfMemoryError } from '@kv/sparse-core';
-import { expectOptions, expectThat } from '@kv/sparse-core/native';
+import { expectOptions, expectThat, whenAborted } from '@kv/sparse-core/native';
 import { StopMatcher, Tokenizer, withTexts } from '@kv/model';
 import type { GeneratedId, GeneratedToken, Runner, RunnerModel } from '@kv/model';
 
@@ -117,12 +117,10 @@ export class Engine {
     const answer = new Answer(() => {
       this.#leave(request);
     });
-    const onAbort = (): void => {
+    const unlisten = whenAborted(signal, () => {
       answer.fail(asError(signal?.reason));
       this.#leave(request);
-    };
-    signal?.addEventListener('abort', onAbort, { once: true });
-    const unlisten = (): void => signal?.removeEventListener('abort', onAbort);
+    });
     this.#served.set(request, { ...settings, prompt: ids, answer, unlisten });
     this.#executor.add(request, { ...settings, prompt: ids });
     this.#wake?.();
