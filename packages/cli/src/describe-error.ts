@@ -31,5 +31,6 @@ export function describeUsageError({ code, message }: CommanderError, command: s
 function nameOptions(message: string): string {
   return message
     .replace(/^StopMatcher: stops(?= is )/, '--stop')
+    .replace(/^setBudget: budgetTokens(?= is )/, '--budgets')
     .replace(/^(?:sample|calibration\.train): (\w+)(?= is )/, (_, name: string) => `--${name.replace(/[A-Z]/g, (capital) => `-${capital.toLowerCase()}`)}`);
 }

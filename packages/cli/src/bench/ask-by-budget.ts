@@ -8,7 +8,7 @@ import { InvalidValueError, kvPolicy } from '@kv/sparse-core';
 
 /** Examples of each task, under each budget. */
 export interface Quiz {
-  /** Tokens of each kv head that a step of an answer reads. */
+  /** Tokens of each kv head that a step of an answer reads, each number once. */
   readonly budgets: readonly number[];
   readonly promptTokens: number;
   /** Of each task. */
@@ -47,6 +47,8 @@ export async function askByBudget(model: Model, quiz: Quiz, signal: AbortSignal,
   const cache = { contextTokens, sequences: budgets.length + 1 };
   using opened = await openReading({ name: 'blocks', budgetTokens: contextTokens }, model, cache);
   using runner = model.createRunner({ policy: kvPolicy(opened.parts), ...cache });
+  // A budget that the store cannot keep is found before anything is read.
+  for (const budgetTokens of quiz.budgets) runner.openSequence({ budgetTokens }).dispose();
   const results: BudgetResult[] = [];
   for (const [index, example] of encoded.entries()) {
     results.push(...(await evaluateBudgets(runner, example, budgets, { signal })));

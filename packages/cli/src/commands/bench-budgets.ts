@@ -28,7 +28,8 @@ const smallModel = 1e9;
 
 /** The paper's Table 1: which share of a model's held-out examples it answers right, by what a step of an answer reads. */
 export async function benchBudgets(directory: string, options: BudgetBenchOptions, { stdout, stderr, signal }: CommandContext): Promise<void> {
-  const { budgets, promptTokens = 8192, examples = 2, json, svg } = options;
+  const { promptTokens = 8192, examples = 2, json, svg } = options;
+  const budgets = [...new Set(options.budgets)];
   using model = await openModel(directory, options);
   const kind = await kindOf(directory);
   const scores = await asked();

@@ -55,7 +55,8 @@ describe('kv bench', () => {
 
   it('asks held-out examples by what answers read, of the small model', async () => {
     const file = await temporaryFile('table.svg', '');
-    const args = ['--budgets', '128', '512', '--examples', '1', '--prompt-tokens', '1024', '--threads', '1'];
+    // A budget that is named twice is asked once.
+    const args = ['--budgets', '128', '512', '128', '--examples', '1', '--prompt-tokens', '1024', '--threads', '1'];
     const { exitCode, stdout, stderr } = await runKv('bench', needleModel, ...args, '--svg', file);
     expect({ exitCode, stderr }).toMatchObject({ exitCode: 0 });
     expect(stderr).toMatch(/^questions: 7\/7 examples/m);
@@ -91,7 +92,8 @@ describe('kv bench', () => {
     [['--examples', '1'], /--examples are asked with --budgets/],
     [['--budgets', '512', '--prompt-tokens', '1000'], /--prompt-tokens: given 1000; the model's examples have 1024, 2048, 4096, 8192 tokens/],
     [['--budgets', '2000', '--prompt-tokens', '1024', '--examples', '1'], /--budgets: given 2000; wanted tokens that are fewer than/],
-    [['--budgets', '64', '--prompt-tokens', '1024', '--examples', '1'], /budgetTokens/],
+    // Before anything is read.
+    [['--budgets', '512', '64', '--prompt-tokens', '1024', '--examples', '1'], /^kv: --budgets is 64; it must be a whole number from 97 to \d+\.\n$/],
     [['--budgets', '512', '--policy', 'dense'], /cannot be used with option '--policy/],
     [['--svg', ''], /--svg: an empty path/],
   ])('refuses %j', async (args, message) => {
