@@ -7,6 +7,7 @@ import { createDevice, DisposedError, ModelFormatError } from '@kv/sparse-core';
 import { rawFile, withDirectory } from '@kv/sparse-core/testing';
 import { describe, expect, it } from 'vitest';
 
+import { prefill } from './generate/prefill.js';
 import { Model } from './model.js';
 import { goldenModel } from './testing/golden.js';
 import { needleModel } from './testing/paths.js';
@@ -116,6 +117,8 @@ describe('a model', () => {
     expect(() => {
       runner.embed(batch);
     }).toThrow(DisposedError);
+    expect(() => model.createRunner({ contextTokens: 64 })).toThrow('The model was disposed; open it again');
+    await expect(prefill(runner, sequence, [1, 2])).rejects.toThrow('The model was disposed; open it again');
   });
 
   it.each([

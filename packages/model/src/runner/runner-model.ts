@@ -11,9 +11,10 @@ export interface RunnerModel {
   readonly weights: ModelWeights;
 }
 
-/** @throws InvalidValueError unless it is one that was opened */
+/** @throws InvalidValueError unless it is one that was opened; DisposedError */
 export function expectModel(given: RunnerModel): void {
   expectObject('createRunner', 'model', given);
   const isOpen = isDevice(given.device) && given.weights instanceof ModelWeights;
   expectThat('createRunner', 'model', given, isOpen, 'a model of Model.open()');
+  given.weights.assertHeld();
 }

@@ -1,4 +1,4 @@
-import { ModelFormatError } from '@kv/sparse-core';
+import { DisposedError, ModelFormatError } from '@kv/sparse-core';
 import type { Device, FloatDType, MappedFile, TensorHandle } from '@kv/sparse-core';
 import type { StoredTensor } from '@kv/sparse-core/native';
 
@@ -41,6 +41,7 @@ export class ModelWeights implements Disposable {
   /** The embedding itself where the head is tied. */
   readonly head: Matrix;
   readonly #tensors: WeightTensors;
+  #disposed = false;
 
   private constructor(config: ModelConfig, tensors: WeightTensors, layers: readonly LayerWeights[]) {
     this.#tensors = tensors;
@@ -74,16 +75,23 @@ export class ModelWeights implements Disposable {
     }
   }
 
+  /** @throws DisposedError when their memory was given back */
+  assertHeld(): void {
+    if (this.#disposed) throw new DisposedError('The model was disposed; open it again, and dispose it behind its runners.', { subject: 'model' });
+  }
+
   /**
    * Whether the files that weights are mapped from are as they were: some microseconds. Copies on a device have none.
-   * @throws ModelFormatError when one was truncated, extended or written to
+   * @throws ModelFormatError when one was truncated, extended or written to; DisposedError
    */
   assertUnchanged(): void {
+    this.assertHeld();
     this.#tensors.assertUnchanged();
   }
 
   /** Gives the weights' memory back, and unmaps files, once the work that is already enqueued is done. */
   dispose(): void {
+    this.#disposed = true;
     this.#tensors.dispose();
   }
 
