@@ -1,5 +1,6 @@
 import { fileURLToPath } from 'node:url';
 import { ratioChart } from './chart.mjs';
+import { measuredTable, ratioOf, rowOf, withMeasured } from './measured-tables.mjs';
 
 export const HEADLINE_CHART = fileURLToPath(new URL('../../docs/pictures/headlines.svg', import.meta.url));
 
@@ -66,32 +67,10 @@ const GROUPS = [
   },
 ];
 
-const figure = (value) => Number(value.toPrecision(3)).toLocaleString('en-US');
-
-const ratioOf = ({ better, result, reference }) => (better === 'higher' ? result.median / reference.median : reference.median / result.median);
-
-function tableLine(row, says) {
-  const { result, reference, unit } = row;
-  const theirs = `${figure(reference.median)} ${unit}, ${reference.name}`;
-  return `| ${says} | ${figure(result.median)} ${unit} | ${theirs} | ${ratioOf(row).toFixed(2)}× |`;
-}
-
-function rowOf(files, name, measure) {
-  const row = files.find((file) => file.name === name)?.rows.find((each) => each.measure === measure);
-  if (row === undefined) throw new Error(`The README shows '${measure}' of ${name}.json, which has no such row`);
-  return row;
-}
-
 /** The README with the tables between its marks made anew; `files` are those of docs/benchmarks. */
 export function withHeadlines(readme, files) {
-  const tables = GROUPS.map(({ title, rows }) => {
-    const lines = rows.map(([name, measure, says]) => tableLine(rowOf(files, name, measure), says));
-    return [`### ${title}`, '', '| measured | here | reference | ratio |', '|---|---|---|---|', ...lines, ''].join('\n');
-  });
-  return readme.replace(
-    /(<!-- measured:begin -->\n)[^]*(<!-- measured:end -->)/,
-    (_all, begin, end) => `${begin}\n${tables.join('\n')}\n${end}`,
-  );
+  const tables = GROUPS.map(({ title, rows }) => `### ${title}\n\n${measuredTable(files, rows)}`);
+  return withMeasured(readme, tables.join('\n'));
 }
 
 /** A few of those rows as bars. */

@@ -1,4 +1,4 @@
-// Makes docs/benchmarks.md, one chart a file, and tables of the README and of methods' pages, from the rows in
+// Makes docs/benchmarks.md, one chart a file, and tables of the READMEs and of methods' pages, from the rows in
 // docs/benchmarks/*.json, and what `kv compare` shows of the small model's right answers.
 //
 //   node tools/bench/report.mjs            writes them
@@ -10,6 +10,7 @@ import { ratioChart } from './chart.mjs';
 import { DENSITY_CHART, densityChart } from './density-chart.mjs';
 import { hcattnCharts } from './hcattn-charts.mjs';
 import { HEADLINE_CHART, headlineChart, withHeadlines } from './headlines.mjs';
+import { packageTables } from './package-tables.mjs';
 import { RESULTS_FOLDER } from './results.mjs';
 import { RIGHT_ANSWERS, rightAnswers } from './right-answers.mjs';
 import { withWholeModel } from './whole-model.mjs';
@@ -114,6 +115,7 @@ function outputs() {
     [RIGHT_ANSWERS, rightAnswers(files)],
     [DENSITY_CHART, densityChart(files)],
     ...hcattnCharts(files),
+    ...packageTables(files),
   ]);
   for (const { name, title, rows } of files) {
     const bars = rows.filter(inChart).map((row) => ({
