@@ -1,7 +1,7 @@
 #include "kernels/index-centroids/index-centroids.h"
 
 #include "runtime/workers.h"
-#include "shared/coded-keys/centroid-lists.h"
+#include "shared/coded-keys/build-centroid-indices.h"
 
 namespace kv {
 namespace KV_ISA {

@@ -75,6 +75,7 @@ struct IndexShape {
  private:
   static constexpr int64_t whole(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 };
+
 // Whether a box at this distance, or anything in it, is further away than `nearest`, whatever rounding did to both.
 constexpr bool certainly_further(float box, float nearest) { return box * 0.99999f > nearest; }
 
@@ -97,12 +98,5 @@ struct BoxWalk {
     while (level > 0 && (leaf >> (levels - level)) % 2 == 0) --level;
   }
 };
-
-class Workers;
-struct ListLoops;
-
-// Fills in the indices of books, f16 [book, centroid, sub_dim], all finite. May throw std::bad_alloc.
-void build_centroid_indices(const uint16_t* books, int64_t count, int centroids, int sub_dim, uint8_t* indices,
-                            const ListLoops& loops, Workers& workers);
 
 }  // namespace kv

@@ -1,4 +1,4 @@
-#include "shared/coded-keys/centroid-index.h"
+#include "shared/coded-keys/build-centroid-indices.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "runtime/workers.h"
-#include "shared/coded-keys/centroid-lists.h"
 #include "shared/coded-keys/value-of-half.h"
 
 namespace kv {
