@@ -8,6 +8,7 @@ const mostRounds = 16;
 /** Over an odd number of scores around each token, as PyTorch pools with stride 1 and padding `tokens / 2`. */
 export interface ScorePooling {
   readonly kind: (typeof poolings)[number];
+  /** How many scores are pooled for each token; odd. */
   readonly tokens: number;
 }
 

@@ -7,7 +7,9 @@ export type LayerSparsity = number | ((layer: number) => number);
 
 /** The paper's S_K and S_V. What is left out stays dense. */
 export interface BlockSparsity {
+  /** S_K. Default: 0, all dense. */
   readonly keys?: LayerSparsity | undefined;
+  /** S_V. Default: 0, all dense. */
   readonly values?: LayerSparsity | undefined;
 }
 

@@ -14,7 +14,9 @@ export type KvErrorCode =
 export interface KvErrorDetails {
   /** The operation, option, file or tensor that the error is about. */
   readonly subject?: string | undefined;
+  /** What was given instead of what was wanted. */
   readonly given?: unknown;
+  /** What would have been taken. */
   readonly wanted?: unknown;
   readonly cause?: unknown;
 }

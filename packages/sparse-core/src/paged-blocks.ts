@@ -8,6 +8,7 @@ import type { TensorHandle } from './handles.js';
 export interface PagedBlocks {
   /** `[block, blockToken, dim]`: consecutive tokens of one kv head. */
   readonly keys: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
+  /** `[block, blockToken, dim]`, of the same tokens as `keys`. */
   readonly values: TensorHandle<FloatDType, readonly ['block', 'blockToken', 'dim']>;
   /** i32: the block that holds the n-th run of `blockToken` tokens. */
   readonly blockTable: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;

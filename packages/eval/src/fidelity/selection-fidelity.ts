@@ -25,11 +25,15 @@ const mostQueries = 2 ** 20;
 
 /** What a selection does to queries that it did not see; see `docs/eval.md`. */
 export interface SelectionFidelity {
+  /** The share of the attention that falls on what was kept, the mean over the queries. */
   readonly capturedMass: number;
+  /** The same, as a share of what the best as many tokens would have, the mean. */
   readonly massEfficiency: number;
+  /** The share of the `topTokens` of greatest weight that were kept, the mean. */
   readonly topRecall: number;
   /** Of the attention's output, over the queries. */
   readonly outputError: { readonly mean: number; readonly percentile95: number; readonly greatest: number };
+  /** The longest run of dropped tokens, as a share of the text. */
   readonly largestGap: number;
 }
 

@@ -21,6 +21,7 @@ export async function readTexts(file: string): Promise<string[]> {
 
 /** How surprising a text's tokens were. */
 export interface TextLoss {
+  /** How many were counted. */
   readonly tokens: number;
   /** Mean of `−ln p` over the tokens, in nats. */
   readonly crossEntropy: number;

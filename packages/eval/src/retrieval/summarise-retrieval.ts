@@ -5,6 +5,7 @@ import type { RetrievalResult } from './evaluate-retrieval.js';
 /** Right answers among the results that share a key. */
 export interface RetrievalScore {
   readonly examples: number;
+  /** How many of them were answered right. */
   readonly right: number;
   /** `right / examples` */
   readonly share: number;

@@ -5,9 +5,11 @@ import { blockTokens } from '../quantized-blocks.js';
 import { type Codebooks, expectFingerprint, expectSizes, type LayerCodebooks } from './codebooks.js';
 import { expectEnoughKeys, trainLayer, type TrainingSettings } from './train-layer.js';
 
-/** How far training is: iterations of all layers. */
+/** How far training is. */
 export interface CalibrationProgress {
+  /** That are done, of all layers. */
   readonly iterations: number;
+  /** Iterations that there will be, of all layers. */
   readonly total: number;
 }
 

@@ -17,6 +17,7 @@ export interface DecodeAttentionListedArguments {
   readonly valueRows: TensorHandle<'i32', readonly ['token', 'kvHead', 'chosen']>;
   /** i32: 0 to `chosen`. */
   readonly counts: TensorHandle<'i32', readonly ['token', 'kvHead']>;
+  /** f32, contiguous: zeros for an empty list. */
   readonly output: TensorHandle<'f32', readonly ['token', 'queryHead', 'dim']>;
   /**
    * f32: as `selectByMass` left it. A NaN stays, and makes the output of its row and head NaN; anything else becomes the

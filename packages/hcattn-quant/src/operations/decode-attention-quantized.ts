@@ -17,8 +17,9 @@ export interface DecodeAttentionQuantizedArguments extends Omit<AttentionArgumen
   readonly quantizedKeys: QuantizedBlocks;
   /** As many blocks, of `quantizedBlockBytes(headDim, valueBits)` bytes. A block of values has the number of its keys. */
   readonly quantizedValues: QuantizedBlocks;
-  /** Bits of a code: 8 or 4. */
+  /** Bits of a code of keys: 8 or 4. */
   readonly keyBits: AttentionBits;
+  /** Bits of a code of values: 8 or 4. */
   readonly valueBits: AttentionBits;
   /** i32: the numbers of each kv head's quantized blocks. */
   readonly blockTable: TensorHandle<'i32', readonly ['slot', 'kvHead', 'block']>;

@@ -21,6 +21,7 @@ export interface TrainCodebookArguments {
   readonly batchVectors: number;
   /** How many iterations there were. 0 begins anew; the others go on with what `scale`, `means` and `counts` hold. */
   readonly firstIteration: number;
+  /** How many this call makes. */
   readonly iterations: number;
 }
 

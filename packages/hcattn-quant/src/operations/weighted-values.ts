@@ -12,13 +12,16 @@ export interface WeightedValuesArguments {
   readonly counts: TensorHandle<'i32', readonly ['token', 'kvHead']>;
   /** The codes of i8 values count as whole numbers: `weights` have their scales. */
   readonly values: TensorHandle<FloatDType | 'i8', readonly ['valueBlock', 'blockToken', 'dim']>;
+  /** f32, contiguous: zeros for an empty list. */
   readonly output: TensorHandle<'f32', readonly ['token', 'queryHead', 'dim']>;
   /**
    * Room for `valueRows`, with `hostWeights` and `hostCounts`, which take what the host needs of lists in the memory of a
    * GPU. What is in them afterwards is undefined.
    */
   readonly hostValueRows?: WeightedValuesArguments['valueRows'] | undefined;
+  /** Room for `weights`, given together with `hostValueRows`. */
   readonly hostWeights?: WeightedValuesArguments['weights'] | undefined;
+  /** Room for `counts`, given together with `hostValueRows`. */
   readonly hostCounts?: WeightedValuesArguments['counts'] | undefined;
 }
 

@@ -19,6 +19,7 @@ export interface Attention24Arguments extends Omit<AttentionArguments, 'blocks'>
   readonly keyCounts: TensorHandle<'i32', readonly ['slot', 'kvHead']>;
   /** False promises that no block that is read is sparse, so that it need not be asked. Default: true. */
   readonly sparseKeys?: boolean | undefined;
+  /** As `sparseKeys`, of values. */
   readonly sparseValues?: boolean | undefined;
 }
 

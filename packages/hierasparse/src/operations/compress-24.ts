@@ -8,8 +8,9 @@ import { denseRule, expectOperand, expectSparseBlocks, sparseRules, tableRule } 
 export interface Pruning {
   readonly slot: number;
   readonly kvHead: number;
-  /** The range of blocks of the sequence, of which those that are dense may become sparse. */
+  /** Where the range of blocks of the sequence begins, of which those that are dense may become sparse. */
   readonly firstBlock: number;
+  /** The block behind the last of the range. */
   readonly endBlock: number;
   /** Free blocks of the sparse pool, as many as become sparse; taken in ascending order of the blocks. */
   readonly sparseIds: ArrayLike<number>;

@@ -16,14 +16,24 @@ export interface LinearWeights {
   readonly bias: Bias | undefined;
 }
 
+/**
+ * A layer's weights, as its directory has them. With `x` the rows that enter it and `norm` the RMSNorm:
+ *
+ *     x += output(attention(query(norm(x)), key(norm(x)), value(norm(x))))
+ *     x += down(silu(gate(norm(x))) * up(norm(x)))
+ */
 export interface LayerWeights {
+  /** Of the norm ahead of attention. */
   readonly inputNorm: Vector;
   readonly query: LinearWeights;
   readonly key: LinearWeights;
   readonly value: LinearWeights;
+  /** Of the norm of each query head before RoPE, `[headDim]`, in models that have one (Qwen3). */
   readonly queryNorm: Vector | undefined;
+  /** The same of each key head. */
   readonly keyNorm: Vector | undefined;
   readonly output: LinearWeights;
+  /** Of the norm ahead of `gate` and `up`. */
   readonly postAttentionNorm: Vector;
   readonly gate: LinearWeights;
   readonly up: LinearWeights;

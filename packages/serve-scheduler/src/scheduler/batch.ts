@@ -14,8 +14,10 @@ export interface AnswerStep {
 /** Tokens of a prompt on their way through some layers. */
 export interface PromptPart {
   readonly request: ScheduledRequest;
+  /** Which tokens of the prompt: from `firstToken` to before `endToken`. */
   readonly firstToken: number;
   readonly endToken: number;
+  /** Through which layers: from `firstLayer` to before `endLayer`. */
   readonly firstLayer: number;
   readonly endLayer: number;
   /** Whether the prompt is complete with it, which gives the first token of the answer. */

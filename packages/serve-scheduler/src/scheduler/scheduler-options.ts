@@ -40,6 +40,7 @@ export interface SchedulerOptions {
   readonly maxInjectTokens?: number | undefined;
   /** Prompts are cut at multiples of so many tokens. Default 512. */
   readonly chunkTokens?: number | undefined;
+  /** Tokens of a block. Default 32. */
   readonly blockTokens?: number | undefined;
   /** Tokens that a kv head reads in a step, sinks and window included. Default 2048. */
   readonly budgetTokens?: number | undefined;

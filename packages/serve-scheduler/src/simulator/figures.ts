@@ -18,12 +18,14 @@ import type { AnswerTokens } from './trace.js';
 export const figureNames = ['1', '4', '8', '10', '11', '12', '13', '14a', '14b', '15', '16a', '16b'] as const;
 export type FigureName = (typeof figureNames)[number];
 
+/** What `simulateFigures` simulates; what is left out is as in `kv simulate`. */
 export interface FigureOptions {
   readonly model: SimulatedModelName;
   /** Of each trace. Default 100. */
   readonly requests?: number | undefined;
   /** Default 512: the paper does not say, and of 262, 512 and 1,024 this fits its rates best (docs/methods/serve-simulator.md). */
   readonly answerTokens?: AnswerTokens | undefined;
+  /** Of requests and blocks. Default 1. */
   readonly seed?: number | undefined;
   /** Requests a second. Default: some below and above what `base` serves on an H200. */
   readonly rates?: readonly number[] | undefined;

@@ -42,10 +42,13 @@ export interface SimulationResult {
   readonly firstToken: number;
   /** From the arrival to the first part of the prompt that is computed, the mean. */
   readonly queueing: number;
-  /** Between two tokens of an answer: the mean, the median, and what 99 of 100 stay below. */
+  /** Between two tokens of an answer, the mean. */
   readonly betweenTokens: number;
+  /** The median of the same. */
   readonly betweenTokens50: number;
+  /** What 99 of 100 of the same stay below. */
   readonly betweenTokens99: number;
+  /** Of all answers, from the first arrival to the last token. */
   readonly tokensPerSecond: number;
   /** Blocks that a step loads, of all heads and layers, the mean. */
   readonly loadsPerStep: number;

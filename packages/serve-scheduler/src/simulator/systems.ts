@@ -9,8 +9,9 @@ export interface SimulatedModel extends ModelShape {
   readonly contextTokens: number;
   /** What its tokenizer makes of an English word, and of a Chinese character. */
   readonly tokensPer: { readonly word: number; readonly character: number };
-  /** Bytes of the cache on the device, all layers, and in host memory. */
+  /** Bytes of the cache on the device, of all layers. */
   readonly deviceBytes: number;
+  /** Bytes of the cache in host memory, of all layers. */
   readonly hostBytes: number;
   /** R_max. Default 32. */
   readonly maxRequests?: number | undefined;

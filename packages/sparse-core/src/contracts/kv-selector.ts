@@ -11,6 +11,7 @@ export interface SelectCall {
    * the prompt is what was read since the last answer: a short question has as many queries as it has tokens.
    */
   readonly lastQueries: TensorHandle<FloatDType, readonly ['token', 'queryHead', 'dim']>;
+  /** Scores are multiplied by this before the softmax; usually `1 / sqrt(headDim)`. */
   readonly scale: number;
   /**
    * All tokens that the sequence has had, this prompt's included. In a later turn the store holds fewer: those that

@@ -34,9 +34,11 @@ export interface KvCapacity {
   readonly prefill?: Capable | undefined;
 }
 
-/** Bytes on the device and in host memory. */
+/** Bytes of memory, by where it is. */
 export interface KvBytes {
+  /** On the device; on the CPU what would be there with a GPU. */
   readonly device: number;
+  /** In host memory, and counted apart on the CPU too. */
   readonly host: number;
 }
 
@@ -67,8 +69,9 @@ export interface KvDemand {
   readonly step: number;
   /** Blocks that the newest of them read, each counted once. How many steps those are is the store's to say. */
   readonly workingSet: number;
-  /** Blocks that were in device memory when a step read them, and blocks that had to come from the host. */
+  /** Blocks that were in device memory when a step read them. */
   readonly hits: number;
+  /** Blocks that had to come from the host. */
   readonly misses: number;
 }
 

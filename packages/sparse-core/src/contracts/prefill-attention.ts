@@ -13,6 +13,7 @@ export interface PrefillCall extends AttentionCall {
   readonly endsPrompt: readonly boolean[];
   /** The chunk's own keys and values, `[token, kvHead, dim]`, keys after RoPE. */
   readonly keys: TensorHandle<FloatDType, readonly ['token', 'kvHead', 'dim']>;
+  /** `[token, kvHead, dim]` */
   readonly values: TensorHandle<FloatDType, readonly ['token', 'kvHead', 'dim']>;
   /** How `query` and `keys` were rotated, for methods that undo it. */
   readonly rope: RopeDescription;

@@ -4,6 +4,7 @@ import type { TensorHandle } from '../handles.js';
 export interface TokenSelection {
   /** i32 `[kvHead, kept]`: each row ascending and without repeats; the first `counts[kvHead]` are valid. */
   readonly indices: TensorHandle<'i32', readonly ['kvHead', 'kept']>;
+  /** How many tokens each kv head keeps. */
   readonly counts: readonly number[];
 }
 
