@@ -48,7 +48,10 @@ export async function openPolicy(name: string, model: PolicyModel, cache: Policy
   return { ...opened, policy: kvPolicy({ ...parts, select: select?.() }) };
 }
 
-/** The same of a policy without its selection. */
+/**
+ * The same of a policy without its selection.
+ * @throws InvalidValueError, and what opening the parts throws
+ */
 export async function openReading(reading: Reading, model: PolicyModel, cache: PolicyCache): Promise<OpenReading> {
   if ('parts' in reading) return { parts: reading.parts(), [Symbol.dispose]: () => undefined };
   expectModel(model);

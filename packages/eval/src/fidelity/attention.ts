@@ -66,6 +66,7 @@ export function attentionWeights(query: Float32Array, cache: HeadCache, scale: n
  * The output of an attention that sees only `kept`, its weights made to sum to one again:
  * `y = Σ_{i∈S} a_i v_i / Σ_{i∈S} a_i`, in f64.
  * @param kept which tokens, `S`; default all
+ * @throws ShapeError when keys and values are not whole rows; InvalidValueError unless each token has a finite weight
  */
 export function attentionOutput(
   weights: Float64Array,

@@ -5,25 +5,37 @@ import { sum } from './numbers.js';
 
 type Vector = ArrayLike<number>;
 
-/** `‖ỹ − y‖ / ‖y‖` */
+/**
+ * `‖ỹ − y‖ / ‖y‖`
+ * @throws InvalidValueError unless both are lists of finite numbers, equally long
+ */
 export function relativeError(output: Vector, reference: Vector): number {
   const lost = norm(difference(output, reference));
   return lost / norm(Array.from(reference));
 }
 
-/** `⟨ỹ, y⟩ / (‖ỹ‖ ‖y‖)`: tells a wrong direction from a wrong length. */
+/**
+ * `⟨ỹ, y⟩ / (‖ỹ‖ ‖y‖)`: tells a wrong direction from a wrong length.
+ * @throws InvalidValueError unless both are lists of finite numbers, equally long
+ */
 export function cosineSimilarity(output: Vector, reference: Vector): number {
   const [one, other] = pair(output, reference);
   const product = sum(one.map((value, dim) => value * (other[dim] ?? NaN)));
   return product / (norm(one) * norm(other));
 }
 
-/** `‖ỹ − y‖ / ‖y − v̄‖`, v̄ the mean of the values: plain error flatters where that mean is large. */
+/**
+ * `‖ỹ − y‖ / ‖y − v̄‖`, v̄ the mean of the values: plain error flatters where that mean is large.
+ * @throws InvalidValueError unless all are lists of finite numbers, equally long
+ */
 export function centredError(output: Vector, reference: Vector, meanValue: Vector): number {
   return norm(difference(output, reference)) / norm(difference(reference, meanValue));
 }
 
-/** Root mean square of `(z̃ − mean z̃) − (z − mean z)`: a softmax does not see what shifts all logits alike. */
+/**
+ * Root mean square of `(z̃ − mean z̃) − (z − mean z)`: a softmax does not see what shifts all logits alike.
+ * @throws InvalidValueError unless both are lists of finite numbers, equally long
+ */
 export function centredLogitError(logits: Vector, reference: Vector): number {
   const errors = difference(logits, reference);
   const shift = sum(errors) / errors.length;

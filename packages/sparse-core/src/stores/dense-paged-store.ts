@@ -17,7 +17,10 @@ export interface DensePagedOptions {
   readonly blockTokens?: number | undefined;
 }
 
-/** Dense keys and values in blocks of one pool that all layers share. */
+/**
+ * Dense keys and values in blocks of one pool that all layers share.
+ * @throws InvalidValueError for options that are none
+ */
 export function densePagedStore(options: DensePagedOptions = {}): KvStoreFactory {
   expectOptions('densePagedStore', options, { dtype: true, blockTokens: true });
   const { dtype, blockTokens = 64 } = options;
