@@ -1,6 +1,14 @@
-import { InvalidValueError } from '@kv/sparse-core';
+import { InvalidValueError, kvPolicy, ropeDescription } from '@kv/sparse-core';
 import type { FloatDType, KvPolicy, KvSelector, RopeDescription } from '@kv/sparse-core';
-import { expectObject, expectThat, isFinite32, type OptionNames, show } from '@kv/sparse-core/native';
+import { expectBoolean, expectObject, expectOptions, expectPolicy, expectThat, isFinite32, type OptionNames, show } from '@kv/sparse-core/native';
+
+import { expectWholeNumber } from '../expect-whole-number.js';
+import type { RunnerModel } from './runner-model.js';
+
+const defaultContextTokens = 16_384;
+const defaultBatchRows = 512;
+/** Slots are i32 on the device. */
+const mostSequences = 2 ** 31 - 1;
 
 export interface RunnerOptions {
   /** How prompts are computed and what the cache keeps. Default: dense attention, dense f16 cache. */
@@ -28,7 +36,7 @@ export interface RunnerOptions {
   readonly activations?: FloatDType | undefined;
 }
 
-export const runnerOptions: OptionNames<RunnerOptions> = {
+const runnerOptions: OptionNames<RunnerOptions> = {
   ...{ policy: true, rope: true, sequences: true, contextTokens: true },
   ...{ cacheTokens: true, maxBatchRows: true, deterministic: true, activations: true },
 };
@@ -51,8 +59,38 @@ export interface ForkOptions extends SequenceOptions {
   readonly tokens?: number | undefined;
 }
 
+/**
+ * The options of a runner, with the defaults of those that are left out.
+ * @throws InvalidValueError for what is none, or does not fit the model
+ */
+export function runnerSettings(model: RunnerModel, options: RunnerOptions) {
+  expectOptions('createRunner', options, runnerOptions);
+  const { config, device, weights } = model;
+  const {
+    policy = kvPolicy(),
+    sequences = 1,
+    contextTokens = Math.min(config.maxPositions, defaultContextTokens),
+    maxBatchRows = defaultBatchRows,
+    deterministic = false,
+    rope = ropeDescription({ ...config.rope, headDim: config.headDim }),
+    activations = device.kind === 'cpu' ? 'f32' : weights.embedding.dtype,
+  } = options;
+  expectWholeNumber('sequences', sequences, 1, mostSequences);
+  expectWholeNumber('contextTokens', contextTokens, 1, config.maxPositions);
+  const { cacheTokens = sequences * contextTokens } = options;
+  expectWholeNumber('cacheTokens', cacheTokens, 1, Number.MAX_SAFE_INTEGER);
+  expectWholeNumber('maxBatchRows', maxBatchRows, 1, Number.MAX_SAFE_INTEGER);
+  expectBoolean('createRunner', 'deterministic', deterministic);
+  // A step has a row for each sequence.
+  if (deterministic) expectWholeNumber('maxBatchRows of a deterministic runner', maxBatchRows, sequences, Number.MAX_SAFE_INTEGER);
+  expectActivations(activations, weights.embedding.dtype);
+  expectPolicy('createRunner', policy);
+  expectRope(rope, config.headDim);
+  return { policy, rope, sequences, contextTokens, cacheTokens, maxBatchRows, deterministic, activations };
+}
+
 /** @throws InvalidValueError */
-export function expectActivations(given: FloatDType, weights: FloatDType): void {
+function expectActivations(given: FloatDType, weights: FloatDType): void {
   if (given === 'f32' || given === weights) return;
   throw new InvalidValueError(`activations is ${show(given)}; this model's may be 'f32' or, as its weights, '${weights}'.`, {
     subject: 'activations',
@@ -62,7 +100,7 @@ export function expectActivations(given: FloatDType, weights: FloatDType): void 
 }
 
 /** @throws InvalidValueError unless it says how heads of so many dims turn */
-export function expectRope(given: RopeDescription, headDim: number): void {
+function expectRope(given: RopeDescription, headDim: number): void {
   expectObject('createRunner', 'rope', given);
   const { convention, inverseFrequencies, attentionScale } = given;
   const pairs = ArrayBuffer.isView(inverseFrequencies) && inverseFrequencies instanceof Float32Array ? inverseFrequencies.length : 0;

@@ -1,4 +1,4 @@
-import { DisposedError, embedding, InvalidValueError, kvPolicy, ropeDescription } from '@kv/sparse-core';
+import { DisposedError, embedding, InvalidValueError } from '@kv/sparse-core';
 import type {
   FloatDType,
   KvBytes,
@@ -7,7 +7,7 @@ import type {
   KvSelector,
   Stream,
 } from '@kv/sparse-core';
-import { expectBoolean, expectOptions, expectPolicy, expectSelector, type KvResidency, kvResidency, listOf, madeTogether } from '@kv/sparse-core/native';
+import { expectOptions, expectSelector, type KvResidency, kvResidency, listOf, madeTogether } from '@kv/sparse-core/native';
 
 import { expectWholeNumber } from '../expect-whole-number.js';
 import { BatchRuns } from './batch-runs.js';
@@ -24,18 +24,12 @@ import { OpenSequences } from './open-sequences.js';
 import { demandOf, evictLayers, limitLayers, uncuttablePart } from './residency.js';
 import { expectModel } from './runner-model.js';
 import type { RunnerModel } from './runner-model.js';
-import { expectActivations, expectRope, runnerOptions } from './runner-options.js';
-import type { ForkOptions, RunnerOptions, SequenceOptions } from './runner-options.js';
+import { type ForkOptions, type RunnerOptions, runnerSettings, type SequenceOptions } from './runner-options.js';
 import { Scratch } from './scratch.js';
 import type { Sequence } from './sequence.js';
 import { copyIds, countIds } from './given-ids.js';
 import { sumOfBytes } from './sum-of-bytes.js';
 import { WorkLog } from './work-log.js';
-
-const defaultContextTokens = 16_384;
-const defaultBatchRows = 512;
-/** Slots are i32 on the device. */
-const mostSequences = 2 ** 31 - 1;
 
 /**
  * Runs a model layer by layer over a cache of its own. One batch may mix chunks of prompts and tokens of
@@ -73,28 +67,8 @@ export class Runner implements Disposable {
   /** @throws OutOfMemoryError when cache and working memory do not fit; InvalidValueError */
   constructor(model: RunnerModel, options: RunnerOptions = {}) {
     expectModel(model);
-    expectOptions('createRunner', options, runnerOptions);
     const { config, device } = model;
-    const {
-      policy = kvPolicy(),
-      sequences = 1,
-      contextTokens = Math.min(config.maxPositions, defaultContextTokens),
-      maxBatchRows = defaultBatchRows,
-      deterministic = false,
-      rope = ropeDescription({ ...config.rope, headDim: config.headDim }),
-      activations = device.kind === 'cpu' ? 'f32' : model.weights.embedding.dtype,
-    } = options;
-    expectWholeNumber('sequences', sequences, 1, mostSequences);
-    expectWholeNumber('contextTokens', contextTokens, 1, config.maxPositions);
-    const { cacheTokens = sequences * contextTokens } = options;
-    expectWholeNumber('cacheTokens', cacheTokens, 1, Number.MAX_SAFE_INTEGER);
-    expectWholeNumber('maxBatchRows', maxBatchRows, 1, Number.MAX_SAFE_INTEGER);
-    expectBoolean('createRunner', 'deterministic', deterministic);
-    // A step has a row for each sequence.
-    if (deterministic) expectWholeNumber('maxBatchRows of a deterministic runner', maxBatchRows, sequences, Number.MAX_SAFE_INTEGER);
-    expectActivations(activations, model.weights.embedding.dtype);
-    expectPolicy('createRunner', policy);
-    expectRope(rope, config.headDim);
+    const { policy, rope, sequences, contextTokens, cacheTokens, maxBatchRows, deterministic, activations } = runnerSettings(model, options);
     this.model = model;
     this.policy = policy;
     this.activations = activations;
