@@ -11,32 +11,23 @@ import {
   misusedOperation,
   MisuseSuite,
   optional,
+  pagedWaves,
   rowsApart,
+  waves,
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import * as hbw from './index.js';
 import { observationScores } from './operations/observation-scores.js';
 import { selectTokens } from './operations/select-tokens.js';
 
-const [slots, kvHeads, width, blockTokens, dim] = [2, 2, 3, 4, 8];
-
-const rising = (length: number) => Float32Array.from({ length }, (_, index) => Math.sin(index));
+const sizes = { slots: 2, kvHeads: 2, width: 3, blockTokens: 4, dim: 8, tokens: 9 };
+const { kvHeads, dim } = sizes;
 
 function observed(device: Device) {
-  const pool = () => {
-    const shape = [slots * kvHeads * width, blockTokens, dim] as const;
-    return device.tensor('f32', ['block', 'blockToken', 'dim'], shape, rising(shape[0] * blockTokens * dim));
-  };
-  const order = Int32Array.from({ length: slots * kvHeads * width }, (_, block) => block);
   return {
-    query: device.tensor('f32', ['token', 'queryHead', 'dim'], [3, 4, dim], rising(12 * dim)),
+    query: waves(device, ['token', 'queryHead', 'dim'], [3, 4, dim]),
     scores: device.tensor('f32', ['batch', 'kvHead', 'token'], [2, kvHeads, 10], new Float32Array(20 * kvHeads)),
-    blocks: {
-      keys: pool(),
-      values: pool(),
-      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], order),
-      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], new Int32Array(slots * kvHeads).fill(9)),
-    },
+    blocks: pagedWaves(device, sizes),
     slots: device.tensor('i32', ['batch'], [2], Int32Array.of(1, 0)),
     queryStart: device.tensor('i32', ['boundary'], [3], Int32Array.of(0, 2, 3)),
     scale: 0.5,
@@ -48,7 +39,7 @@ function observed(device: Device) {
 function selected(device: Device) {
   const row = { prefixTokens: 8, windowTokens: 1, capacity: 4, blockTokens: 1 };
   return {
-    scores: device.tensor('f32', ['batch', 'kvHead', 'token'], [1, kvHeads, 8], rising(8 * kvHeads)),
+    scores: waves(device, ['batch', 'kvHead', 'token'], [1, kvHeads, 8]),
     indices: device.tensor('i32', ['batch', 'kvHead', 'kept'], [1, kvHeads, 5], new Int32Array(5 * kvHeads)),
     counts: device.tensor('i32', ['batch', 'kvHead'], [1, kvHeads], new Int32Array(kvHeads)),
     rows: [[row, { ...row, capacity: 5 }]],

@@ -11,7 +11,9 @@ import {
   misusedOperation,
   MisuseSuite,
   optional,
+  pagedWaves,
   rowsApart,
+  waves,
 } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 import { antidiagonalPrefill } from './antidiagonal-prefill.js';
@@ -28,25 +30,15 @@ import { skeletonPrefill } from './skeleton-prefill.js';
 import { streamingPrefill } from './streaming-prefill.js';
 import { verticalSlashPrefill } from './vertical-slash-prefill.js';
 
-const [slots, kvHeads, width, blockTokens, dim, tokens, rows] = [2, 2, 3, 16, 8, 40, 6];
-
-const rising = (length: number) => Float32Array.from({ length }, (_, index) => Math.sin(index));
+const sizes = { slots: 2, kvHeads: 2, width: 3, blockTokens: 16, dim: 8, tokens: 40 };
+const { kvHeads, dim, tokens } = sizes;
+const rows = 6;
 
 /** Rows of one sequence, and its keys. */
 function attending(device: Device) {
-  const pool = () => {
-    const shape = [slots * kvHeads * width, blockTokens, dim] as const;
-    return device.tensor('f32', ['block', 'blockToken', 'dim'], shape, rising(shape[0] * blockTokens * dim));
-  };
-  const order = Int32Array.from({ length: slots * kvHeads * width }, (_, block) => block);
   return {
-    query: device.tensor('f32', ['token', 'queryHead', 'dim'], [rows, 4, dim], rising(rows * 4 * dim)),
-    blocks: {
-      keys: pool(),
-      values: pool(),
-      blockTable: device.tensor('i32', ['slot', 'kvHead', 'block'], [slots, kvHeads, width], order),
-      keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], new Int32Array(slots * kvHeads).fill(tokens)),
-    },
+    query: waves(device, ['token', 'queryHead', 'dim'], [rows, 4, dim]),
+    blocks: pagedWaves(device, sizes),
     slots: device.tensor('i32', ['batch'], [1], Int32Array.of(1)),
     queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, rows)),
     scale: 0.5,
@@ -90,9 +82,9 @@ const lists = (device: Device) => ({
 
 function selected(device: Device) {
   return {
-    slash: device.tensor('f32', ['queryHead', 'lag'], [2, 300], rising(600)),
-    vertical: device.tensor('f32', ['queryHead', 'key'], [2, 300], rising(600)),
-    horizontal: device.tensor('f32', ['queryHead', 'row'], [2, 200], rising(400)),
+    slash: waves(device, ['queryHead', 'lag'], [2, 300]),
+    vertical: waves(device, ['queryHead', 'key'], [2, 300]),
+    horizontal: waves(device, ['queryHead', 'row'], [2, 200]),
     ...lists(device),
     threshold: { budget: 0.5 },
     slashBound: 'safe',
@@ -101,7 +93,7 @@ function selected(device: Device) {
 
 /** The same with scores of blocks in place of the three parts. */
 function selectedByScores(device: Device) {
-  const scores = device.tensor('f32', ['queryHead', 'queryTile', 'keyBlock'], [2, 2, 5], rising(20));
+  const scores = waves(device, ['queryHead', 'queryTile', 'keyBlock'], [2, 2, 5]);
   return { scores, tokens: 300, rows: 200, ...lists(device), threshold: { mass: 0.9 } };
 }
 

@@ -1,6 +1,5 @@
 import { expect, it } from 'vitest';
 import { DeviceObject } from './device.js';
-import type { DType } from './dtype.js';
 import type { Device } from './handles.js';
 import * as core from './index.js';
 import { MappedFileObject } from './mapped-file.js';
@@ -12,32 +11,16 @@ import { anyFinite, anyFloat, anyPositive, bothElsewhere, freeAxis, inPlace, leg
 import { type MisusedFunction, misusedOperation, MisuseSuite } from './testing/misuse.js';
 import { harmlessExports, misusedFunctions } from './testing/misused-functions.js';
 import { misusedStore } from './testing/misused-stores.js';
-import { encode } from './testing/random.js';
 import { describeOnDeviceKinds } from './testing/test-devices.js';
+import { pagedWaves, waves } from './testing/wave-tensors.js';
 
-/** Random rows, or whole numbers from 0 on. */
-function filled(device: Device, dtype: DType, axes: readonly string[], shape: readonly number[]) {
-  const count = shape.reduce((product, extent) => product * extent, 1);
-  if (dtype === 'i32') return device.tensor('i32', axes, shape, Int32Array.from({ length: count }, (_, index) => index));
-  return device.tensor('f32', axes, shape, encode('f32', Array.from({ length: count }, (_, index) => Math.sin(index))));
-}
-
-const [slots, kvHeads, tableBlocks, blockTokens, dim] = [3, 2, 3, 4, 8];
-
-function cache(device: Device) {
-  const blocks = slots * kvHeads * tableBlocks;
-  return {
-    keys: filled(device, 'f32', ['block', 'blockToken', 'dim'], [blocks, blockTokens, dim]),
-    values: filled(device, 'f32', ['block', 'blockToken', 'dim'], [blocks, blockTokens, dim]),
-    blockTable: filled(device, 'i32', ['slot', 'kvHead', 'block'], [slots, kvHeads, tableBlocks]),
-    keyCounts: device.tensor('i32', ['slot', 'kvHead'], [slots, kvHeads], new Int32Array(slots * kvHeads).fill(6)),
-  };
-}
+const sizes = { slots: 3, kvHeads: 2, width: 3, blockTokens: 4, dim: 8, tokens: 6 };
+const { kvHeads, dim } = sizes;
 
 /** Two entries, of two rows and one. */
 function rows(device: Device) {
   return {
-    blocks: cache(device),
+    blocks: pagedWaves(device, sizes),
     slots: device.tensor('i32', ['batch'], [2], Int32Array.of(2, 0)),
     queryStart: device.tensor('i32', ['boundary'], [3], Int32Array.of(0, 2, 3)),
   };
@@ -46,9 +29,9 @@ function rows(device: Device) {
 function attention(device: Device) {
   return {
     ...rows(device),
-    query: filled(device, 'f32', ['token', 'queryHead', 'dim'], [3, 4, dim]),
-    output: filled(device, 'f32', ['token', 'queryHead', 'dim'], [3, 4, dim]),
-    logSumExp: filled(device, 'f32', ['token', 'queryHead'], [3, 4]),
+    query: waves(device, ['token', 'queryHead', 'dim'], [3, 4, dim]),
+    output: waves(device, ['token', 'queryHead', 'dim'], [3, 4, dim]),
+    logSumExp: waves(device, ['token', 'queryHead'], [3, 4]),
     scale: 0.5,
     causal: true,
   };
@@ -67,9 +50,9 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.rmsNorm,
     (device) => ({
-      input: filled(device, 'f32', ['token', 'head', 'feature'], [3, 2, 8]),
-      weight: filled(device, 'f32', ['feature'], [8]),
-      output: filled(device, 'f32', ['token', 'head', 'feature'], [3, 2, 8]),
+      input: waves(device, ['token', 'head', 'feature'], [3, 2, 8]),
+      weight: waves(device, ['feature'], [8]),
+      output: waves(device, ['token', 'head', 'feature'], [3, 2, 8]),
       epsilon: 1e-5,
     }),
     { outputs: ['output'], legal: [rowsApart('input|output'), anyFloat('weight'), inPlace('output', 'input'), anyPositive('epsilon')] },
@@ -78,15 +61,15 @@ const operations: readonly MisusedFunction[] = [
     core.appendKv,
     (device) => ({
       ...rows(device),
-      keys: filled(device, 'f32', ['token', 'kvHead', 'dim'], [3, kvHeads, dim]),
-      values: filled(device, 'f32', ['token', 'kvHead', 'dim'], [3, kvHeads, dim]),
+      keys: waves(device, ['token', 'kvHead', 'dim'], [3, kvHeads, dim]),
+      values: waves(device, ['token', 'kvHead', 'dim'], [3, kvHeads, dim]),
     }),
     { outputs: ['blocks.keys', 'blocks.values', 'blocks.keyCounts'], legal: [freeAxis('blocks.blockTable', 'block')] },
   ),
   misusedOperation(
     core.gatherKv,
     (device) => ({
-      blocks: cache(device),
+      blocks: pagedWaves(device, sizes),
       slot: 1,
       indices: device.tensor('i32', ['kvHead', 'kept'], [kvHeads, 3], Int32Array.of(0, 2, 5, 1, 3, 4)),
       counts: [3, 2],
@@ -96,7 +79,7 @@ const operations: readonly MisusedFunction[] = [
   ),
   misusedOperation(
     core.copyBlocks,
-    (device) => ({ pool: filled(device, 'f32', ['block', 'blockToken', 'dim'], [6, 4, 8]), from: [0, 1], to: [4, 2] }),
+    (device) => ({ pool: waves(device, ['block', 'blockToken', 'dim'], [6, 4, 8]), from: [0, 1], to: [4, 2] }),
     { outputs: ['pool'], legal: [legalAt('pool', '[fbiu]+\\d+', 'any dtype'), legalAt('pool', 'one axis more', 'any axes'), freeAxis('pool', 'block|blockToken|dim'), bothElsewhere('pool')] },
   ),
   misusedOperation(
@@ -107,8 +90,8 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.transferBlocks,
     (device) => ({
-      source: filled(device, 'f32', ['block', 'blockToken', 'dim'], [6, 4, 8]),
-      destination: filled(device, 'f32', ['block', 'blockToken', 'dim'], [5, 4, 8]),
+      source: waves(device, ['block', 'blockToken', 'dim'], [6, 4, 8]),
+      destination: waves(device, ['block', 'blockToken', 'dim'], [5, 4, 8]),
       from: [0, 1],
       to: [4, 2],
     }),
@@ -117,9 +100,9 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.embedding,
     (device) => ({
-      table: filled(device, 'f32', ['row', 'feature'], [5, 8]),
+      table: waves(device, ['row', 'feature'], [5, 8]),
       ids: device.tensor('i32', ['token'], [3], Int32Array.of(4, 0, 2)),
-      output: filled(device, 'f32', ['token', 'feature'], [3, 8]),
+      output: waves(device, ['token', 'feature'], [3, 8]),
       outside: 'fail',
     }),
     { outputs: ['output'], legal: [rowsApart('table|output'), legalAt('ids', 'u32', 'either dtype of indices'), legalAt('table', 'f16|bf16', 'any float dtype, and the output is f32'), freeAxis('table', 'row'), optional('outside')] },
@@ -127,31 +110,31 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.crossEntropy,
     (device) => ({
-      logits: filled(device, 'f32', ['row', 'vocabulary'], [3, 7]),
+      logits: waves(device, ['row', 'vocabulary'], [3, 7]),
       targets: [1, 0, 6],
-      output: filled(device, 'f32', ['row'], [3]),
+      output: waves(device, ['row'], [3]),
     }),
     { outputs: ['output'], legal: [rowsApart('logits'), freeAxis('logits', 'vocabulary')] },
   ),
   misusedOperation(
     core.linear,
     (device) => ({
-      input: filled(device, 'f32', ['token', 'in'], [3, 8]),
+      input: waves(device, ['token', 'in'], [3, 8]),
       rows: device.tensor('i32', ['count'], [1], Int32Array.of(2)),
       accumulate: false,
-      weight: filled(device, 'f32', ['out', 'in'], [5, 8]),
-      bias: filled(device, 'f32', ['out'], [5]),
-      output: filled(device, 'f32', ['token', 'out'], [3, 5]),
+      weight: waves(device, ['out', 'in'], [5, 8]),
+      bias: waves(device, ['out'], [5]),
+      output: waves(device, ['token', 'out'], [3, 5]),
     }),
     { outputs: ['output'], legal: [rowsApart('input|weight|output'), anyFloat('weight|bias'), optional('accumulate|bias|rows'), legalAt('rows', 'gaps within rows', 'one number has no gaps'), legalAt('output', 'over args\\.rows, shifted', 'the number ends where it begins')] },
   ),
   misusedOperation(
     core.linear,
     (device) => ({
-      input: filled(device, 'f32', ['token', 'in'], [3, 8]),
+      input: waves(device, ['token', 'in'], [3, 8]),
       layers: [5, 4].map((out) => ({
-        weight: filled(device, 'f32', ['out', 'in'], [out, 8]),
-        output: filled(device, 'f32', ['token', 'out'], [3, out]),
+        weight: waves(device, ['out', 'in'], [out, 8]),
+        output: waves(device, ['token', 'out'], [3, out]),
       })),
     }),
     { outputs: ['layers.0.output', 'layers.1.output'], legal: [rowsApart('input|layers\\.\\d\\.(weight|output)'), anyFloat('layers\\.\\d\\.weight'), legalAt('layers', 'one entry fewer', 'any number of layers')] },
@@ -159,10 +142,10 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.rope,
     (device) => ({
-      input: filled(device, 'f32', ['token', 'head', 'dim'], [3, 2, 8]),
-      positions: filled(device, 'i32', ['token'], [3]),
-      inverseFrequencies: filled(device, 'f32', ['pair'], [4]),
-      output: filled(device, 'f32', ['token', 'head', 'dim'], [3, 2, 8]),
+      input: waves(device, ['token', 'head', 'dim'], [3, 2, 8]),
+      positions: device.tensor('i32', ['token'], [3], Int32Array.of(0, 1, 2)),
+      inverseFrequencies: waves(device, ['pair'], [4]),
+      output: waves(device, ['token', 'head', 'dim'], [3, 2, 8]),
       convention: 'halfSplit',
       attentionScale: 1,
     }),
@@ -171,7 +154,7 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.sample,
     (device) => ({
-      logits: filled(device, 'f32', ['row', 'vocabulary'], [2, 7]),
+      logits: waves(device, ['row', 'vocabulary'], [2, 7]),
       settings: [{ temperature: 0.7, topK: 3, topP: 0.9, minP: 0.1, repetitionPenalty: 1.2, seed: 3 }, { temperature: 0 }],
       steps: [5, 6],
       recent: device.tensor('i32', ['row', 'recent'], [2, 3], Int32Array.of(1, 2, -1, 0, 5, 6)),
@@ -183,9 +166,9 @@ const operations: readonly MisusedFunction[] = [
   misusedOperation(
     core.swiglu,
     (device) => ({
-      gate: filled(device, 'f32', ['token', 'feature'], [3, 8]),
-      up: filled(device, 'f32', ['token', 'feature'], [3, 8]),
-      output: filled(device, 'f32', ['token', 'feature'], [3, 8]),
+      gate: waves(device, ['token', 'feature'], [3, 8]),
+      up: waves(device, ['token', 'feature'], [3, 8]),
+      output: waves(device, ['token', 'feature'], [3, 8]),
     }),
     { outputs: ['output'], legal: [rowsApart('gate|up|output'), inPlace('output', 'gate|up')] },
   ),
@@ -193,8 +176,8 @@ const operations: readonly MisusedFunction[] = [
     core.mergeAttention,
     (device) => {
       const part = () => ({
-        output: filled(device, 'f32', ['token', 'queryHead', 'dim'], [3, 2, 8]),
-        logSumExp: filled(device, 'f32', ['token', 'queryHead'], [3, 2]),
+        output: waves(device, ['token', 'queryHead', 'dim'], [3, 2, 8]),
+        logSumExp: waves(device, ['token', 'queryHead'], [3, 2]),
       });
       return { ...part(), other: part() };
     },

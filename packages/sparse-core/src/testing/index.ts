@@ -16,3 +16,4 @@ export { remembered } from './remembered.js';
 export { rawFile, safetensorsFile, type TensorToWrite, withDirectory } from './safetensors-file.js';
 export { StoreRun, type StoreRunOptions } from './store-run.js';
 export { describeOnDeviceKinds, describeOnDevices, type TestDevice } from './test-devices.js';
+export { pagedWaves, waves } from './wave-tensors.js';
