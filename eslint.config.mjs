@@ -74,7 +74,7 @@ export default defineConfig(
     },
   },
   {
-    files: ['**/*.mjs', '**/*.config.ts', '*.shared.ts', '*.setup.ts'],
+    files: ['**/*.mjs', '**/*.config.ts', '*.shared.ts', '*.setup.ts', '*.global.ts'],
     extends: [tseslint.configs.disableTypeChecked],
     languageOptions: {
       globals: { console: 'readonly', process: 'readonly', URL: 'readonly', performance: 'readonly' },

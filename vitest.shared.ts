@@ -13,6 +13,7 @@ export function packageTests(sources = 'src'): ViteUserConfig {
     ssr: { resolve: { conditions } },
     test: {
       include: [`${sources}/**/*.test.ts`],
+      globalSetup: [fromRoot('vitest.global.ts')],
       setupFiles: [fromRoot('vitest.setup.ts')],
       environment: 'node',
       pool: 'forks',

@@ -1,8 +1,8 @@
 // Runs the kit's test files: all of them, or those whose path holds one of the words given. With `-t PATTERN`,
 // only the tests whose full name matches the regular expression. Ends with the counts.
 import { fork } from 'node:child_process';
-import { readdirSync } from 'node:fs';
-import { availableParallelism } from 'node:os';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { availableParallelism, tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
@@ -19,11 +19,15 @@ const files = readdirSync(join(kit, 'packages'), { recursive: true })
   .filter((file) => positionals.length === 0 || positionals.some((word) => relative(kit, file).includes(word)))
   .sort();
 
+/** For all temporary files of the tests. */
+const scratch = mkdtempSync(join(tmpdir(), 'kv-tests-'));
+const env = { ...process.env, TMPDIR: scratch };
+
 /** One process for each file: a crash of native code then fails one file and not the run. */
 function run(file) {
   return new Promise((resolve) => {
     const started = performance.now();
-    const child = fork(join(kit, 'run-file.mjs'), pattern === undefined ? [file] : [file, pattern], { silent: true });
+    const child = fork(join(kit, 'run-file.mjs'), pattern === undefined ? [file] : [file, pattern], { silent: true, env });
     let output = '';
     let report;
     for (const stream of [child.stdout, child.stderr]) stream.on('data', (data) => (output += data));
@@ -55,5 +59,6 @@ await Promise.all(
     for (let file = files.shift(); file !== undefined; file = files.shift()) print(await run(file));
   }),
 );
+rmSync(scratch, { recursive: true, force: true });
 console.log(`tests: ${totals.passed} passed, ${totals.failed} failed, ${totals.skipped} skipped`);
 process.exitCode = totals.failed === 0 && totals.passed > 0 ? 0 : 1;
