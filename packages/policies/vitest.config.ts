@@ -1,4 +1,4 @@
 import { defineConfig } from 'vitest/config';
-import { packageTests } from '../../vitest.shared';
+import { packageTests } from '../../vitest.shared.ts';
 
 export default defineConfig(packageTests());
