@@ -5,7 +5,7 @@
 import { parseArgs } from 'node:util';
 import { hieraSparsePrefill, hieraSparseStore } from '../../packages/hierasparse/dist/index.js';
 import * as core from '../../packages/sparse-core/dist/index.js';
-import { keepRows, stamp, summarise } from './results.mjs';
+import { keepRows, processor, stamp, summarise } from './results.mjs';
 
 const TITLE = 'Attention over 2:4 sparse blocks, on the CPU';
 const { values: options } = parseArgs({
@@ -130,7 +130,7 @@ async function prefillRows({ heads }, tokens, dtype) {
 function rowsOf(what, [queryHeads, kvHeads, headDim], tokens, dtype, [dense, ...others], faster) {
   const shapes = `${queryHeads}/${kvHeads} heads of ${headDim}, ${tokens} tokens, ${dtype} cache`;
   return settings.map(({ keys, values }, index) => ({
-    measure: `${what} S_K = ${keys}, S_V = ${values}, ${queryHeads}/${kvHeads} heads of ${headDim}, ${tokens} tokens, ${dtype}, ${threads} threads, ${device.instructionSet}`,
+    measure: `${what} S_K = ${keys}, S_V = ${values}, ${queryHeads}/${kvHeads} heads of ${headDim}, ${tokens} tokens, ${dtype}, ${threads} threads, ${device.instructionSet}, ${processor()}`,
     shapes,
     device: 'cpu',
     kind: 'measured',
