@@ -18,6 +18,8 @@ function rowsOf(policy: string, stdout: string): string[][] {
 
 const rowOf = (policy: string, stdout: string): string[] => rowsOf(policy, stdout)[0] ?? [];
 
+const ask = (document: string) => runKv('compare', needleModel, '--document', document, '--question', 'Why?');
+
 describe('kv compare of a list of questions', () => {
   let exitCode: number;
   let stdout: string;
@@ -121,14 +123,7 @@ describe('kv compare', () => {
 
   it('says by how much a document is too long', async () => {
     const document = await temporaryFile('long.txt', 'The sky is blue. '.repeat(4000));
-    const { exitCode, stderr } = await runKv(
-      'compare',
-      needleModel,
-      '--document',
-      document,
-      '--question',
-      'Why?',
-    );
+    const { exitCode, stderr } = await ask(document);
     expect(exitCode).toBe(1);
     const [, given, excess] = /has ([\d,]+) tokens; .* by ([\d,]+) tokens/.exec(stderr) ?? [];
     const count = (text = ''): number => Number(text.replace(/,/g, ''));
@@ -145,14 +140,7 @@ describe('kv compare', () => {
     ],
     ['an empty document', () => temporaryFile('empty.txt', ' \n'), /empty\.txt is empty/],
   ])('refuses %s', async (_name, document, message) => {
-    const { exitCode, stdout, stderr } = await runKv(
-      'compare',
-      needleModel,
-      '--document',
-      await document(),
-      '--question',
-      'Why?',
-    );
+    const { exitCode, stdout, stderr } = await ask(await document());
     expect({ exitCode, stdout }).toEqual({ exitCode: 1, stdout: '' });
     expect(stderr).toMatch(message);
     expect(stderr).not.toMatch(/^ {4}at /m);
@@ -160,14 +148,7 @@ describe('kv compare', () => {
 
   it('refuses a document that is not text', async () => {
     const document = `${needleModel}/model.safetensors`;
-    const { exitCode, stderr } = await runKv(
-      'compare',
-      needleModel,
-      '--document',
-      document,
-      '--question',
-      'Why?',
-    );
+    const { exitCode, stderr } = await ask(document);
     expect(exitCode).toBe(1);
     expect(stderr).toContain('is not UTF-8 text');
   });
@@ -176,14 +157,7 @@ describe('kv compare', () => {
     'refuses the questions %s',
     async (content) => {
       const questions = await temporaryFile('questions.json', content);
-      const { exitCode, stderr } = await runKv(
-        'compare',
-        needleModel,
-        '--document',
-        await passKeyFile(),
-        '--questions',
-        questions,
-      );
+      const { exitCode, stderr } = await runKv('compare', needleModel, '--document', await passKeyFile(), '--questions', questions);
       expect(exitCode).toBe(1);
       expect(stderr).toContain('is no list of questions');
     },
