@@ -3,10 +3,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "shared/paged/paged-attention.h"
+#include "shared/paged/paged-faults.h"
 #include "tests/cuda/kernels/case-loop.h"
 #include "tests/cuda/kernels/device.cuda.h"
 
@@ -135,6 +137,20 @@ struct BatchLayout {
   size_t table_size() const { return counts.size() * table_width; }
   int most_keys() const { return *std::max_element(counts.begin(), counts.end()); }
 };
+
+// Makes the tables lead outside in this way: at the first and at the last kv head of the first entry, or behind the last.
+inline void lead_outside(const AttentionCase& test, std::optional<PagedFault> outside, BatchLayout& layout, std::vector<int>& table) {
+  for (const int head : {0, test.kv_heads - 1}) {
+    const int cache_head = layout.slots[0] * test.kv_heads + head;
+    if (outside == PagedFault::cache_overflow) layout.counts[cache_head] = head == 0 ? -test.block_tokens : 1 << 30;
+    if (outside == PagedFault::part_of_block) layout.counts[cache_head] = head == 0 ? 63 : 65;
+    if (outside == PagedFault::block_out_of_range) {
+      table[size_t(cache_head) * layout.table_width] = head == 0 ? -7 : layout.block_count;
+    }
+  }
+  if (outside == PagedFault::slot_out_of_range) layout.slots.back() = layout.slot_count;
+  if (outside == PagedFault::rows_not_ascending) layout.query_start.back() = 1 << 30;
+}
 
 // The blocks of keys and values, in random order; what holds no key is NaN.
 template <typename Element>

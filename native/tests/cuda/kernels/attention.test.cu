@@ -20,24 +20,11 @@ struct Case : AttentionCase {
   std::optional<PagedFault> outside;  // decode with a table that leads outside in this way
 };
 
-// At the first and at the last kv head of the first entry, or behind the last entry.
-void lead_outside(const Case& test, BatchLayout& layout, std::vector<int>& table) {
-  for (const int head : {0, test.kv_heads - 1}) {
-    const int cache_head = layout.slots[0] * test.kv_heads + head;
-    if (test.outside == PagedFault::cache_overflow) layout.counts[cache_head] = head == 0 ? -1 : 1 << 30;
-    if (test.outside == PagedFault::block_out_of_range) {
-      table[size_t(cache_head) * layout.table_width] = head == 0 ? -7 : layout.block_count;
-    }
-  }
-  if (test.outside == PagedFault::slot_out_of_range) layout.slots.back() = layout.slot_count;
-  if (test.outside == PagedFault::rows_not_ascending) layout.query_start.back() = 1 << 30;
-}
-
 template <typename Element>
 Outcome attend(const Case& test, Random& random) {
   BatchLayout layout(test);
   PagedCache<Element> cache(test, layout, random);
-  lead_outside(test, layout, cache.table);
+  lead_outside(test, test.outside, layout, cache.table);
   const AttentionOperands<Element> operands(test, layout, random_query<Element>(test, layout.rows, random));
   const DeviceBuffer<Element> keys(cache.keys), values(cache.values);
   const DeviceBuffer<int> table(cache.table);

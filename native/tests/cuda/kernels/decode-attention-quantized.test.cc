@@ -144,20 +144,6 @@ void compare_row(const Case& test, const QuantizedPool& keys, const QuantizedPoo
   excess.log_sum_exp = std::max(excess.log_sum_exp, (std::abs(log_sum_exp - wanted) - allowed) / allowed);
 }
 
-// At the first and at the last kv head of the first entry, or behind the last entry.
-void lead_outside(const Case& test, BatchLayout& layout, std::vector<int>& table) {
-  for (const int head : {0, test.kv_heads - 1}) {
-    const int cache_head = layout.slots[0] * test.kv_heads + head;
-    if (test.outside == PagedFault::cache_overflow) layout.counts[cache_head] = head == 0 ? -64 : 1 << 30;
-    if (test.outside == PagedFault::part_of_block) layout.counts[cache_head] = head == 0 ? 63 : 65;
-    if (test.outside == PagedFault::block_out_of_range) {
-      table[size_t(cache_head) * layout.table_width] = head == 0 ? -7 : layout.block_count;
-    }
-  }
-  if (test.outside == PagedFault::slot_out_of_range) layout.slots.back() = layout.slot_count;
-  if (test.outside == PagedFault::rows_not_ascending) layout.query_start.back() = 1 << 30;
-}
-
 template <typename Element>
 Outcome attend(const Case& test, Random& random) {
   BatchLayout layout(test);
@@ -175,7 +161,7 @@ Outcome attend(const Case& test, Random& random) {
     keys.poison(order[next]);
     values.poison(order[next]);
   }
-  lead_outside(test, layout, table);
+  lead_outside(test, test.outside, layout, table);
   const std::vector<Element> query = random_query<Element>(test, layout.rows, random);
   const AttentionOperands<Element> operands(test, layout, query);
   const DeviceBuffer<uint8_t> key_pool(keys.bytes), value_pool(values.bytes);
