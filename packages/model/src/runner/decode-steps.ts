@@ -37,6 +37,7 @@ class DecodeStep implements Disposable {
   /** The step of sequences that are dense in every layer, where all stores have one of their own. */
   readonly #dense: Recording | undefined;
   readonly #owned: Disposable[] = [];
+  disposed = false;
 
   /** @throws CapabilityError when the store does what cannot be recorded; OutOfMemoryError */
   constructor(runner: StepRunner, layers: readonly LayerRunner[], scratch: LayerScratch, size: number) {
@@ -153,6 +154,7 @@ class DecodeStep implements Disposable {
   }
 
   [Symbol.dispose](): void {
+    this.disposed = true;
     for (const owned of this.#owned) owned[Symbol.dispose]();
   }
 }
@@ -199,6 +201,11 @@ export class DecodeSteps implements Disposable {
       if (step !== undefined) this.#steps.set(size, step);
     }
     return step;
+  }
+
+  /** A step that `of` gave, when it is its turn: recorded anew where its stream has failed since. */
+  current(step: DecodeStep, entries: readonly BatchEntry[]): DecodeStep {
+    return (step.disposed ? this.of(entries) : undefined) ?? step;
   }
 
   /** Steps are recorded anew, on the stream that the runner has then. */

@@ -141,6 +141,27 @@ describeOnEachKind('an operation that fails its stream', (kind) => {
       expect(await answer(runner.openSequence())).toEqual(wanted);
     }));
 
+  it('leaves a step that waits for its turn to others, whose recording went with the stream', () =>
+    use(async (runner) => {
+      const [waiting, same] = [await open(runner, 1), await open(runner, 1)];
+      for (const sequence of [waiting, same]) await step(runner, [sequence]);
+      const selecting = runner.openSequence({
+        select: {
+          name: 'failing',
+          observationWindow: 1,
+          async select(stream) {
+            enqueueFailure(stream);
+            await stream.synchronize().catch(() => undefined);
+            return undefined;
+          },
+        },
+      });
+      const reading = prefill(runner, selecting, prompt(2));
+      const stepping = step(runner, [waiting]);
+      await expect(reading).rejects.toThrow(enqueuedFailure);
+      expect(await stepping).toEqual(await step(runner, [same]));
+    }));
+
   it('does not end a runner whose batches are in turn', () =>
     use(async (runner) => {
       const kept = await open(runner, 1);

@@ -275,7 +275,7 @@ export class Runner implements Disposable {
         });
         const sequences = entries.map(({ sequence }) => sequence);
         return this.#work.during(this.#stream, sequences, () => {
-          const logits = recorded.replay(entries);
+          const logits = this.#decodeSteps.current(recorded, entries).replay(entries);
           for (const entry of entries) leave(entry);
           return logits;
         });
