@@ -54,7 +54,7 @@ TEST("linear of few rows gives the same bits, however it reads the weights") {
   std::mt19937 random(16);
   for (const size_t tokens : {1, 2, 3, 4, 5, 8, 16}) {
     for (const DType weight_dtype : kTypes) {
-      for (const auto& [in, out] : {std::pair<size_t, size_t>{1, 1}, {31, 2}, {33, 7}, {96, 64}, {257, 301}}) {
+      for (const auto& [in, out] : {std::pair<size_t, size_t>{1, 1}, {31, 2}, {33, 7}, {96, 64}, {257, 301}, {4'129, 13}}) {
         const Problem problem({tokens, in, out, tokens % 3, DType::f32, weight_dtype, DType::f16, true, false, false}, random);
         on_every_linear([&](const LinearBuild& build) {
           const Matrix first = problem.run(build, 2, 0, tokens);
@@ -71,6 +71,16 @@ TEST("linear takes a row that is longer than a first cache") {
   std::mt19937 random(23);
   for (const DType weight_dtype : kTypes) {
     check({1, 8'209, 61, 1, DType::f32, weight_dtype, DType::f32, true, false, false}, random);
+  }
+}
+
+TEST("linear takes few rows that together are longer than a first cache") {
+  std::mt19937 random(31);
+  for (const DType weight_dtype : kTypes) {
+    for (const size_t tokens : {2, 3, 8, 11, 16}) {
+      check({tokens, 4'117, 37, 1, DType::f32, weight_dtype, DType::f32, true, true, false}, random);
+    }
+    check({16, 545, 600, 1, DType::f16, weight_dtype, DType::f32, false, false, false}, random);
   }
 }
 

@@ -1,6 +1,6 @@
-// The product for few rows of input, bound by reading the weights: each row of weights is read once,
-// in memory order, and widened once for a group of input rows. Lanes run along the input features, so
-// the weights need no packing.
+// The product for few rows of input, bound by reading the weights: each is read once, and widened once for a group of
+// input rows. Lanes run along the input features, so the weights need no packing. They pass in memory order, unless the
+// rows of input are wide: then a part of these stays in the first cache while a block of weights passes.
 #pragma once
 
 #include "kernels/linear/linear-rows.cpu.h"
@@ -14,8 +14,6 @@ namespace {
 // A row's terms are added in the same order in a group of any size.
 constexpr int kGroupRows = kLanes == 16 ? 8 : 4;
 constexpr int kChains = 2;
-// So many input rows leave registers for the sums of two weight rows.
-constexpr int kPairedRows = kGroupRows / 2;
 static_assert(kMostMemoryStreams == 4, "dot_rows_together has a case for each number of weight rows");
 // Weights are asked for this far ahead of their use, which is further than hardware looks: in the first cache, without a
 // place in the second, so that the input keeps its place. Or first in the second cache, where more can be on their way.
@@ -26,9 +24,15 @@ constexpr int kNoReuse = 0;
 constexpr int kSecondCache = 2;
 constexpr int64_t kMostChunkOuts = 256;
 constexpr int64_t kChunksPerWorker = 16;
-// A row of more than kMostFewFloats leaves the first cache between two rows of weights. So more of these share it where
-// there are registers for their sums, and what is asked for ahead is shared among them.
+// One row of more floats leaves the first cache between two rows of weights. So more of these share it where there are
+// registers for their sums, and what is asked for ahead is shared among them. Several rows that together number more are
+// multiplied in parts. The sums of a block of rows of weights wait in memory meanwhile.
+constexpr int64_t kMostFewFloats = 8 << 10;
 constexpr int kSharingRows = kLanes == 16 ? 8 : 1;
+constexpr int64_t kBlockSums = 512;
+// Several rows read so many bytes of weights, or one row of them, one behind the other. Parts are asked for this far ahead.
+constexpr int64_t kRunBytes = 4 << 10;
+constexpr int64_t kAheadOfParts = 12 << 10;
 
 // How far ahead of a line more is asked for: for the second cache, and for the first without reuse.
 struct Asked {
@@ -50,36 +54,62 @@ inline Asked asked_for(int64_t bytes, int64_t row_bytes, int64_t together) {
   return {cache == 2 ? within(kAheadOfSecond) : 0, within(cache == 2 ? kAheadOfFirst : kAhead)};
 }
 
-// dots[row][out] = the scalar product of each of a packed group of input rows with each of `outs` weight
-// rows. Each weight row is a stream of memory. How many a core should fetch at once depends on the processor.
+// Some features of some rows of weights. Unless these features are the first, products are added to
+// sums[out][row][chain][lane], and unless they are the last, that is where they stay.
+struct Part {
+  int64_t outs, features;
+  bool first, last;
+  float* sums;
+};
+
+// dots[row][out] = the scalar product of each of a packed group of input rows with each row of weights, of which `outs` are read
+// at once. Each is a stream of memory. How many a core should fetch at once depends on the processor.
 template <int rows, int outs, int cache, class W>
-void dot_rows(const float* group, const W* weight, int64_t weight_stride, int64_t in_features, float* dots,
-              int64_t dots_stride, const Asked& asked) {
-  Vec total[outs][rows][kChains] = {};
-  int64_t k = 0;
-  for (; k + kChains * kLanes <= in_features; k += kChains * kLanes) {
-    for (int out = 0; out < outs; ++out) {
-      const W* row = weight + out * weight_stride + k;
-      for (size_t byte = 0; byte < kChains * kLanes * sizeof(W); byte += 64) {
-        fetch<cache>(reinterpret_cast<const char*>(row) + byte, asked);
-      }
-      for (int chain = 0; chain < kChains; ++chain) {
-        const Vec w = load(row + chain * kLanes);
-        const float* inputs = group + (k + chain * kLanes) * rows;
-        for (int i = 0; i < rows; ++i) total[out][i][chain] += load(inputs + i * kLanes) * w;
+void dot_rows(const float* group, const W* weight, int64_t weight_stride, const Part& part, float* dots, int64_t dots_stride,
+              const Asked& asked) {
+  constexpr bool parted = rows > 1;
+  float* sums = part.sums;
+  for (int64_t left = part.outs; left > 0; left -= outs, weight += outs * weight_stride, dots += outs) {
+    Vec total[outs][rows][kChains] = {};
+    if (parted && !part.first) {
+#pragma GCC unroll 8
+      for (int i = 0; i < rows; ++i) {
+        for (int chain = 0; chain < kChains; ++chain) total[0][i][chain] = load(sums + (i * kChains + chain) * kLanes);
       }
     }
-  }
-  for (; k < in_features; k += kLanes) {
-    for (int out = 0; out < outs; ++out) {
-      const Vec w = load_up_to(weight + out * weight_stride + k, in_features - k);
-      for (int i = 0; i < rows; ++i) total[out][i][0] += load(group + k * rows + i * kLanes) * w;
+    int64_t k = 0;
+    for (; k + kChains * kLanes <= part.features; k += kChains * kLanes) {
+      for (int out = 0; out < outs; ++out) {
+        const W* row = weight + out * weight_stride + k;
+        for (size_t byte = 0; byte < kChains * kLanes * sizeof(W); byte += 64) {
+          fetch<cache>(reinterpret_cast<const char*>(row) + byte, asked);
+        }
+        for (int chain = 0; chain < kChains; ++chain) {
+          const Vec w = load(row + chain * kLanes);
+          const float* inputs = group + (k + chain * kLanes) * rows;
+          for (int i = 0; i < rows; ++i) total[out][i][chain] += load(inputs + i * kLanes) * w;
+        }
+      }
     }
-  }
+    for (; k < part.features; k += kLanes) {
+      for (int out = 0; out < outs; ++out) {
+        const Vec w = load_up_to(weight + out * weight_stride + k, part.features - k);
+        for (int i = 0; i < rows; ++i) total[out][i][0] += load(group + k * rows + i * kLanes) * w;
+      }
+    }
+    if (parted && !part.last) {
 #pragma GCC unroll 8
-  for (int out = 0; out < outs; ++out) {
+      for (int i = 0; i < rows; ++i) {
+        for (int chain = 0; chain < kChains; ++chain) store(sums + (i * kChains + chain) * kLanes, total[0][i][chain]);
+      }
+    } else {
 #pragma GCC unroll 8
-    for (int i = 0; i < rows; ++i) dots[i * dots_stride + out] = horizontal_sum(total[out][i][0] + total[out][i][1]);
+      for (int out = 0; out < outs; ++out) {
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; ++i) dots[i * dots_stride + out] = horizontal_sum(total[out][i][0] + total[out][i][1]);
+      }
+    }
+    sums += rows * kChains * kLanes;
   }
 }
 
@@ -94,18 +124,18 @@ inline auto dot_rows_of(int64_t count) {
 
 // How many weight rows are read at once.
 int64_t most_together(const LinearArguments& a, const Workers& workers) {
-  if (kSharingRows > 1 && a.tokens == 1 && a.in_features > kMostFewFloats) return kSharingRows;
-  return smaller(workers.memory_reading().streams, a.tokens == 1 ? kMostMemoryStreams : a.tokens <= kPairedRows ? 2 : 1);
+  if (a.tokens > 1) return 1;
+  return kSharingRows > 1 && a.in_features > kMostFewFloats ? kSharingRows : workers.memory_reading().streams;
 }
 
-// dot_rows for up to kGroupRows input rows and as many weight rows as most_together says, or fewer.
+// dot_rows for up to kGroupRows input rows, or for one and as many weight rows as most_together says, or fewer.
 template <int cache, class W>
 auto dot_rows_together(int64_t rows, int64_t together) {
   if constexpr (kSharingRows == 8) {
     if (together == 8) return dot_rows<1, 8, cache, W>;
   }
   if (together == 4) return dot_rows<1, 4, cache, W>;
-  if (together == 2) return dot_rows_of<kPairedRows, 2, cache, W>(rows);
+  if (together == 2) return dot_rows<1, 2, cache, W>;
   return dot_rows_of<kGroupRows, 1, cache, W>(rows);
 }
 
@@ -115,23 +145,52 @@ struct PackedGroups {
   int64_t padded;
 };
 
-// Multiplies `outs` outputs of a layer, from `begin` on; the worker reads the weights of all outputs before `end`.
+// How many features of the input stay in the first cache while weights pass through it.
+inline int64_t part_features(const LinearArguments& a) {
+  if (a.tokens == 1 || a.tokens * a.in_features <= kMostFewFloats) return a.in_features > 0 ? a.in_features : 1;
+  return kMostFewFloats / round_up(a.tokens, 8);
+}
+
+// Multiplies `outs` outputs of a layer, from `begin` on; the worker reads the weights of all outputs before `end`. It goes over
+// blocks of outputs, in these over parts of the features, and in these over runs of outputs.
 template <int cache, class W>
-void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t most_rows, int64_t begin, int64_t outs,
-                   int64_t end, float* sums, int64_t sums_stride) {
+void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t together, int64_t begin, int64_t outs,
+                   int64_t end, float* dots, int64_t dots_stride) {
+  constexpr int64_t kBytes = sizeof(W);
   const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
-  const int64_t row_bytes = a.weight_stride * static_cast<int64_t>(sizeof(W));
-  int64_t out = 0;
-  for (int64_t together = most_rows; together > 0; together /= 2) {
-    for (; out + together <= outs; out += together) {
-      const Asked asked = asked_for<cache>((end - begin - out) * row_bytes, row_bytes, together);
-      for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
-        const int64_t rows = smaller(a.tokens - row, kGroupRows);
-        dot_rows_together<cache, W>(rows, together)(packed.groups + row * packed.padded, weight + out * a.weight_stride,
-                                                    a.weight_stride, a.in_features, sums + row * sums_stride + out, sums_stride,
-                                                    asked);
+  const int64_t row_bytes = a.weight_stride * kBytes, part = part_features(a);
+  const int64_t most_run = a.tokens == 1 || part * kBytes >= kRunBytes ? together : kRunBytes / (part * kBytes);
+  const auto in_runs = [&](int64_t bytes) { return divide_up(bytes, part * kBytes * most_run) * most_run; };
+  const int64_t ahead = cache == 2 ? most_run : in_runs(kAheadOfParts), second_ahead = in_runs(kAheadOfSecond);
+  alignas(64) float sums[kBlockSums * kChains * kLanes];
+  for (int64_t block, out = 0; out < outs; out += block) {
+    block = smaller(kBlockSums / a.tokens, outs - out);
+    int64_t k = 0;
+    do {
+      // How many bytes ahead the part of a row lies that is read so many rows later.
+      const auto later = [&](int64_t each, int64_t rows) {
+        rows = smaller(rows, block);
+        if (each + rows < block) return rows * row_bytes;
+        if (k + part < a.in_features) return (rows - block) * row_bytes + part * kBytes;
+        return out + each + rows < end - begin ? rows * row_bytes - k * kBytes : 0;
+      };
+      for (int64_t run, each = 0; each < block; each += run) {
+        while (each + together > block) together /= 2;
+        run = smaller(most_run, (block - each) / together * together);
+        const Asked asked = part >= a.in_features
+                                ? asked_for<cache>((end - begin - out - each - run + together) * row_bytes, row_bytes, together)
+                                : Asked{cache == 2 ? later(each, second_ahead) : 0, later(each, ahead)};
+        for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
+          const int64_t rows = smaller(a.tokens - row, kGroupRows);
+          const Part of_run = {run, smaller(part, a.in_features - k), k == 0, k + part >= a.in_features,
+                               sums + (row * block + each * rows) * kChains * kLanes};
+          dot_rows_together<cache, W>(rows, together)(packed.groups + row * packed.padded + k * rows,
+                                                      weight + (out + each) * a.weight_stride + k, a.weight_stride, of_run,
+                                                      dots + row * dots_stride + out + each, dots_stride, asked);
+        }
       }
-    }
+      k += part;
+    } while (k < a.in_features);
   }
 }
 

@@ -44,13 +44,9 @@ struct LayersOfInput {
   const LinearArguments* end() const { return first + count; }
 };
 
-// Few enough for the input to stay in an L1 cache while the weights pass through it.
 constexpr int64_t kMostFewRows = 16;
-constexpr int64_t kMostFewFloats = 8 << 10;
 
-inline bool are_few_rows(const LinearArguments& a) {
-  return a.tokens == 1 || (a.tokens <= kMostFewRows && a.tokens * a.in_features <= kMostFewFloats);
-}
+inline bool are_few_rows(const LinearArguments& a) { return a.tokens <= kMostFewRows; }
 
 inline bool is_gated(const std::vector<LinearArguments>& layers) { return layers.size() == 2 && layers[0].gates_next; }
 

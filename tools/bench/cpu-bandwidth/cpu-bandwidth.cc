@@ -357,7 +357,10 @@ int main(int count, char** arguments) {
     time_linear(bench, 1, 8192, 2048, dtype);
   }
   for (const DType dtype : {DType::f16, DType::bf16}) {
-    for (const int64_t rows : {2, 4, 8, 16}) time_linear(bench, rows, 8192 / rows < 2048 ? 8192 / rows : 2048, 2048, dtype);
+    for (const int64_t rows : {2, 4, 8, 16}) {
+      time_linear(bench, rows, 8192 / rows < 2048 ? 8192 / rows : 2048, 2048, dtype);
+      time_linear(bench, rows, 8192, 2048, dtype);
+    }
   }
   for (const DType dtype : {DType::f16, DType::bf16}) {
     for (const Heads& heads : {Heads{12, 4, 64}, Heads{32, 8, 64}, Heads{32, 8, 128}}) {
