@@ -1,3 +1,5 @@
+import { setTimeout } from 'node:timers/promises';
+
 import { expect, it } from 'vitest';
 import { CapabilityError, DeviceError, DisposedError, InvalidValueError } from './errors.js';
 import { embedding } from './operations/embedding.js';
@@ -271,6 +273,20 @@ describeOnDevices('a recording', ({ open }) => {
     stream.record(() => void reads.push(ids.read(stream), stream.synchronize())).dispose();
     for (const read of reads) await expect(read).rejects.toThrow(CapabilityError);
     expect(Array.from(await ids.read(stream))).toEqual([1, 2, 3]);
+  });
+
+  it('is not ended with the process by what an asynchronous function is refused', async () => {
+    using stream = device.createStream();
+    const unheard: unknown[] = [];
+    const hear = (reason: unknown): void => void unheard.push(reason);
+    process.on('unhandledRejection', hear);
+    const waits = async (): Promise<void> => {
+      await stream.synchronize();
+    };
+    expect(() => stream.record(waits)).toThrow(InvalidValueError);
+    await setTimeout(20);
+    process.removeListener('unhandledRejection', hear);
+    expect(unheard).toEqual([]);
   });
 
   it('refuses to nest, to be asynchronous, and to run elsewhere', () => {

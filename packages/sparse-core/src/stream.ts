@@ -73,6 +73,8 @@ export class StreamObject implements Stream {
     try {
       const result = enqueue();
       if (result instanceof Promise) {
+        // What it waited for may be what a recording refuses: nobody would hear of that, and Node ends the process.
+        result.catch(() => undefined);
         throw new InvalidValueError('record: what an asynchronous function enqueues later would be lost; pass a synchronous one.', {
           subject: 'record',
         });
