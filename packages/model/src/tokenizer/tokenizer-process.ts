@@ -58,7 +58,8 @@ interface Answer {
 /**
  * A process that does what a model's files decide: it runs their regular expressions and their chat template, one
  * request at a time. It is a process, not a thread, because the engine ends the process in which a single large
- * allocation fails. A request that takes too long or is aborted ends it; the next one starts another.
+ * allocation fails. A request that takes too long ends it, and so does one that was aborted and still goes on after as long
+ * as starting takes; the next one starts another.
  * It does not keep this process alive.
  */
 export class TokenizerProcess implements Disposable {
@@ -67,6 +68,8 @@ export class TokenizerProcess implements Disposable {
   /** The request that the process works on. */
   #pending: Pending | undefined;
   #last: Promise<unknown> = Promise.resolve();
+  /** Milliseconds that starting it took. */
+  #starting = 0;
   #disposed = false;
 
   constructor(parts: TokenizerParts) {
@@ -110,6 +113,7 @@ export class TokenizerProcess implements Disposable {
     const { signal } = request;
     return this.#inTurn(async () => {
       if (this.#child === undefined) await this.#start(signal);
+      signal?.throwIfAborted();
       return await this.#exchange(request);
     }, signal);
   }
@@ -133,8 +137,11 @@ export class TokenizerProcess implements Disposable {
     const { definitionBytes, ...parts } = this.#parts;
     const milliseconds = tokenizerLimits.millisecondsPerByte * definitionBytes;
     const argument = { ...parts, ...libraries };
+    const began = performance.now();
     try {
-      return await this.#exchange({ operation: 'open', argument, doing: 'opening it', milliseconds, signal });
+      const opened = await this.#exchange({ operation: 'open', argument, doing: 'opening it', milliseconds, signal });
+      this.#starting = performance.now() - began;
+      return opened;
     } catch (error) {
       this.#end(child, error);
       throw error;
@@ -180,8 +187,9 @@ export class TokenizerProcess implements Disposable {
     const stopWatching = watch(child, most, mostWaiting, (spent) => {
       this.#end(child, this.#failure(`more than ${spent}`, `at most ${spent}`));
     });
+    let givesUp: NodeJS.Timeout | undefined;
     const unlisten = whenAborted(signal, () => {
-      this.#end(child, signal?.reason);
+      givesUp = setTimeout(() => this.#end(child, signal?.reason), this.#starting);
     });
     keepsAlive(child, true);
     try {
@@ -196,6 +204,7 @@ export class TokenizerProcess implements Disposable {
     } finally {
       this.#pending = undefined;
       stopWatching();
+      clearTimeout(givesUp);
       unlisten();
       keepsAlive(child, false);
     }
