@@ -5,7 +5,8 @@ export class Answer implements AsyncIterableIterator<GeneratedId> {
   readonly #tokens: GeneratedId[] = [];
   readonly #waiting: ((result: IteratorResult<GeneratedId> | Promise<IteratorResult<GeneratedId>>) => void)[] = [];
   readonly #onReturn: () => void;
-  #failure: Error | undefined;
+  /** Whoever aborts may give any reason, also none that is true. */
+  #failure: { readonly reason: Error } | undefined;
   #ended = false;
   #last = performance.now();
   /** Tokens so far. */
@@ -31,9 +32,9 @@ export class Answer implements AsyncIterableIterator<GeneratedId> {
   }
 
   /** Ends it: tokens that are there are still given. */
-  fail(failure: Error): void {
+  fail(reason: Error): void {
     if (this.#ended) return;
-    this.#failure = failure;
+    this.#failure = { reason };
     this.#ended = true;
     this.#settle();
   }
@@ -69,6 +70,6 @@ export class Answer implements AsyncIterableIterator<GeneratedId> {
   #end(): Promise<IteratorResult<GeneratedId>> {
     const failure = this.#failure;
     this.#failure = undefined;
-    return failure ? Promise.reject(failure) : Promise.resolve({ value: undefined, done: true });
+    return failure ? Promise.reject(failure.reason) : Promise.resolve({ value: undefined, done: true });
   }
 }

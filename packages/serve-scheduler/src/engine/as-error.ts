@@ -1,7 +1,7 @@
 import { DisposedError } from '@kv/sparse-core';
 
 /** What was thrown, as an error. */
-export function asError(error: unknown): Error {
+function asError(error: unknown): Error {
   return error instanceof Error ? error : new Error(String(error));
 }
 

@@ -333,6 +333,17 @@ describeOnDeviceKinds('the engine', ({ open }) => {
       expect(getEventListeners(signal, 'abort')).toHaveLength(0);
     }));
 
+  it.each(['gone', '', null, 0])('throws the reason of an abort, %j, as it is', (reason) =>
+    use({ sequences: 1 }, async (engine) => {
+      const controller = new AbortController();
+      const [first, waiting] = [1, 2].map((index) => collect(engine.generateTokens(promptOf(index), { maxTokens: 60, endIds: [], signal: controller.signal })));
+      await nextTurn();
+      controller.abort(reason);
+      await expect(first).rejects.toBe(reason);
+      await expect(waiting).rejects.toBe(reason);
+      await idle(engine);
+    }));
+
   it('gives no token behind the end of an answer, also of a step that was on its way', () =>
     use({ sequences: 4 }, async (engine) => {
       const controller = new AbortController();

@@ -9,7 +9,7 @@ import type { Batch } from '../scheduler/batch.js';
 import type { ScheduledRequest } from '../scheduler/request.js';
 import type { Scheduler } from '../scheduler/scheduler.js';
 import { Answer } from './answer.js';
-import { asError, endedBy, originOf } from './as-error.js';
+import { endedBy, originOf } from './as-error.js';
 import { createRunner, keptGrid, readOptions, schedulerOf } from './engine-options.js';
 import type { EngineOptions, EngineSettings } from './engine-options.js';
 import { readRequest, requestOptions } from './engine-request.js';
@@ -118,7 +118,7 @@ export class Engine {
       this.#leave(request);
     });
     const unlisten = whenAborted(signal, () => {
-      answer.fail(asError(signal?.reason));
+      answer.fail(signal?.reason as Error);
       this.#leave(request);
     });
     this.#served.set(request, { ...settings, prompt: ids, answer, unlisten });
