@@ -14,7 +14,7 @@ import {
   randomSizes24,
   sizesOfTwo,
 } from '../testing/attention-24-checks.js';
-import { checkLargeScores, checkNaNShows } from '../testing/attention-24-extremes.js';
+import { checkLargeScores, checkMinusInfinity, checkNaNShows } from '../testing/attention-24-extremes.js';
 import { compress24, type Pruning } from './compress-24.js';
 import { decodeAttention24 } from './decode-attention-24.js';
 
@@ -74,8 +74,12 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
     await checkLargeScores(decodeAttention24, open(), 3);
   });
 
-  it('shows a NaN in the rows that see it, and in no other', async () => {
+  it('shows a NaN and infinity in the rows that see them, and in no other', async () => {
     await checkNaNShows(decodeAttention24, open(), 3);
+  });
+
+  it('gives a key whose score is minus infinity no weight', async () => {
+    await checkMinusInfinity(decodeAttention24, open(), 3);
   });
 
   // On CUDA it looks at the tables while the launch before it ends, and again in its turn.

@@ -12,7 +12,7 @@ import {
   randomSizes24,
   sizesOfTwo,
 } from '../testing/attention-24-checks.js';
-import { checkLargeScores, checkNaNShows } from '../testing/attention-24-extremes.js';
+import { checkLargeScores, checkMinusInfinity, checkNaNShows } from '../testing/attention-24-extremes.js';
 import { prefillAttention24 } from './prefill-attention-24.js';
 
 const keyCounts = [
@@ -56,8 +56,12 @@ describeOnDevices('prefillAttention24', ({ open }) => {
     await checkLargeScores(prefillAttention24, open(), 40);
   });
 
-  it('shows a NaN in the rows that see it, and in no other', async () => {
+  it('shows a NaN and infinity in the rows that see them, and in no other', async () => {
     await checkNaNShows(prefillAttention24, open(), 40);
+  });
+
+  it('gives a key whose score is minus infinity no weight', async () => {
+    await checkMinusInfinity(prefillAttention24, open(), 40);
   });
 
   it('gives the same bits wherever the blocks lie', async () => {

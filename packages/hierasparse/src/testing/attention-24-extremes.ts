@@ -87,28 +87,48 @@ export async function checkLargeScores(attention: Attention24, device: Device, r
   }
 }
 
-/** A key that is NaN shows in the rows that see it, and changes nothing in others. */
+/** Attends with queries of ones, before and after the last key of the first kv head has become `number` in all dims. */
+async function attendSpoilt(attention: Attention24, device: Device, sizes: Sizes24, number: number) {
+  const cache = await randomCache24(device, new Random(9), sizes);
+  const sound = await attendWith(attention, device, cache, sizes, 1);
+  // It is of a dense block, and of the rows only the last one sees it.
+  const { dense, table } = cache.mixed.keys;
+  const token = keyCounts[0] - 1;
+  const block = (await table.read())[Math.floor(token / blockTokens)] ?? NaN;
+  const row = dense
+    .slice('block', block, block + 1)
+    .slice('blockToken', token % blockTokens, (token % blockTokens) + 1);
+  const stream = device.createStream();
+  stream.write(row, encode(sizes.dtype, new Float64Array(headDim).fill(number)));
+  await stream.synchronize();
+  return { sound, spoilt: await attendWith(attention, device, cache, sizes, 1) };
+}
+
+const queryHeads = kvHeads * group;
+
+/** Whether a row's query head sees the key that `attendSpoilt` changes. */
+const seesLastKey = (place: number, rows: number) =>
+  Math.floor(place / queryHeads) === rows - 1 && place % queryHeads < group;
+
+/** A key that is NaN, or outscores all others infinitely, shows in the rows that see it, and changes nothing in others. */
 export async function checkNaNShows(attention: Attention24, device: Device, rows: number): Promise<void> {
   for (const dtype of sparseDTypes) {
-    const sizes = sizesOf(dtype, rows);
-    const cache = await randomCache24(device, new Random(9), sizes);
-    const sound = await attendWith(attention, device, cache, sizes, 1);
-    // The last key of the first kv head, of a dense block: of the rows only the last one sees it.
-    const { dense, table } = cache.mixed.keys;
-    const token = keyCounts[0] - 1;
-    const block = (await table.read())[Math.floor(token / blockTokens)] ?? NaN;
-    const row = dense
-      .slice('block', block, block + 1)
-      .slice('blockToken', token % blockTokens, (token % blockTokens) + 1);
-    const stream = device.createStream();
-    stream.write(row, encode(dtype, new Float64Array(headDim).fill(NaN)));
-    await stream.synchronize();
-    const spoilt = await attendWith(attention, device, cache, sizes, 1);
-    const sees = (place: number) =>
-      Math.floor(place / (kvHeads * group)) === rows - 1 && place % (kvHeads * group) < group;
-    expect(spoilt.logSumExp).toEqual(sound.logSumExp.map((got, place) => (sees(place) ? NaN : got)));
-    expect(spoilt.output).toEqual(
-      sound.output.map((got, index) => (sees(Math.floor(index / headDim)) ? NaN : got)),
-    );
+    for (const number of [NaN, Infinity]) {
+      const { sound, spoilt } = await attendSpoilt(attention, device, sizesOf(dtype, rows), number);
+      const shown = (got: number, place: number) => (seesLastKey(place, rows) ? NaN : got);
+      expect(spoilt.logSumExp).toEqual(sound.logSumExp.map(shown));
+      expect(spoilt.output).toEqual(sound.output.map((got, index) => shown(got, Math.floor(index / headDim))));
+    }
+  }
+}
+
+/** A key whose score is minus infinity weighs nothing: the last row has the bits of the one before, which does not see it. */
+export async function checkMinusInfinity(attention: Attention24, device: Device, rows: number): Promise<void> {
+  for (const dtype of sparseDTypes) {
+    const { sound, spoilt } = await attendSpoilt(attention, device, sizesOf(dtype, rows), -Infinity);
+    const source = (place: number) => (seesLastKey(place, rows) ? place - queryHeads : place);
+    expect(spoilt.logSumExp).toEqual(sound.logSumExp.map((_, place) => sound.logSumExp[source(place)] ?? NaN));
+    const of = (index: number) => source(Math.floor(index / headDim)) * headDim + (index % headDim);
+    expect(spoilt.output).toEqual(sound.output.map((_, index) => sound.output[of(index)] ?? NaN));
   }
 }

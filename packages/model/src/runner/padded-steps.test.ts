@@ -126,6 +126,30 @@ describeOnEachKind('a recorded step that entries without rows fill up', (kind) =
     });
   });
 
+  it('has the bits of an unrecorded one for up to 256 sequences of different lengths', async () => {
+    const most = { ...options, sequences: 256 };
+    await withRunner(needleModel, most, async (runner, model) => {
+      using plain = model.createRunner({ contextTokens, sequences: 256, policy: kvPolicy({ store: densePagedStore({ dtype: 'f32' }) }) });
+      const open = async (of: Runner): Promise<Sequence[]> => {
+        const entries = Array.from({ length: 256 }, (_, index): BatchEntry => {
+          const ids = Int32Array.from({ length: 1 + (index % 4) }, (_id, token) => (token * 37 + index * 101) % vocabulary);
+          return { sequence: of.openSequence(), ids, phase: 'prefill-end' };
+        });
+        for (let first = 0; first < 256; first += 128) (await of.step(entries.slice(first, first + 128))).dispose();
+        return entries.map(({ sequence }) => sequence);
+      };
+      const [ours, theirs] = [await open(runner), await open(plain)];
+      for (const count of [33, 64, 65, 100, 129, 255, 256]) {
+        const decode = (sequences: readonly Sequence[]): BatchEntry[] =>
+          sequences.slice(256 - count).map((sequence) => ({ sequence, ids: randomId(1000 * count + sequence.slot), phase: 'decode' }));
+        const logits = await recordedStep(runner, decode(ours));
+        const wanted = await unrecordedStep(plain, decode(theirs));
+        expect(logits).toHaveLength(count * vocabulary);
+        expect(largestDifference(logits, wanted)).toBeLessThanOrEqual(kind === 'cpu' ? 0 : sameLogits);
+      }
+    });
+  });
+
   it('writes into the cache what its own entries append, and nothing else', async () => {
     const { store, layers } = watched('f32');
     await withRunner(needleModel, { ...options, policy: kvPolicy({ store }) }, async (runner) => {

@@ -8,7 +8,7 @@ import {
   randomSizes,
   tensorCoreSizes,
 } from '../testing/attention-checks.js';
-import { checkLargeScores, checkNaNShows } from '../testing/attention-extremes.js';
+import { checkLargeScores, checkMinusInfinity, checkNaNShows } from '../testing/attention-extremes.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -110,8 +110,12 @@ describeOnDevices('decodeAttention', ({ open }) => {
     await checkLargeScores(decodeAttention, open(), new Random(8), 3);
   });
 
-  it('shows a NaN in the rows that see it, and in no other', async () => {
+  it('shows a NaN and infinity in the rows that see them, and in no other', async () => {
     await checkNaNShows(decodeAttention, open(), new Random(9), 3);
+  });
+
+  it('gives a key whose score is minus infinity no weight', async () => {
+    await checkMinusInfinity(decodeAttention, open(), new Random(10), 3);
   });
 
   it('gives zeros and minus infinity to rows that see no key', async () => {

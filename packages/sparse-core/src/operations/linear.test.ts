@@ -108,6 +108,55 @@ describeOnDevices('linear', ({ open }) => {
     }
   });
 
+  it('takes 1 to 256 rows', async () => {
+    const random = new Random(14);
+    const sizes: Sizes = { tokens: 256, inputs: 128, outputs: 72 };
+    const { tokens, inputs, outputs } = sizes;
+    // Sums of up to 128 ones are exact in every dtype.
+    const ones = (count: number) => Float64Array.from({ length: count }, () => random.integer(-1, 1));
+    const [input, weight] = [ones(tokens * inputs), ones(outputs * inputs)];
+    const expected = oracle(sizes, input, weight).value;
+    for (const [dtype, weightDType] of [['f32', 'f16'], ['f32', 'bf16'], ['f16', 'f16'], ['bf16', 'bf16']] as const) {
+      using inputTensor = device.tensor(dtype, ['token', 'in'], [tokens, inputs], encode(dtype, input));
+      using weightTensor = device.tensor(weightDType, ['out', 'in'], [outputs, inputs], encode(weightDType, weight));
+      const wanted = Buffer.from(encode(dtype, expected).buffer);
+      const wrong: number[] = [];
+      for (let rows = 1; rows <= tokens; rows += rows % 16 === 1 ? 5 : 1) {
+        using outputTensor = device.tensor(dtype, ['token', 'out'], [rows, outputs]);
+        linear(stream, { input: inputTensor.slice('token', 0, rows), weight: weightTensor, output: outputTensor });
+        const actual = Buffer.from((await outputTensor.read()).buffer);
+        if (!actual.equals(wanted.subarray(0, actual.length))) wrong.push(rows);
+      }
+      expect(wrong).toEqual([]);
+    }
+  });
+
+  it('shows infinities and NaN in the outputs that they reach, and in no other', async () => {
+    const random = new Random(15);
+    const [inputs, outputs] = [128, 72];
+    for (const [dtype, weightDType] of [['f32', 'f16'], ['f32', 'bf16'], ['f16', 'f16'], ['bf16', 'bf16'], ['f32', 'f32']] as const) {
+      for (const tokens of [5, 13, 40, 100, 200]) {
+        const multiply = async (inputNumbers: Float64Array, weightNumbers: Float64Array) => {
+          using input = device.tensor(dtype, ['token', 'in'], [tokens, inputs], encode(dtype, inputNumbers));
+          using weight = device.tensor(weightDType, ['out', 'in'], [outputs, inputs], encode(weightDType, weightNumbers));
+          using output = device.tensor(dtype, ['token', 'out'], [tokens, outputs]);
+          linear(stream, { input, weight, output });
+          return decode(dtype, await output.read());
+        };
+        const input = decode(dtype, random.elements(dtype, tokens * inputs));
+        const weight = decode(weightDType, random.elements(weightDType, outputs * inputs));
+        const wanted = await multiply(input, weight);
+        input[2 * inputs + 5] = NaN;
+        input[4 * inputs + 6] = Infinity;
+        weight[7 * inputs + 8] = -Infinity;
+        weight[71 * inputs + 127] = NaN;
+        const reached = (index: number) => [2, 4].includes(Math.floor(index / outputs)) || [7, 71].includes(index % outputs);
+        const wrong = (await multiply(input, weight)).filter((got, index) => (reached(index) ? Number.isFinite(got) : got !== wanted[index]));
+        expect(wrong).toHaveLength(0);
+      }
+    }
+  });
+
   it('reads weights as what was enqueued before it leaves them', async () => {
     const random = new Random(9);
     const [outputs, inputs] = [768, 512];

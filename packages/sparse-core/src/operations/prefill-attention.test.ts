@@ -8,7 +8,7 @@ import {
   randomSizes,
   tensorCoreSizes,
 } from '../testing/attention-checks.js';
-import { checkLargeScores, checkNaNShows } from '../testing/attention-extremes.js';
+import { checkLargeScores, checkMinusInfinity, checkNaNShows } from '../testing/attention-extremes.js';
 import { randomCache } from '../testing/attention-oracle.js';
 import { Random } from '../testing/random.js';
 import { describeOnDevices } from '../testing/test-devices.js';
@@ -90,8 +90,12 @@ describeOnDevices('prefillAttention', ({ open }) => {
     await checkLargeScores(prefillAttention, device, new Random(8), 40);
   });
 
-  it('shows a NaN in the rows that see it, and in no other', async () => {
+  it('shows a NaN and infinity in the rows that see them, and in no other', async () => {
     await checkNaNShows(prefillAttention, device, new Random(9), 40);
+  });
+
+  it('gives a key whose score is minus infinity no weight', async () => {
+    await checkMinusInfinity(prefillAttention, device, new Random(10), 40);
   });
 
   it('gives zeros and minus infinity to rows that see no key', async () => {

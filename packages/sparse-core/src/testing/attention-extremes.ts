@@ -87,17 +87,41 @@ export async function checkLargeScores(attention: Attention, device: Device, ran
   }
 }
 
-/** A key that is NaN shows in the rows that see it, and changes nothing in others. */
+const queryHeads = kvHeads * group;
+
+/** Attends with queries of ones, before and after the last key of the first kv head has become `number` in all dims. */
+async function attendSpoilt(attention: Attention, device: Device, random: Random, dtype: FloatDType, rows: number, number: number) {
+  const { cache, writeKey, attend } = await sequence(attention, device, random, dtype, rows);
+  const sound = await attend(1);
+  writeKey(0, keyCounts[0] - 1, number);
+  const spoilt = await attend(1);
+  cache.dispose();
+  return { sound, spoilt };
+}
+
+/** Whether a row's query head sees the key that `attendSpoilt` changes: of the rows only the last one does. */
+const seesLastKey = (place: number, rows: number) =>
+  Math.floor(place / queryHeads) === rows - 1 && place % queryHeads < group;
+
+/** A key that is NaN, or outscores all others infinitely, shows in the rows that see it, and changes nothing in others. */
 export async function checkNaNShows(attention: Attention, device: Device, random: Random, rows: number): Promise<void> {
   for (const dtype of ['f32', 'f16', 'bf16'] as const) {
-    const { cache, writeKey, attend } = await sequence(attention, device, random, dtype, rows);
-    const sound = await attend(1);
-    // The last key of the first kv head: of the rows only the last one sees it.
-    writeKey(0, keyCounts[0] - 1, NaN);
-    const spoilt = await attend(1);
-    const sees = (place: number) => Math.floor(place / (kvHeads * group)) === rows - 1 && place % (kvHeads * group) < group;
-    expect(spoilt.logSumExp).toEqual(sound.logSumExp.map((got, place) => (sees(place) ? NaN : got)));
-    expect(spoilt.output).toEqual(sound.output.map((got, index) => (sees(Math.floor(index / dim)) ? NaN : got)));
-    cache.dispose();
+    for (const number of [NaN, Infinity]) {
+      const { sound, spoilt } = await attendSpoilt(attention, device, random, dtype, rows, number);
+      const shown = (got: number, place: number) => (seesLastKey(place, rows) ? NaN : got);
+      expect(spoilt.logSumExp).toEqual(sound.logSumExp.map(shown));
+      expect(spoilt.output).toEqual(sound.output.map((got, index) => shown(got, Math.floor(index / dim))));
+    }
+  }
+}
+
+/** A key whose score is minus infinity weighs nothing: the last row has the bits of the one before, which does not see it. */
+export async function checkMinusInfinity(attention: Attention, device: Device, random: Random, rows: number): Promise<void> {
+  for (const dtype of ['f32', 'f16', 'bf16'] as const) {
+    const { sound, spoilt } = await attendSpoilt(attention, device, random, dtype, rows, -Infinity);
+    const source = (place: number) => (seesLastKey(place, rows) ? place - queryHeads : place);
+    expect(spoilt.logSumExp).toEqual(sound.logSumExp.map((_, place) => sound.logSumExp[source(place)] ?? NaN));
+    const of = (index: number) => source(Math.floor(index / dim)) * dim + (index % dim);
+    expect(spoilt.output).toEqual(sound.output.map((_, index) => sound.output[of(index)] ?? NaN));
   }
 }
