@@ -127,6 +127,7 @@ const untried = {
   'Model.dispose': 'takes nothing',
   'Model.fingerprint': 'takes nothing',
   'Runner.is': 'says of anything what it is',
+  'Runner.assertUsable': 'takes nothing',
   'Runner.dispose': 'takes nothing',
   Runner: 'Model.createRunner() makes it',
   ModelBatch: 'Runner.createBatch() makes it',

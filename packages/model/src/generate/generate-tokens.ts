@@ -1,3 +1,4 @@
+import { DisposedError } from '@kv/sparse-core';
 import type { SampleSettings } from '@kv/sparse-core';
 import { expectIndices, expectObject, listOf, type OptionNames } from '@kv/sparse-core/native';
 
@@ -82,6 +83,7 @@ export async function* generateTokens(
   /** Where the answer begins, and its tokens. */
   let start: number | undefined;
   const yielded: number[] = [];
+  let failed = false;
   try {
     let choice = sampler.choose(await prefill(runner, sequence, ids, reading));
     start = sequence.length;
@@ -106,11 +108,18 @@ export async function* generateTokens(
       next = undefined;
       choice = sampler.choose(logits);
     }
+  } catch (error) {
+    failed = true;
+    // A stream goes with its runner, whose end is what there is to know.
+    if (error instanceof DisposedError) runner.assertUsable();
+    throw error;
   } finally {
     (await next?.catch(() => undefined))?.dispose();
     if (given === undefined) sequence.dispose();
     else if (start !== undefined && !sequence.disposed) holdExactly(runner, sequence, start, yielded);
-    await runner.stream.synchronize();
+    const done = runner.stream.synchronize();
+    // That the stream is no more says less than what ended the answer.
+    await (failed ? done.catch(() => undefined) : done);
   }
 }
 

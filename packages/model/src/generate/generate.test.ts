@@ -120,6 +120,21 @@ describeOnEachKind('generation', (kind) => {
         expect(await draw(2)).not.toBe(await draw(1));
       }));
 
+    it('says that its runner was disposed, while it answers and while it reads', () =>
+      use(async (runner, model) => {
+        const disposed = async (options: GenerateOptions, dispose: (ended: Runner) => void): Promise<void> => {
+          const ended = model.createRunner({ contextTokens: 512, maxBatchRows: 32 });
+          const onProgress = options.onProgress && (() => {
+            dispose(ended);
+          });
+          for await (const token of generate(ended, model.tokenizer, new Array<number>(200).fill(5), { ...options, onProgress })) if (token.id >= 0) dispose(ended);
+        };
+        for (const options of [{}, { onProgress: () => undefined }]) {
+          await expect(disposed(options, (ended) => ended.dispose())).rejects.toThrow(/^The runner was disposed; create another/);
+        }
+        expect(await collect(runner, model, { maxTokens: 2, endIds: [] })).toHaveLength(2);
+      }));
+
     it('reports the progress of the prompt', () =>
       use(async (runner, model) => {
         const ids = new Array<number>(100).fill(5);

@@ -155,7 +155,7 @@ export class Runner implements Disposable {
    * @throws CapabilityError for a store without budgets; InvalidValueError for more than its own, or too few
    */
   setBudget(sequence: Sequence, budgetTokens: number | undefined): void {
-    this.#assertUsable();
+    this.assertUsable();
     this.#sequences.expectOwn(sequence);
     if (budgetTokens !== undefined) expectWholeNumber('budgetTokens', budgetTokens, 1, Number.MAX_SAFE_INTEGER);
     if (budgetTokens === sequence.budgetTokens) return;
@@ -169,7 +169,7 @@ export class Runner implements Disposable {
    * @throws CapabilityError for a store that holds nothing in host memory
    */
   evict(sequence: Sequence): void {
-    this.#assertUsable();
+    this.assertUsable();
     this.#sequences.expectOwn(sequence);
     evictLayers(this.#stream, this.#layers, sequence.slot);
     this.#work.enqueued(this.#stream, [sequence]);
@@ -181,7 +181,7 @@ export class Runner implements Disposable {
    * @returns undefined before the first has arrived, and where the store counts nothing
    */
   demand(sequence: Sequence): KvDemand | undefined {
-    this.#assertUsable();
+    this.assertUsable();
     this.#sequences.expectOwn(sequence);
     return demandOf(this.#layers, sequence.slot);
   }
@@ -229,7 +229,7 @@ export class Runner implements Disposable {
    * @throws InvalidValueError when that would forget tokens of a prompt, or a batch is between its layers
    */
   truncate(sequence: Sequence, length: number): void {
-    this.#assertUsable();
+    this.assertUsable();
     this.#sequences.expectOwn(sequence);
     sequence.assertWhole();
     expectWholeNumber('length', length, sequence.promptEnd, sequence.length);
@@ -269,7 +269,7 @@ export class Runner implements Disposable {
     if (recorded !== undefined) {
       const starts = entries.map(({ sequence }) => sequence.length);
       return await this.#inTurn(() => {
-        this.#assertUsable();
+        this.assertUsable();
         entries.forEach(({ sequence }, index) => {
           sequence.assertTurn(entries, starts[index] ?? 0);
         });
@@ -306,7 +306,7 @@ export class Runner implements Disposable {
    */
   async runLayers(batch: ModelBatch, first: number, end: number): Promise<void> {
     await this.#inTurn(async () => {
-      this.#assertUsable();
+      this.assertUsable();
       this.#runs.expectNext(batch, first);
       expectWholeNumber('end', end, first + 1, this.#layers.length);
       await this.#runs.advance(batch, end);
@@ -325,7 +325,7 @@ export class Runner implements Disposable {
    */
   async runSegment(batch: ModelBatch, tokenLayers: number): Promise<number> {
     return await this.#inTurn(async () => {
-      this.#assertUsable();
+      this.assertUsable();
       this.#runs.expectOwn(batch);
       batch.assertNext(Math.min(Math.max(batch.nextLayer, 0), this.#layers.length - 1), this.#layers.length);
       expectWholeNumber('tokenLayers', tokenLayers, batch.nextRows, Number.MAX_SAFE_INTEGER);
@@ -339,7 +339,7 @@ export class Runner implements Disposable {
    * @throws OutOfMemoryError when there is no host memory for them; nothing is changed then
    */
   async moveToHost(batch: ModelBatch): Promise<void> {
-    this.#assertUsable();
+    this.assertUsable();
     await this.#runs.moveToHost(batch, (move) => this.#inTurn(move));
   }
 
@@ -431,7 +431,7 @@ export class Runner implements Disposable {
    */
   checkTokens(sequence: Sequence | 'new', ids: ArrayLike<number>, spare = 0): Int32Array {
     if (sequence !== 'new') {
-      this.#assertUsable();
+      this.assertUsable();
       this.#sequences.expectOwn(sequence);
     }
     const tokens = countIds(ids);
@@ -440,14 +440,14 @@ export class Runner implements Disposable {
   }
 
   #checkEntries(operation: string, given: readonly BatchEntry[]): BatchEntry[] {
-    this.#assertUsable();
+    this.assertUsable();
     return checkEntries(operation, given, this, (sequence) => {
       this.#sequences.expectOwn(sequence);
     });
   }
 
   #open(select: KvSelector | undefined, ids: Int32Array, promptEnd: number): Sequence {
-    this.#assertUsable();
+    this.assertUsable();
     const sequence = this.#sequences.open(select, ids, promptEnd);
     // The slot was emptied before.
     this.#work.enqueued(this.#stream, [sequence]);
@@ -464,7 +464,8 @@ export class Runner implements Disposable {
     }
   }
 
-  #assertUsable(): void {
+  /** @throws DisposedError whose cause is what ended it */
+  assertUsable(): void {
     if (!this.#disposed) return;
     const cause = this.#failure;
     const why = cause === undefined ? 'was disposed' : `was ended by an error (${cause.message})`;
