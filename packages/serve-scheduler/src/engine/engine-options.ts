@@ -130,8 +130,8 @@ export function schedulerOf(runner: Runner, settings: EngineSettings, reuse: Sch
     const hostBlocks = (Math.ceil(cacheTokens / blockTokens) + sequences) * kvHeads;
     return new Scheduler({ ...limits, ...residency, hostBlocks, promptsApart: true, reservedAnswerTokens, features: { layerSegments } });
   }
-  // Counted in tokens: whatever a policy's blocks are, its cache has room for so many.
-  return new Scheduler({ ...limits, blockTokens: 1, deviceBlocks: cacheTokens * kvHeads, features: { sparse: false, layerSegments } });
+  // Counted in tokens: whatever a policy's blocks are, its cache has room for so many. The last one of an answer is not fed.
+  return new Scheduler({ ...limits, blockTokens: 1, deviceBlocks: (cacheTokens + 1) * kvHeads, features: { sparse: false, layerSegments } });
 }
 
 /** A prompt begins behind a kept one at a multiple of so many tokens: where its bits may not depend on that, where a chunk ends. */

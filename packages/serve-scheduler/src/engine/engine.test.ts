@@ -172,6 +172,14 @@ describeOnDeviceKinds('the engine', ({ open }) => {
       expect(long).toEqual([null, null, null, null, null, null, 'length']);
     }));
 
+  it.each([1, 2])('has room for an answer that fills the context, of %i sequences', (sequences) =>
+    use({ sequences, cacheTokens: 256 }, async (engine) => {
+      const answers = Array.from({ length: sequences }, () => collect(engine.generateTokens(text.slice(0, 250), { endIds: [] })));
+      expect((await Promise.all(answers)).map(({ length }) => length)).toEqual(Array<number>(sequences).fill(7));
+      await idle(engine);
+      expect(() => engine.generateTokens(text.slice(0, 257), { maxTokens: 1 })).toThrow(InvalidValueError);
+    }));
+
   it('answers with texts, up to a stop string', () =>
     use({}, async (engine) => {
       const texts = async (stop: string[]) => {

@@ -86,9 +86,10 @@ export class Scheduler {
     const request = new Request(this.#arrivals, { promptTokens, maxTokens, budgetTokens });
     const all = promptTokens + maxTokens;
     const device = this.#counts.held(all, promptTokens, true) + this.#counts.least;
-    if (device > deviceBlocks) throw tooSmall('deviceBlocks', deviceBlocks, device, `a prompt of ${promptTokens} tokens`);
+    const whole = `${promptTokens} tokens and ${maxTokens} of an answer`;
+    if (device > deviceBlocks) throw tooSmall('deviceBlocks', deviceBlocks, device, features.offload ? `a prompt of ${promptTokens} tokens` : whole);
     const host = features.offload ? this.#counts.ofTokens(all) : 0;
-    if (host > hostBlocks) throw tooSmall('hostBlocks', hostBlocks, host, `${promptTokens} tokens and ${maxTokens} of an answer`);
+    if (host > hostBlocks) throw tooSmall('hostBlocks', hostBlocks, host, whole);
     this.#arrivals += 1;
     this.#queues.waiting.push(request);
     this.#own.add(request);
