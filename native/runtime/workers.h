@@ -7,12 +7,16 @@
 namespace kv {
 
 // The most rows of memory that a kernel reads at once.
-constexpr int kMostMemoryStreams = 4;
+constexpr short kMostMemoryStreams = 4;
+// How often a line of memory is asked for on a core that drops requests.
+constexpr short kMostRequests = 6;
 
 // How a thread reads rows of memory, where a kernel can do so in several ways. It changes speed, never a result.
-struct MemoryReading {
-  int streams = 1;  // rows at once: 1, 2 or 4
-  int cache = 1;    // that of a core in which memory is asked for ahead of its use: 1 or 2
+// One word, which is read and written at once.
+struct alignas(8) MemoryReading {
+  short streams = 1;   // rows at once: 1, 2 or 4
+  short cache = 1;     // that of a core in which memory is asked for ahead of its use: 1 or 2
+  short requests = 1;  // how often a line is asked for: once, or kMostRequests times in the second cache
 };
 
 class Workers {

@@ -18,9 +18,9 @@ constexpr int kKeyGroup = 4;
 template <int kRows>
 constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
-// `rows` of the cache, `stride` elements apart, and the `next` rows that will be read later. One next row is brought to
-// L1 for each row in use, which keeps the memory busy while this run is computed.
-template <class T>
+// `rows` of the cache, `stride` elements apart, and the `next` rows that will be read later. One next row is asked for, in the
+// first or second cache of the core, for each row in use. This keeps the memory busy while the run is computed.
+template <class T, int kCache = 1>
 struct Run {
   typedef T Element;
 
@@ -36,7 +36,7 @@ struct Run {
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
 #pragma GCC unroll 8
-    for (int d = first; d < first + elements; d += kLineElements) __builtin_prefetch(next + row * stride + d);
+    for (int d = first; d < first + elements; d += kLineElements) __builtin_prefetch(next + row * stride + d, 0, kCache == 1 ? 3 : 2);
   }
 };
 
