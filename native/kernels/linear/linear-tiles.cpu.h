@@ -20,8 +20,8 @@ namespace {
 // room in L2.
 constexpr int64_t kMostTaskBlocks = 8;
 constexpr int64_t kChunkBlocks = 16;
-constexpr int64_t kPassRows = 512;
-constexpr int64_t kPackedRowsBytes = 32 << 20;
+constexpr int64_t kPassRows = 1024;
+constexpr int64_t kPackedRowsBytes = 64 << 20;
 
 // Fewer input features would add more roundings to a sum than f32 arithmetic does.
 inline bool fills_tiles(const LinearArguments& a) { return a.in_features >= kBlock; }
@@ -347,9 +347,11 @@ inline size_t task_bytes(int64_t row_blocks, int64_t out_blocks, int weight_part
 struct TileShares {
   int64_t task_blocks = 1, groups = 0, shares = 1;
 
-  // At least as many tasks as wanted; of those ways, the one that reads and packs least for each product.
-  TileShares(int64_t out_blocks, int64_t row_blocks, int64_t wanted, bool splits) {
-    if (out_blocks == 0) return;
+  // The layer's part of the call's tasks, or more; of those ways, the one that reads and packs least for each product.
+  TileShares(const LinearArguments& a, int64_t all_outs, int64_t row_blocks, int64_t tasks) {
+    if (a.out_features == 0) return;
+    const int64_t out_blocks = divide_up(a.out_features, kBlock), wanted = divide_up(tasks * a.out_features, all_outs);
+    const bool splits = a.weight_dtype != DType::bf16;
     int64_t least = 0;
     for (int64_t blocks = kMostTaskBlocks; blocks > 0; blocks /= 2) {
       const int64_t of_outs = divide_up(out_blocks, blocks);
@@ -367,42 +369,41 @@ struct TileShares {
   int64_t count() const { return groups * shares; }
 };
 
-// The tasks of all layers of a call, one behind the other. The last of them are cut into pieces of fewer outputs, so that
-// workers end at about the same time.
+// The tasks of all layers of a call, one behind the other. The outputs of the last of them are cut in halves, so that workers
+// end at about the same time.
 class TileTasks {
  public:
   TileTasks(const LayersOfInput& layers, int64_t row_blocks, int workers)
       : layers_(layers), row_blocks_(row_blocks), workers_(workers) {
-    int64_t tasks = 0;
     for (const LinearArguments& a : layers) outs_ += a.out_features;
-    for (const LinearArguments& a : layers) tasks += shares_of(a).count();
-    cut_ = workers == 1 ? 0 : smaller(tasks, workers);
-    whole_ = tasks - cut_;
+    for (const LinearArguments& a : layers) whole_ += shares_of(a).count();
+    cut_ = workers == 1 ? 0 : smaller(whole_, workers);
+    whole_ -= cut_;
   }
 
-  int64_t count() const { return whole_ + cut_ * kPieces; }
+  int64_t count() const { return whole_ + 2 * cut_; }
 
-  // Calls body(layer, task) with that of an index. Pieces that are empty are left out.
+  // Calls body(layer, task) with that of an index, unless it is the half of a task that has no two blocks.
   template <class Body>
   void run(int64_t index, Body&& body) const {
-    const int64_t pieces = index < whole_ ? 1 : kPieces, piece = index < whole_ ? 0 : (index - whole_) % kPieces;
-    if (index >= whole_) index = whole_ + (index - whole_) / kPieces;
+    const bool is_whole = index < whole_;
+    const int64_t half = (index - whole_) % 2;
+    if (!is_whole) index = whole_ + (index - whole_) / 2;
     const LinearArguments* a = layers_.begin();
     for (; index >= shares_of(*a).count(); ++a) index -= shares_of(*a).count();
     const TileShares by = shares_of(*a);
     const int64_t share = index % by.shares, block = index / by.shares * by.task_blocks;
     const int64_t blocks = smaller(by.task_blocks, divide_up(a->out_features, kBlock) - block);
-    const int64_t begin = blocks * piece / pieces, end = blocks * (piece + 1) / pieces;
+    const int64_t begin = is_whole ? 0 : blocks * half / 2, end = is_whole ? blocks : blocks * (half + 1) / 2;
     if (begin == end) return;
     body(*a, TileTask{(block + begin) * kBlock, end - begin, row_blocks_ * share / by.shares, row_blocks_ * (share + 1) / by.shares});
   }
 
  private:
-  static constexpr int64_t kWorkerTasks = 4, kPieces = 4;
+  static constexpr int64_t kWorkerTasks = 2;
 
   TileShares shares_of(const LinearArguments& a) const {
-    return TileShares(divide_up(a.out_features, kBlock), row_blocks_, divide_up(kWorkerTasks * workers_ * a.out_features, outs_),
-                      a.weight_dtype != DType::bf16);
+    return TileShares(a, outs_, row_blocks_, kWorkerTasks * workers_);
   }
 
   const LayersOfInput& layers_;
