@@ -24,7 +24,7 @@ function build() {
   return program;
 }
 
-function rowOf({ kernel, shape, dtype, threads, set, streams, cache, requests, gigahertz, value, limit }) {
+function rowOf({ kernel, shape, dtype, threads, set, streams, cache, gigahertz, value, limit }) {
   const giga = (samples) => summarise(samples.map((sample) => sample / 1e9));
   const workers = threads === 1 ? '1 thread' : `${threads} threads`;
   return {
@@ -40,7 +40,6 @@ function rowOf({ kernel, shape, dtype, threads, set, streams, cache, requests, g
     target: { ratio: 0.9 },
     memoryStreams: streams,
     prefetchCache: cache,
-    prefetchRequests: requests,
     instructionSet: set,
     gigahertz,
     ...stamp(),
