@@ -67,7 +67,8 @@ struct Part {
 template <int rows, int outs, int cache, class W>
 void dot_rows(const float* group, const W* weight, int64_t weight_stride, const Part& part, float* dots, int64_t dots_stride,
               const Asked& asked) {
-  constexpr bool parted = rows > 1;
+  // One row may be what is left of several that are multiplied in parts.
+  constexpr bool parted = outs == 1;
   float* sums = part.sums;
   for (int64_t left = part.outs; left > 0; left -= outs, weight += outs * weight_stride, dots += outs) {
     Vec total[outs][rows][kChains] = {};
