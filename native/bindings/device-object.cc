@@ -34,10 +34,14 @@ Isa isa_argument(const Napi::Value& value) {
 std::shared_ptr<Device> open_cpu_device(int threads, Isa isa, size_t limit, const Napi::Value& streams) {
   std::shared_ptr<Device> device = create_cpu_device(threads, isa, limit);
   const int wanted = streams.IsNumber() ? streams.As<Napi::Number>().Int32Value() : 0;
-  if (wanted != 0) device->workers().set_memory_reading({wanted, MemoryReading().cache});
+  if (wanted != 0) {
+    MemoryReading several;
+    several.streams = static_cast<short>(wanted);
+    device->workers().set_memory_reading(several);
+    return device;
+  }
   const std::weak_ptr<Device> opened = device;
-  when_memory_reading_known(isa, [opened, wanted](MemoryReading fastest) {
-    if (wanted != 0) fastest.streams = wanted;
+  when_memory_reading_known(isa, [opened](MemoryReading fastest) {
     if (const std::shared_ptr<Device> here = opened.lock()) here->workers().set_memory_reading(fastest);
   });
   return device;
@@ -147,6 +151,7 @@ Napi::Value DeviceObject::memory_reading(const Napi::CallbackInfo& info) {
       Napi::Object object = Napi::Object::New(env);
       object.Set("streams", reading.streams);
       object.Set("cache", reading.cache);
+      object.Set("requests", reading.requests);
       deferred.Resolve(object);
     });
   });

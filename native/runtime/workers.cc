@@ -1,5 +1,6 @@
 #include "runtime/workers.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -25,6 +26,12 @@ inline void relax() {
 #endif
 }
 
+// A ring has room for some calls like the largest so far, up to so many bytes, or for one that is larger.
+constexpr size_t kRingCalls = 8;
+constexpr size_t kRingBytes = size_t{64} << 20;
+
+size_t round_to_pages(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
 constexpr uint64_t kInside = 0xffffff;
 constexpr uint64_t kOpen = uint64_t{1} << 24;
 constexpr uint64_t kNumber = uint64_t{1} << 25;
@@ -49,6 +56,7 @@ struct Workers::Pool {
 
   void run(size_t count, Body body, void* context);
   void* arena(size_t slot, size_t bytes);
+  void* ring(size_t bytes);
 
   std::atomic<size_t> scratch_bytes{0};
   std::atomic<MemoryReading> memory_reading{MemoryReading{}};
@@ -75,11 +83,13 @@ struct Workers::Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::exception_ptr failure_;
+  // Shared, each worker's, and the ring.
   std::vector<Arena> arenas_;
+  size_t ring_next_ = 0;
   std::vector<std::thread> threads_;
 };
 
-Workers::Pool::Pool(int threads) : arenas_(static_cast<size_t>(threads) + 1) {
+Workers::Pool::Pool(int threads) : arenas_(static_cast<size_t>(threads) + 2) {
   try {
     for (int worker = 1; worker < threads; ++worker) threads_.emplace_back(&Pool::thread_main, this, worker);
   } catch (...) {
@@ -165,12 +175,22 @@ void Workers::Pool::thread_main(int worker) {
 void* Workers::Pool::arena(size_t slot, size_t bytes) {
   Arena& arena = arenas_[slot];
   if (arena.bytes >= bytes) return arena.data;
-  const size_t rounded = (bytes + 4095) / 4096 * 4096;
+  const size_t rounded = round_to_pages(bytes);
   void* data = std::aligned_alloc(64, rounded);
   if (data == nullptr) throw std::bad_alloc();
   std::free(arena.data);
   scratch_bytes.fetch_add(rounded - arena.bytes, std::memory_order_relaxed);
   arena = {data, rounded};
+  return data;
+}
+
+void* Workers::Pool::ring(size_t bytes) {
+  const size_t rounded = round_to_pages(bytes);
+  const size_t wanted = std::max(rounded, std::min(kRingCalls * rounded, kRingBytes));
+  char* data = static_cast<char*>(arena(arenas_.size() - 1, wanted));
+  if (ring_next_ + rounded > arenas_.back().bytes) ring_next_ = 0;
+  data += ring_next_;
+  ring_next_ += rounded;
   return data;
 }
 
@@ -187,6 +207,8 @@ void Workers::set_memory_reading(MemoryReading reading) {
 }
 
 void Workers::run(size_t count, Body body, void* context) { pool_->run(count, body, context); }
+
+void* Workers::shared_ring(size_t bytes) { return count_ == 1 ? shared_scratch(bytes) : pool_->ring(bytes); }
 
 void* Workers::arena(size_t slot, size_t bytes) { return pool_->arena(slot, bytes); }
 

@@ -7,12 +7,16 @@
 namespace kv {
 
 // The most rows of memory that a kernel reads at once.
-constexpr int kMostMemoryStreams = 4;
+constexpr short kMostMemoryStreams = 4;
+// How often a line of memory is asked for on a core that drops requests.
+constexpr short kMostRequests = 6;
 
 // How a thread reads rows of memory, where a kernel can do so in several ways. It changes speed, never a result.
-struct MemoryReading {
-  int streams = 1;  // rows at once: 1, 2 or 4
-  int cache = 1;    // that of a core in which memory is asked for ahead of its use: 1 or 2
+// One word, which is read and written at once.
+struct alignas(8) MemoryReading {
+  short streams = 1;   // rows at once: 1, 2 or 4
+  short cache = 1;     // that of a core in which memory is asked for ahead of its use: 1 or 2
+  short requests = 1;  // how often a line is asked for: once, or kMostRequests times in the second cache
 };
 
 class Workers {
@@ -44,6 +48,10 @@ class Workers {
   // std::bad_alloc.
   void* scratch(int worker, size_t bytes) { return arena(static_cast<size_t>(worker) + 1, bytes); }
   void* shared_scratch(size_t bytes) { return arena(0, bytes); }
+
+  // Shared scratch for what all workers read: the same as `shared_scratch`, but each call gives other memory than those before,
+  // in turns of a ring. A line that all cores have read lately takes several times as long to write.
+  void* shared_ring(size_t bytes);
 
   // Bytes of scratch held at present.
   size_t scratch_bytes() const;

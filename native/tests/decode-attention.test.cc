@@ -1,5 +1,6 @@
 #include "kernels/decode-attention/decode-attention.h"
 
+#include "shared/memory-streams/memory-streams.h"
 #include "tests/attention-checks.h"
 
 namespace kv {
@@ -13,6 +14,34 @@ TEST("decode-attention does not depend on threads, neighbours or blocks") {
   on_every_isa([](Isa isa) {
     check_independent_of_threads_and_neighbours(decode_attention, isa, 3);
     check_blocks_equal_contiguous(decode_attention, isa);
+  });
+}
+
+TEST("decode-attention gives the same bits in whichever cache it asks for memory") {
+  on_every_isa([](Isa isa) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const int head_dim : {64, 80, 128}) {
+        for (const int query_heads : {2, 8}) {
+          AttentionShape s;
+          s.queries = {1, 1};
+          s.key_counts = {700, 65, 3, 257};
+          s.query_heads = query_heads;
+          s.kv_heads = 2;
+          s.head_dim = head_dim;
+          s.cache_dtype = dtype;
+          AttentionCase first(s, 9);
+          Workers workers(2);
+          run(decode_attention, first, workers, isa);
+          CHECK(first.agrees(isa));
+          for (const MemoryReading& reading : kMemoryReadings) {
+            AttentionCase again(s, 9);
+            workers.set_memory_reading(reading);
+            run(decode_attention, again, workers, isa);
+            CHECK(same_results(first, again));
+          }
+        }
+      }
+    }
   });
 }
 

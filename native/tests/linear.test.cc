@@ -118,6 +118,7 @@ TEST("linear takes empty extents") {
 TEST("linear takes more rows than one pass over the weights") {
   std::mt19937 random(11);
   check({410, 8192, 3, 0, DType::f32, DType::bf16, DType::f32, false, false, true}, random);
+  check({1030, 40, 37, 1, DType::f32, DType::bf16, DType::f32, true, true, false}, random);
 }
 
 TEST("linear keeps its bound when numbers cancel, and when they are huge, tiny or subnormal") {

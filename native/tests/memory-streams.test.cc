@@ -14,7 +14,7 @@ using namespace kv;
 
 namespace {
 
-bool are_same(MemoryReading a, MemoryReading b) { return a.streams == b.streams && a.cache == b.cache; }
+bool are_same(MemoryReading a, MemoryReading b) { return a.streams == b.streams && a.cache == b.cache && a.requests == b.requests; }
 
 bool is_known(MemoryReading reading) {
   return std::any_of(std::begin(kMemoryReadings), std::end(kMemoryReadings),
@@ -40,14 +40,14 @@ TEST("everyone who asks gets what was measured once") {
   const MemoryReading first = promises[0].get_future().get();
   CHECK(is_known(first));
   for (size_t i = 1; i < std::size(promises); ++i) CHECK(are_same(promises[i].get_future().get(), first));
-  MemoryReading later{0, 0};
+  MemoryReading later{0, 0, 0};
   when_memory_reading_known(best_isa(), [&](MemoryReading reading) { later = reading; });
   CHECK(are_same(later, first));
 }
 
 TEST("a pool reads one stream until it is told another way") {
   Workers workers(2);
-  CHECK(are_same(workers.memory_reading(), {1, 1}));
-  workers.set_memory_reading({4, 2});
-  CHECK(are_same(workers.memory_reading(), {4, 2}));
+  CHECK(are_same(workers.memory_reading(), {1, 1, 1}));
+  workers.set_memory_reading({1, 2, kMostRequests});
+  CHECK(are_same(workers.memory_reading(), {1, 2, kMostRequests}));
 }

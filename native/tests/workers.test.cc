@@ -131,3 +131,27 @@ TEST("scratch is aligned, private to its worker, kept, and accounted for") {
   CHECK(workers.scratch_bytes() >= 2 * 4096);
   CHECK(workers.scratch_bytes() % 4096 == 0);
 }
+
+TEST("a ring gives memory in turns, of several calls like the largest, and bounded") {
+  Workers workers(2);
+  const auto begin = [&](size_t bytes) { return reinterpret_cast<uintptr_t>(workers.shared_ring(bytes)); };
+  const uintptr_t first = begin(5000);
+  CHECK(first % 64 == 0);
+  CHECK(workers.scratch_bytes() == 8 * 8192);
+  for (uintptr_t call = 1; call < 8; ++call) CHECK(begin(5000) == first + call * 8192);
+  CHECK(begin(5000) == first);
+  CHECK(begin(100) == first + 8192);
+  for (uintptr_t call = 0; call < 6; ++call) CHECK(begin(8192) == first + 3 * 4096 + call * 8192);
+  // What is left is too short.
+  CHECK(begin(8192) == first);
+
+  const uintptr_t larger = begin(9 * 8192);
+  CHECK(begin(9 * 8192) == larger + 9 * 8192);
+  constexpr size_t kMost = size_t{64} << 20;
+  begin(kMost / 2);
+  CHECK(workers.scratch_bytes() == kMost);
+  begin(kMost + 1);
+  CHECK(workers.scratch_bytes() == kMost + 4096);
+  Workers alone(1);
+  CHECK(alone.shared_ring(100) == alone.shared_ring(100));
+}

@@ -11,9 +11,12 @@ import {
   JestExtend,
   setState,
 } from '@vitest/expect';
+import { spyOn } from '@vitest/spy';
 import * as chai from 'chai';
 
 export { afterAll, afterEach, beforeAll, beforeEach, describe, it, startTests, test } from '@vitest/runner';
+
+export const vi = { spyOn };
 
 chai.use(JestExtend);
 chai.use(JestChaiExpect);

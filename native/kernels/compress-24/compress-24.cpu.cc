@@ -15,8 +15,8 @@ struct Candidate {
   int32_t sparse;     // the sparse id that it gets, or -1
 };
 
-// Groups of four neighbours that are pruned together. A Groups holds 16 bits of each group.
-constexpr int kGroups = 32;
+// Groups of four neighbours that are pruned together. A Groups holds 16 bits of each group: as many as fill a vector.
+constexpr int kGroups = 2 * kLanes;
 typedef uint16_t Groups __attribute__((vector_size(2 * kGroups)));
 typedef int16_t Choice __attribute__((vector_size(2 * kGroups)));  // -1 for true, 0 for false
 
@@ -77,9 +77,13 @@ void for_each_step(KvOperand operand, int dim, const uint16_t* dense, const uint
     Groups masks[4];
     for (int i = 0; i < 4; ++i) {
       const int first = origin + (keys ? i : i * dim);
-      for (int n = 0; n < kGroups; ++n) four[i][n] = dense[first + (keys ? 4 * n : n)];
-      if (mask == nullptr) continue;
-      for (int n = 0; n < kGroups; ++n) masks[i][n] = mask[first + (keys ? 4 * n : n)];
+      const auto gather = [&](const auto* from) {
+        Groups gathered = {};
+        for (int n = 0; n < kGroups; ++n) gathered[n] = from[first + (keys ? 4 * n : n)];
+        return gathered;
+      };
+      four[i] = gather(dense);
+      if (mask != nullptr) masks[i] = gather(mask);
     }
     body(step, keep(four, mask == nullptr ? nullptr : masks));
   }

@@ -1,5 +1,6 @@
 // Reads dense blocks of keys or values, 16 bytes in each lane, prunes them in registers, and writes 2:4 blocks.
-// compress-24-plan.cuda.cu decides which blocks.
+// compress-24-plan.cuda.cu decides which blocks. What is written leaves L2 first, and not what is read: so memory gets
+// writes early and many at a time.
 #include <limits>
 #include <string>
 
@@ -32,7 +33,7 @@ class MetadataBytes {
   __device__ void write(uint32_t* metadata) const {
     const int word = 4 * threadIdx.x;
     if (word >= kWords) return;
-    *reinterpret_cast<uint4*>(metadata + word) = *reinterpret_cast<const uint4*>(words_ + word + word / 32 * kPad);
+    __stcs(reinterpret_cast<uint4*>(metadata + word), *reinterpret_cast<const uint4*>(words_ + word + word / 32 * kPad));
   }
 
  private:
@@ -54,7 +55,7 @@ struct KeyCompression {
     uint2 masks[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      rows[i] = __ldcs(reinterpret_cast<const uint4*>(dense + first) + i * kHeadDim);
+      rows[i] = __ldcg(reinterpret_cast<const uint4*>(dense + first) + i * kHeadDim);
       if (kMasked) masks[i] = reinterpret_cast<const uint2*>(mask + first)[i * kHeadDim];
     }
     auto* to = reinterpret_cast<uint2*>(non_zeros + key_non_zero(first_token, dim / 2, kHeadDim));
@@ -62,7 +63,7 @@ struct KeyCompression {
     for (int i = 0; i < 8; ++i) {
       const GroupPair pair = key_pair(rows[i]);
       const KeptPair kept = kMasked ? keep_masked(pair, key_mask(masks[i])) : keep_largest(pair);
-      to[i * kHeadDim] = {low_halves(kept.first, kept.second), high_halves(kept.first, kept.second)};
+      __stcs(to + i * kHeadDim, uint2{low_halves(kept.first, kept.second), high_halves(kept.first, kept.second)});
       metadata.put(key_meta16(first_token + 8 * i, dim / 16, kHeadDim), dim / 8 % 2, kept.nibbles | kept.nibbles >> 12);
     }
   }
@@ -80,7 +81,7 @@ struct ValueCompression {
     uint2 masks[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      rows[i / 4][i % 4] = __ldcs(reinterpret_cast<const uint4*>(dense + first) + i * kHeadDim / 8);
+      rows[i / 4][i % 4] = __ldcg(reinterpret_cast<const uint4*>(dense + first) + i * kHeadDim / 8);
       if (kMasked) masks[i / 4][i % 4] = reinterpret_cast<const uint2*>(mask + first)[i * kHeadDim / 8];
     }
     uint32_t nibbles[4] = {};  // each holds two dims
@@ -94,10 +95,10 @@ struct ValueCompression {
         nibbles[i] |= kept[i].nibbles << 4 * group;
       }
       const int row = 4 * octet + 2 * group;
-      *reinterpret_cast<uint4*>(non_zeros + value_non_zero(row, dim)) = {kept[0].first, kept[1].first, kept[2].first,
-                                                                         kept[3].first};
-      *reinterpret_cast<uint4*>(non_zeros + value_non_zero(row + 1, dim)) = {kept[0].second, kept[1].second,
-                                                                             kept[2].second, kept[3].second};
+      __stcs(reinterpret_cast<uint4*>(non_zeros + value_non_zero(row, dim)),
+             uint4{kept[0].first, kept[1].first, kept[2].first, kept[3].first});
+      __stcs(reinterpret_cast<uint4*>(non_zeros + value_non_zero(row + 1, dim)),
+             uint4{kept[0].second, kept[1].second, kept[2].second, kept[3].second});
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

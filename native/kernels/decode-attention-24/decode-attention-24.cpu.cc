@@ -43,6 +43,7 @@ struct DenseBlock {
 
   const T* row(int token) const { return rows + token * stride; }
   Vec at(int token, int d) const { return load(row(token) + d); }
+  template <int kRows>
   __attribute__((always_inline)) void fetch_next(int token, int first, int elements) const {
     ahead.fetch(token * dim + first, elements);
   }
@@ -212,6 +213,7 @@ struct SparseKeyRun : SparseBlock<T> {
   SparseKeyRun(const SparseBlock<T>& block, int dim) : SparseBlock<T>(block), dim(dim) {}
 
   Vec at(int token, int d) const { return load_key(this->non_zeros, this->metadata, token, d, dim); }
+  template <int kRows>
   __attribute__((always_inline)) void fetch_next(int token, int, int) const { this->ahead.fetch(token * dim, dim); }
 };
 

@@ -26,6 +26,7 @@ struct ListedRun {
     const auto* line = reinterpret_cast<const char*>(pool + rows[row] * dim + first);
     for (int at = 0; at < elements * int{sizeof(T)}; at += kLine) __builtin_prefetch(line + at);
   }
+  template <int kRows>
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const { fetch(row + kAhead, first, elements); }
 };
 

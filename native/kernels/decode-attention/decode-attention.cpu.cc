@@ -35,9 +35,9 @@ int32_t keys_ahead(const PagedAttentionArguments& a) {
 
 // Calls body(run, its first key) for each contiguous part of `now`. If a row's length is no multiple of kLanes, the run
 // is an f32 copy in `padded`, with rows `dim` floats apart. `then` is what will be read after `now`.
-template <class T, class Body>
+template <class T, int kCache, class Body>
 void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const Stretch& then, int dim, float* padded,
-                  Body&& body) {
+                  bool again, Body&& body) {
   const int32_t ahead = keys_ahead<T>(a);
   for (int32_t key = now.first; key < now.end;) {
     int32_t count = a.block_tokens - key % a.block_tokens;
@@ -48,7 +48,7 @@ void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const St
       const int32_t after = then.first + key + ahead - now.end;
       const T* next = key + ahead < now.end ? row_of<T>(a, now, key + ahead)
                                             : row_of<T>(a, then, after < then.end ? after : then.end - 1);
-      body(Run<T>{rows, next, a.token_stride, count}, key);
+      body(Run<T, kCache>{rows, next, a.token_stride, count, again}, key);
     } else {
       for (int32_t i = 0; i < count; ++i)
         load_row(rows + i * a.token_stride, padded + i * dim, a.head_dim, dim);
@@ -58,9 +58,11 @@ void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const St
   }
 }
 
-template <class T>
+// kCache: the cache of a core in which memory is asked for.
+template <class T, int kCache>
 struct DenseCache : PlainRows {
   const PagedAttentionArguments& a;
+  bool again = false;
 
   int64_t work_floats(int64_t rows, int dim) const { return (kRunKeys + 2 * rows) * dim; }
 
@@ -70,7 +72,7 @@ struct DenseCache : PlainRows {
     const Stretch then{a.values, range.blocks, keys.first, keys.end};
     const auto prepare = dim == a.head_dim ? scoring_queries<T> : scoring_queries<float>;
     const ScoringQueries prepared = prepare(queries, range.rows(), dim, range.group, work + kRunKeys * dim);
-    for_each_run<T>(a, now, then, dim, work, [&](const auto& run, int32_t key) {
+    for_each_run<T, kCache>(a, now, then, dim, work, again, [&](const auto& run, int32_t key) {
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
         score_prepared<decltype(group)::count>(prepared, row, run, scores + row * kScoreStride + (key - keys.first), kScoreStride);
       });
@@ -81,7 +83,7 @@ struct DenseCache : PlainRows {
                   float* work) const {
     const Stretch now{a.values, range.blocks, keys.first, keys.end};
     const Stretch then{a.keys, keys.next_range.blocks, keys.next, keys.next_range.key_count};
-    for_each_run<T>(a, now, then, dim, work, [&](const auto& run, int32_t key) {
+    for_each_run<T, kCache>(a, now, then, dim, work, again, [&](const auto& run, int32_t key) {
       for_each_row_group(range.rows(), [&](int64_t row, auto group) {
         KV_ISA::add_values<decltype(group)::count>(weights + row * kScoreStride + (key - keys.first), kScoreStride, run, dim,
                                                    output + row * dim);
@@ -93,8 +95,14 @@ struct DenseCache : PlainRows {
 }  // namespace
 
 void decode_attention(const PagedAttentionArguments& a, Workers& workers) {
-  with_float_type(a.cache_dtype,
-                  [&](auto element) { decode_splits(a, DenseCache<decltype(element)>{{}, a}, workers); });
+  with_float_type(a.cache_dtype, [&](auto element) {
+    using T = decltype(element);
+    if constexpr (sizeof(T) == 2 && kLanes >= 8) {
+      const MemoryReading reading = workers.memory_reading();
+      if (reading.cache == 2) return decode_splits(a, DenseCache<T, 2>{{}, a, reading.requests > 1}, workers);
+    }
+    decode_splits(a, DenseCache<T, 1>{{}, a}, workers);
+  });
 }
 
 }  // namespace KV_ISA

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/linear/linear-rows.cpu.h"
+#include "runtime/first-cache.h"
 #include "runtime/workers.h"
 
 namespace kv {
@@ -16,7 +17,8 @@ constexpr int kGroupRows = kLanes == 16 ? 8 : 4;
 constexpr int kChains = 2;
 static_assert(kMostMemoryStreams == 4, "dot_rows_together has a case for each number of weight rows");
 // Weights are asked for this far ahead of their use, which is further than hardware looks: in the first cache, without a
-// place in the second, so that the input keeps its place. Or first in the second cache, where more can be on their way.
+// place in the second, so that the input keeps its place. Or first in the second cache, where more can be on their way. A core
+// that drops requests is asked several times, for the second cache alone.
 constexpr int64_t kAhead = 7 << 10;
 constexpr int64_t kAheadOfFirst = 2 << 10;
 constexpr int64_t kAheadOfSecond = 16 << 10;
@@ -24,34 +26,38 @@ constexpr int kNoReuse = 0;
 constexpr int kSecondCache = 2;
 constexpr int64_t kMostChunkOuts = 256;
 constexpr int64_t kChunksPerWorker = 16;
-// One row of more floats leaves the first cache between two rows of weights. So more of these share it where there are
-// registers for their sums, and what is asked for ahead is shared among them. Several rows that together number more are
+// One row of input may leave the first cache between two rows of weights. So more of these share it where there are
+// registers for their sums, and what is asked for ahead is shared among them. Several rows that together are as long are
 // multiplied in parts. The sums of a block of rows of weights wait in memory meanwhile.
-constexpr int64_t kMostFewFloats = 8 << 10;
 constexpr int kSharingRows = kLanes == 16 ? 8 : 1;
 constexpr int64_t kBlockSums = 512;
 // Several rows read so many bytes of weights, or one row of them, one behind the other. Parts are asked for this far ahead.
 constexpr int64_t kRunBytes = 4 << 10;
 constexpr int64_t kAheadOfParts = 12 << 10;
 
+// How many floats of the input stay in the first cache while weights pass through the rest of it.
+inline int64_t most_few_floats() { return first_cache_bytes() * 2 / 3 / 4096 * 1024; }
+
 // How far ahead of a line more is asked for: for the second cache, and for the first without reuse.
 struct Asked {
   int64_t second, no_reuse;
 };
 
-template <int cache>
+// `requests`: how often a line is asked for in the second cache. None: in the first one alone.
+template <int requests>
 __attribute__((always_inline)) inline void fetch(const char* line, const Asked& asked) {
-  if (cache == 2) __builtin_prefetch(line + asked.second, 0, kSecondCache);
-  __builtin_prefetch(line + asked.no_reuse, 0, kNoReuse);
+#pragma GCC unroll 8
+  for (int i = 0; i < requests; ++i) __builtin_prefetch(line + asked.second, 0, kSecondCache);
+  if (requests < 2) __builtin_prefetch(line + asked.no_reuse, 0, kNoReuse);
 }
 
 // For `together` rows, `bytes` in front of the last one that this thread reads. What lies behind is another's: a line on its way
 // to one core comes late to the core that reads it. All rows that are read at once are together as far ahead as the constants say.
-template <int cache>
+template <int requests>
 inline Asked asked_for(int64_t bytes, int64_t row_bytes, int64_t together) {
   const int64_t streams = together > kMostMemoryStreams ? together : 1;
   const auto within = [&](int64_t ahead) { return row_bytes * together / 2 + ahead / streams < bytes ? ahead / streams : 0; };
-  return {cache == 2 ? within(kAheadOfSecond) : 0, within(cache == 2 ? kAheadOfFirst : kAhead)};
+  return {requests > 0 ? within(kAheadOfSecond) : 0, within(requests > 0 ? kAheadOfFirst : kAhead)};
 }
 
 // Some features of some rows of weights. Unless these features are the first, products are added to
@@ -64,7 +70,7 @@ struct Part {
 
 // dots[row][out] = the scalar product of each of a packed group of input rows with each row of weights, of which `outs` are read
 // at once. Each is a stream of memory. How many a core should fetch at once depends on the processor.
-template <int rows, int outs, int cache, class W>
+template <int rows, int outs, int requests, class W>
 void dot_rows(const float* group, const W* weight, int64_t weight_stride, const Part& part, float* dots, int64_t dots_stride,
               const Asked& asked) {
   // One row may be what is left of several that are multiplied in parts.
@@ -83,7 +89,7 @@ void dot_rows(const float* group, const W* weight, int64_t weight_stride, const 
       for (int out = 0; out < outs; ++out) {
         const W* row = weight + out * weight_stride + k;
         for (size_t byte = 0; byte < kChains * kLanes * sizeof(W); byte += 64) {
-          fetch<cache>(reinterpret_cast<const char*>(row) + byte, asked);
+          fetch<requests>(reinterpret_cast<const char*>(row) + byte, asked);
         }
         for (int chain = 0; chain < kChains; ++chain) {
           const Vec w = load(row + chain * kLanes);
@@ -114,30 +120,33 @@ void dot_rows(const float* group, const W* weight, int64_t weight_stride, const 
   }
 }
 
-template <int rows, int outs, int cache, class W>
+template <int rows, int outs, int requests, class W>
 inline auto dot_rows_of(int64_t count) {
   if constexpr (rows == 1) {
-    return dot_rows<1, outs, cache, W>;
+    return dot_rows<1, outs, requests, W>;
   } else {
-    return count == rows ? dot_rows<rows, outs, cache, W> : dot_rows_of<rows - 1, outs, cache, W>(count);
+    return count == rows ? dot_rows<rows, outs, requests, W> : dot_rows_of<rows - 1, outs, requests, W>(count);
   }
 }
 
 // How many weight rows are read at once.
 int64_t most_together(const LinearArguments& a, const Workers& workers) {
   if (a.tokens > 1) return 1;
-  return kSharingRows > 1 && a.in_features > kMostFewFloats ? kSharingRows : workers.memory_reading().streams;
+  const MemoryReading reading = workers.memory_reading();
+  return kSharingRows > 1 && reading.requests == 1 && a.in_features > most_few_floats() ? kSharingRows : reading.streams;
 }
 
 // dot_rows for up to kGroupRows input rows, or for one and as many weight rows as most_together says, or fewer.
-template <int cache, class W>
+template <int requests, class W>
 auto dot_rows_together(int64_t rows, int64_t together) {
-  if constexpr (kSharingRows == 8) {
-    if (together == 8) return dot_rows<1, 8, cache, W>;
+  if constexpr (kSharingRows == 8 && requests < kMostRequests) {
+    if (together == 8) return dot_rows<1, 8, requests, W>;
   }
-  if (together == 4) return dot_rows<1, 4, cache, W>;
-  if (together == 2) return dot_rows<1, 2, cache, W>;
-  return dot_rows_of<kGroupRows, 1, cache, W>(rows);
+  if constexpr (requests == 0) {
+    if (together == 4) return dot_rows<1, 4, requests, W>;
+    if (together == 2) return dot_rows<1, 2, requests, W>;
+  }
+  return dot_rows_of<requests == kMostRequests ? 1 : kGroupRows, 1, requests, W>(rows);
 }
 
 // The input rows of a call, packed in groups.
@@ -148,13 +157,13 @@ struct PackedGroups {
 
 // How many features of the input stay in the first cache while weights pass through it.
 inline int64_t part_features(const LinearArguments& a) {
-  if (a.tokens == 1 || a.tokens * a.in_features <= kMostFewFloats) return a.in_features > 0 ? a.in_features : 1;
-  return kMostFewFloats / round_up(a.tokens, 8);
+  if (a.tokens == 1 || a.tokens * a.in_features <= most_few_floats()) return a.in_features > 0 ? a.in_features : 1;
+  return most_few_floats() / round_up(a.tokens, 8);
 }
 
 // Multiplies `outs` outputs of a layer, from `begin` on; the worker reads the weights of all outputs before `end`. It goes over
 // blocks of outputs, in these over parts of the features, and in these over runs of outputs.
-template <int cache, class W>
+template <int requests, class W>
 void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t together, int64_t begin, int64_t outs,
                    int64_t end, float* dots, int64_t dots_stride) {
   constexpr int64_t kBytes = sizeof(W);
@@ -162,7 +171,7 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
   const int64_t row_bytes = a.weight_stride * kBytes, part = part_features(a);
   const int64_t most_run = a.tokens == 1 || part * kBytes >= kRunBytes ? together : kRunBytes / (part * kBytes);
   const auto in_runs = [&](int64_t bytes) { return divide_up(bytes, part * kBytes * most_run) * most_run; };
-  const int64_t ahead = cache == 2 ? most_run : in_runs(kAheadOfParts), second_ahead = in_runs(kAheadOfSecond);
+  const int64_t ahead = requests > 0 ? most_run : in_runs(kAheadOfParts), second_ahead = in_runs(kAheadOfSecond);
   alignas(64) float sums[kBlockSums * kChains * kLanes];
   for (int64_t block, out = 0; out < outs; out += block) {
     block = smaller(kBlockSums / a.tokens, outs - out);
@@ -176,16 +185,16 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
         return out + each + rows < end - begin ? rows * row_bytes - k * kBytes : 0;
       };
       for (int64_t run, each = 0; each < block; each += run) {
-        while (each + together > block) together /= 2;
+        while (each + together > block) together = requests == 0 ? together / 2 : 1;
         run = smaller(most_run, (block - each) / together * together);
         const Asked asked = part >= a.in_features
-                                ? asked_for<cache>((end - begin - out - each - run + together) * row_bytes, row_bytes, together)
-                                : Asked{cache == 2 ? later(each, second_ahead) : 0, later(each, ahead)};
+                                ? asked_for<requests>((end - begin - out - each - run + together) * row_bytes, row_bytes, together)
+                                : Asked{requests > 0 ? later(each, second_ahead) : 0, later(each, ahead)};
         for (int64_t row = 0; row < a.tokens; row += kGroupRows) {
           const int64_t rows = smaller(a.tokens - row, kGroupRows);
           const Part of_run = {run, smaller(part, a.in_features - k), k == 0, k + part >= a.in_features,
                                sums + (row * block + each * rows) * kChains * kLanes};
-          dot_rows_together<cache, W>(rows, together)(packed.groups + row * packed.padded + k * rows,
+          dot_rows_together<requests, W>(rows, together)(packed.groups + row * packed.padded + k * rows,
                                                       weight + (out + each) * a.weight_stride + k, a.weight_stride, of_run,
                                                       dots + row * dots_stride + out + each, dots_stride, asked);
         }
@@ -201,7 +210,9 @@ void multiply_chunk(const LinearArguments& a, const PackedGroups& packed, const 
   const int64_t together = most_together(a, workers);
   with_float_type(a.weight_dtype, [&](auto element) {
     using W = decltype(element);
-    const auto multiply = workers.memory_reading().cache == 1 ? multiply_outs<1, W> : multiply_outs<2, W>;
+    const MemoryReading reading = workers.memory_reading();
+    const bool once = reading.requests == 1 || a.tokens > 1;
+    const auto multiply = reading.cache == 1 ? multiply_outs<0, W> : once ? multiply_outs<1, W> : multiply_outs<kMostRequests, W>;
     multiply(a, packed, together, begin, outs, end, sums, outs);
   });
   float bias[kMostChunkOuts];

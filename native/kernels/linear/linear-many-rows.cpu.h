@@ -89,7 +89,7 @@ void multiply_tiles(const LinearArguments& a, Workers& workers, const Tiles& til
   const int64_t depth = round_up(a.in_features, kLanes);
   const int64_t tile_floats = kTileRows * depth;
   const size_t packed_bytes = static_cast<size_t>(tiles.count * tile_floats) * sizeof(float);
-  float* packed = static_cast<float*>(workers.shared_scratch(packed_bytes));
+  float* packed = static_cast<float*>(workers.shared_ring(packed_bytes));
   workers.for_each(static_cast<size_t>(tiles.count), [&](size_t index, int) {
     const int64_t tile = static_cast<int64_t>(index);
     pack_rows(a, tiles.begin(tile), tiles.rows(tile), packed + tile * tile_floats);

@@ -6,8 +6,11 @@
 // some blocks of outputs and of rows, and goes over the input features in chunks. It keeps the sums in L2 meanwhile.
 #pragma once
 
+#include <sched.h>
+
 #include "kernels/linear/linear-rows.cpu.h"
 #include "shared/cpu/tile-products.cpu.h"
+#include "shared/cpu/transpose.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -17,8 +20,8 @@ namespace {
 // room in L2.
 constexpr int64_t kMostTaskBlocks = 8;
 constexpr int64_t kChunkBlocks = 16;
-constexpr int64_t kPassRows = 512;
-constexpr int64_t kPackedRowsBytes = 32 << 20;
+constexpr int64_t kPassRows = 1024;
+constexpr int64_t kPackedRowsBytes = 64 << 20;
 
 // Fewer input features would add more roundings to a sum than f32 arithmetic does.
 inline bool fills_tiles(const LinearArguments& a) { return a.in_features >= kBlock; }
@@ -47,49 +50,93 @@ inline void find_scales(const T* row, int64_t stride, int64_t rows, int64_t feat
   }
 }
 
+// lines[part] = parts of 2^scale * row[0 .. kBlock) in pairs; zeros from feature `features` on.
+template <class T>
+inline void split_row(const T* row, int64_t features, int32_t scale, Vec* lines) {
+  constexpr int parts = kParts<T>;
+  VecInt even = {}, odd = {};
+  for (int i = 0; i < kLanes; ++i) {
+    even[i] = 2 * i;
+    odd[i] = 2 * i + 1;
+  }
+  const Vec power = power_of_two(VecInt{} + scale);
+  const Vec first = load_up_to(row, features) * power;
+  const Vec second = features > kLanes ? load_up_to(row + kLanes, features - kLanes) * power : Vec{};
+  Vec evens[parts], odds[parts];
+  split<parts>(permute(first, second, even), evens);
+  split<parts>(permute(first, second, odd), odds);
+  for (int p = 0; p < parts; ++p) lines[p] = reinterpret_cast<Vec>(upper_halves(evens[p], odds[p]));
+}
+
 // block[part, row, feature] = parts of 2^scale * row[feature]; zeros from row `rows` and feature `features` on.
 template <class T>
 inline void split_block(const T* row, int64_t stride, int64_t rows, int64_t features, const int32_t* scales,
                         uint16_t* block) {
-  constexpr int parts = kParts<T>;
   for (int64_t i = 0; i < kBlock; ++i) {
-    for (int64_t k = 0; k < kBlock; k += kLanes) {
-      Vec x = {};
-      if (i < rows && k < features) {
-        x = load_up_to(row + i * stride + k, features - k) * power_of_two(VecInt{} + scales[i]);
-      }
-      Vec part[parts];
-      split<parts>(x, part);
-      for (int p = 0; p < parts; ++p) store_upper_halves(block + p * kBlockNumbers + i * kBlock + k, part[p]);
-    }
+    Vec lines[kParts<T>] = {};
+    if (i < rows) split_row(row + i * stride, features, scales[i], lines);
+    for (int p = 0; p < kParts<T>; ++p) std::memcpy(block + p * kBlockNumbers + i * kBlock, &lines[p], sizeof lines[p]);
+  }
+}
+
+// A tile of each part, turned: block[part, pair of features, row, 2]. Each line is written once: that takes long where other
+// cores hold it.
+template <class T>
+inline void split_turned_tile(const T* row, int64_t stride, int64_t rows, int64_t features, const int32_t* scales,
+                              uint16_t* block) {
+  constexpr int parts = kParts<T>;
+  Vec tiles[parts][kTile];
+  for (int64_t i = 0; i < kTile; ++i) {
+    Vec lines[parts] = {};
+    if (i < rows) split_row(row + i * stride, features, scales[i], lines);
+    for (int p = 0; p < parts; ++p) tiles[p][i] = lines[p];
+  }
+  for (int p = 0; p < parts; ++p, block += kBlockNumbers) {
+    transpose(tiles[p]);
+    for (int i = 0; i < kTile; ++i) std::memcpy(block + i * kBlock, &tiles[p][i], sizeof tiles[p][i]);
   }
 }
 
 // The rows of one pass, packed: blocks [row block, feature block, part, pair of features, row, 2], and the scale of each row.
+// A tile's width of rows is packed at a time, and where there are fewer of these than workers, a share of its features.
 struct PackedRows {
-  int64_t first, tokens, row_blocks, depth_blocks;
+  int64_t first, tokens, row_blocks, depth_blocks, feature_shares;
   int parts;
   uint16_t* blocks;
   int32_t* scales;
+  int32_t* done;  // of each block of rows: how many of its pieces are packed
 
   uint16_t* block(int64_t row_block, int64_t depth_block) const {
     return blocks + (row_block * depth_blocks + depth_block) * parts * kBlockNumbers;
   }
+  int64_t pieces() const { return 2 * row_blocks * feature_shares; }
+  void finish_piece(int64_t row_block) const { __atomic_fetch_add(&done[row_block], 1, __ATOMIC_RELEASE); }
+
+  // Pieces are packed in front of all tasks, so workers are at them.
+  void wait(int64_t row_block) const {
+    constexpr int kSpins = 1000;
+    for (int spin = 0; __atomic_load_n(&done[row_block], __ATOMIC_ACQUIRE) < 2 * feature_shares; ++spin) {
+      spin < kSpins ? __builtin_ia32_pause() : static_cast<void>(sched_yield());
+    }
+  }
 };
 
-inline void pack_block_of_rows(const LinearArguments& a, const PackedRows& packed, int64_t row_block) {
+inline void pack_piece(const LinearArguments& a, const PackedRows& packed, int64_t piece) {
+  const int64_t tile = piece / packed.feature_shares, share = piece % packed.feature_shares, begin = tile * kTile;
+  const int64_t rows = begin < packed.tokens ? smaller(kTile, packed.tokens - begin) : 0;
   with_float_type(a.dtype, [&](auto element) {
     using T = decltype(element);
-    const int64_t begin = row_block * kBlock;
-    const int64_t rows = smaller(kBlock, packed.tokens - begin);
     const T* input = static_cast<const T*>(a.input) + (packed.first + begin) * a.input_stride;
-    find_scales(input, a.input_stride, rows, a.in_features, packed.scales + begin);
-    uint16_t* block = packed.block(row_block, 0);
-    for (int64_t k = 0; k < a.in_features; k += kBlock, block += kParts<T> * kBlockNumbers) {
-      split_block(input + k, a.input_stride, rows, a.in_features - k, packed.scales + begin, block);
-      for (int tile = 0; tile < 2 * kParts<T>; ++tile) transpose_tile(block + tile * kTileNumbers);
+    int32_t scales[kTile] = {};
+    find_scales(input, a.input_stride, rows, a.in_features, scales);
+    if (share == 0) std::memcpy(packed.scales + begin, scales, sizeof scales);
+    const int64_t end = packed.depth_blocks * (share + 1) / packed.feature_shares;
+    for (int64_t d = packed.depth_blocks * share / packed.feature_shares; d < end; ++d) {
+      split_turned_tile(input + d * kBlock, a.input_stride, rows, a.in_features - d * kBlock, scales,
+                        packed.block(tile / 2, d) + tile % 2 * kTileNumbers);
     }
   });
+  packed.finish_piece(tile / 2);
 }
 
 // The outputs of one block.
@@ -269,6 +316,7 @@ inline void multiply_task(const LinearArguments& a, const PackedRows& packed, co
       continue;
     }
     for (int64_t r = 0; r < row_blocks; ++r) {
+      if (k == 0) packed.wait(task.row_block + r);
       const uint16_t* input = packed.block(task.row_block + r, k);
       for (int64_t b = 0; b < task.out_blocks; ++b) {
         const auto multiply = k == 0 ? multiply_blocks<false, kParts<W>> : multiply_blocks<true, kParts<W>>;
@@ -295,17 +343,19 @@ inline size_t task_bytes(int64_t row_blocks, int64_t out_blocks, int weight_part
          static_cast<size_t>(out_blocks * kChunkBlocks * weight_parts * kBlockNumbers) * sizeof(uint16_t);
 }
 
-// How outputs and rows are shared out: blocks of outputs of a task, and shares of the rows.
+// How outputs and rows of a layer are shared out: blocks of outputs of a task, and shares of the rows.
 struct TileShares {
   int64_t task_blocks = 1, groups = 0, shares = 1;
 
-  // Enough tasks for the workers; of those ways, the one that reads and packs least for each product.
-  TileShares(int64_t out_blocks, int64_t row_blocks, int workers, bool splits) {
-    if (out_blocks == 0) return;
+  // The layer's part of the call's tasks, or more; of those ways, the one that reads and packs least for each product.
+  TileShares(const LinearArguments& a, int64_t all_outs, int64_t row_blocks, int64_t tasks) {
+    if (a.out_features == 0) return;
+    const int64_t out_blocks = divide_up(a.out_features, kBlock), wanted = divide_up(tasks * a.out_features, all_outs);
+    const bool splits = a.weight_dtype != DType::bf16;
     int64_t least = 0;
     for (int64_t blocks = kMostTaskBlocks; blocks > 0; blocks /= 2) {
       const int64_t of_outs = divide_up(out_blocks, blocks);
-      const int64_t of_rows = smaller(divide_up((splits ? 2 : 4) * workers, of_outs), row_blocks);
+      const int64_t of_rows = smaller(divide_up(wanted, of_outs), row_blocks);
       // An input number is three parts, a weight one. To copy a weight costs about as much as to read two, to split it eight.
       const int64_t cost = 3 * out_blocks * row_blocks / blocks + (splits ? 9 : 3) * out_blocks * of_rows;
       if (least != 0 && cost >= least) continue;
@@ -319,37 +369,72 @@ struct TileShares {
   int64_t count() const { return groups * shares; }
 };
 
-// What a task multiplies, of those of one layer.
-inline TileTask task_of(const PackedRows& packed, const TileShares& by, int64_t out_blocks, int64_t index) {
-  const int64_t share = index % by.shares, block = index / by.shares * by.task_blocks;
-  return {block * kBlock, smaller(by.task_blocks, out_blocks - block), packed.row_blocks * share / by.shares,
-          packed.row_blocks * (share + 1) / by.shares};
-}
+// The tasks of all layers of a call, one behind the other. The outputs of the last of them are cut in halves, so that workers
+// end at about the same time.
+class TileTasks {
+ public:
+  TileTasks(const LayersOfInput& layers, int64_t row_blocks, int workers)
+      : layers_(layers), row_blocks_(row_blocks), workers_(workers) {
+    for (const LinearArguments& a : layers) outs_ += a.out_features;
+    for (const LinearArguments& a : layers) whole_ += shares_of(a).count();
+    cut_ = workers == 1 ? 0 : smaller(whole_, workers);
+    whole_ -= cut_;
+  }
+
+  int64_t count() const { return whole_ + 2 * cut_; }
+
+  // Calls body(layer, task) with that of an index, unless it is the half of a task that has no two blocks.
+  template <class Body>
+  void run(int64_t index, Body&& body) const {
+    const bool is_whole = index < whole_;
+    const int64_t half = (index - whole_) % 2;
+    if (!is_whole) index = whole_ + (index - whole_) / 2;
+    const LinearArguments* a = layers_.begin();
+    for (; index >= shares_of(*a).count(); ++a) index -= shares_of(*a).count();
+    const TileShares by = shares_of(*a);
+    const int64_t share = index % by.shares, block = index / by.shares * by.task_blocks;
+    const int64_t blocks = smaller(by.task_blocks, divide_up(a->out_features, kBlock) - block);
+    const int64_t begin = is_whole ? 0 : blocks * half / 2, end = is_whole ? blocks : blocks * (half + 1) / 2;
+    if (begin == end) return;
+    body(*a, TileTask{(block + begin) * kBlock, end - begin, row_blocks_ * share / by.shares, row_blocks_ * (share + 1) / by.shares});
+  }
+
+ private:
+  static constexpr int64_t kWorkerTasks = 2;
+
+  TileShares shares_of(const LinearArguments& a) const {
+    return TileShares(a, outs_, row_blocks_, kWorkerTasks * workers_);
+  }
+
+  const LayersOfInput& layers_;
+  int64_t row_blocks_, workers_, outs_ = 0, cut_ = 0, whole_ = 0;
+};
 
 inline void multiply_pass(const LayersOfInput& layers, Workers& workers, int64_t first, int64_t tokens) {
   const LinearArguments& input = *layers.first;
-  PackedRows packed = {first, tokens, divide_up(tokens, kBlock), divide_up(input.in_features, kBlock), 0, nullptr, nullptr};
+  PackedRows packed = {};
+  packed.first = first;
+  packed.tokens = tokens;
+  packed.row_blocks = divide_up(tokens, kBlock);
+  packed.depth_blocks = divide_up(input.in_features, kBlock);
+  packed.feature_shares = smaller(divide_up(workers.count(), 2 * packed.row_blocks), packed.depth_blocks);
   with_float_type(input.dtype, [&](auto element) { packed.parts = kParts<decltype(element)>; });
   const size_t numbers = static_cast<size_t>(packed.row_blocks * packed.depth_blocks * packed.parts * kBlockNumbers);
-  const size_t rows = static_cast<size_t>(packed.row_blocks * kBlock);
-  packed.blocks = static_cast<uint16_t*>(workers.shared_scratch(numbers * sizeof(uint16_t) + rows * sizeof(int32_t)));
+  const size_t blocks = static_cast<size_t>(packed.row_blocks), pieces = static_cast<size_t>(packed.pieces());
+  packed.blocks = static_cast<uint16_t*>(
+      workers.shared_ring(numbers * sizeof(uint16_t) + blocks * (kBlock + 1) * sizeof(int32_t)));
   packed.scales = reinterpret_cast<int32_t*>(packed.blocks + numbers);
-  workers.for_each(static_cast<size_t>(packed.row_blocks),
-                   [&](size_t index, int) { pack_block_of_rows(input, packed, static_cast<int64_t>(index)); });
-  const auto shares_of = [&](const LinearArguments& a) {
-    return TileShares(divide_up(a.out_features, kBlock), packed.row_blocks, workers.count(), a.weight_dtype != DType::bf16);
-  };
-  int64_t tasks = 0;
-  for (const LinearArguments& a : layers) tasks += shares_of(a).count();
-  workers.for_each(static_cast<size_t>(tasks), [&](size_t index, int worker) {
-    int64_t task_index = static_cast<int64_t>(index);
-    const LinearArguments* a = layers.begin();
-    for (; task_index >= shares_of(*a).count(); ++a) task_index -= shares_of(*a).count();
-    const TileTask task = task_of(packed, shares_of(*a), divide_up(a->out_features, kBlock), task_index);
-    with_float_type(a->weight_dtype, [&](auto element) {
-      using W = decltype(element);
-      multiply_task<W>(*a, packed, task,
-                       workers.scratch(worker, task_bytes(task.end - task.row_block, task.out_blocks, kParts<W>)));
+  packed.done = packed.scales + blocks * kBlock;
+  for (size_t i = 0; i < blocks; ++i) packed.done[i] = 0;
+  const TileTasks tasks(layers, packed.row_blocks, workers.count());
+  workers.for_each(pieces + static_cast<size_t>(tasks.count()), [&](size_t index, int worker) {
+    if (index < pieces) return pack_piece(input, packed, static_cast<int64_t>(index));
+    tasks.run(static_cast<int64_t>(index - pieces), [&](const LinearArguments& a, const TileTask& task) {
+      with_float_type(a.weight_dtype, [&](auto element) {
+        using W = decltype(element);
+        multiply_task<W>(a, packed, task,
+                         workers.scratch(worker, task_bytes(task.end - task.row_block, task.out_blocks, kParts<W>)));
+      });
     });
   });
 }

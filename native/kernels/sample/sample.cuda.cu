@@ -1,10 +1,11 @@
 // Each thread block chooses the token of one row. Nothing is sorted or moved. In the order "higher score, then lower
 // index", the filters always keep the first candidates, so the last kept candidate describes them all. Weights are
 // integers: their sums do not depend on the order of summation, and a draw is exact.
+#include <algorithm>
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "kernels/sample/sample.h"
+#include "kernels/sample/sample.cuda.h"
 #include "shared/cuda/elements.cuda.h"
 
 #define KV_ISA cuda
@@ -58,12 +59,6 @@ struct Shared {
   int64_t index;
 };
 
-// An unsigned integer that is greater for a greater score. Both zeros give the same number.
-__device__ uint32_t order_of(float score) {
-  const uint32_t bits = __float_as_uint(score + 0.0f);
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-}
-
 class Row {
  public:
   __device__ Row(const Launch& launch, Shared& shared)
@@ -79,11 +74,7 @@ class Row {
   }
 
   __device__ void choose() {
-    // The output of a row that gets no token. Work that is enqueued after this may read it before the host knows.
-    if (thread_ == 0) {
-      a_.output[row_] = a_.outcomes == nullptr ? 0 : -1;
-      if (a_.outcomes != nullptr) a_.outcomes[row_] = static_cast<int32_t>(SampleFault::none);
-    }
+    if (thread_ == 0) begin_row(a_, row_);
     if (settings_.repetition_penalty != 1 && !penalise()) return;
     const Peak peak = find_peak();
     if (!(peak.score < INFINITY) || peak.score == -INFINITY) {
@@ -113,13 +104,7 @@ class Row {
   }
 
  private:
-  __device__ void refuse(SampleFault fault, int64_t subject) {
-    if (a_.outcomes == nullptr) {
-      report_fault(faults_, fault, subject, row_, a_.vocabulary);
-    } else {
-      a_.outcomes[row_] = static_cast<int32_t>(fault);
-    }
-  }
+  __device__ void refuse(SampleFault fault, int64_t subject) { refuse_row(a_, faults_, fault, subject, row_); }
 
   // Writes all scores of the row, those of recent tokens penalised. A token that occurs twice is penalised once.
   __device__ bool penalise() {
@@ -169,7 +154,7 @@ class Row {
   __device__ unsigned long long sum_of(Measure measure) {
     unsigned long long sum = 0;
     for (int64_t i = thread_; i < a_.vocabulary; i += kThreads) {
-      if (kept(i, order_of(scores_[i]))) sum += measure(scores_[i]);
+      if (kept(i, ordered_bits(scores_[i]))) sum += measure(scores_[i]);
     }
     sum = Reduce(shared_.storage.reduce).Sum(sum);
     if (thread_ == 0) shared_.sum = sum;
@@ -214,7 +199,7 @@ class Row {
     if (thread_ < kBuckets) shared_.storage.buckets[thread_] = 0;
     __syncthreads();
     for (int64_t i = thread_; i < a_.vocabulary; i += kThreads) {
-      const uint32_t order = order_of(scores_[i]);
+      const uint32_t order = ordered_bits(scores_[i]);
       if (!kept(i, order) || (shift < 24 && order >> (shift + 8) != last)) continue;
       atomicAdd(&shared_.storage.buckets[(order >> shift) % kBuckets], measure(scores_[i]));
     }
@@ -225,7 +210,7 @@ class Row {
   template <class Measure>
   __device__ int64_t index_of_equal(uint32_t last, unsigned long long budget, Measure measure) {
     return first_passing(budget, [&](int64_t i) {
-      const uint32_t order = order_of(scores_[i]);
+      const uint32_t order = ordered_bits(scores_[i]);
       return order == last && kept(i, order) ? measure(scores_[i]) : 0ull;
     });
   }
@@ -260,7 +245,7 @@ class Row {
     // floor(total * drawn / 2^53), which is less than the total.
     const unsigned long long target = __umul64hi(total, drawn << 11);
     const int64_t index = first_passing(target + 1, [&](int64_t i) {
-      return kept(i, order_of(scores_[i])) ? likely(scores_[i]) : 0ull;
+      return kept(i, ordered_bits(scores_[i])) ? likely(scores_[i]) : 0ull;
     });
     if (thread_ == 0) a_.output[row_] = static_cast<int32_t>(index);
   }
@@ -284,9 +269,12 @@ __global__ void __launch_bounds__(kThreads) sample_rows(const __grid_constant__ 
   Row(launch, shared).choose();
 }
 
+bool is_greedy(const SampleSettings& settings) { return settings.temperature == 0 && settings.repetition_penalty == 1; }
+
 }  // namespace
 
 Status sample_cuda(const SampleArguments& a, ExecutionContext& context) {
+  if (std::all_of(a.settings, a.settings + a.rows, is_greedy)) return sample_greedily(a, context);
   Launch launch{a, 0, nullptr, context.faults(describe_sample_fault), {}};
   for (int64_t first = 0; first < a.rows; first += kRows) {
     const int64_t rows = a.rows - first < kRows ? a.rows - first : kRows;

@@ -31,11 +31,9 @@ inline void split(Vec x, Vec* part) {
   part[parts - 1] = x;
 }
 
-// The upper half of each lane's bits.
-inline void store_upper_halves(uint16_t* p, Vec v) {
-  typedef uint16_t Bits __attribute__((vector_size(kLanes * 2)));
-  const Bits bits = __builtin_convertvector(reinterpret_cast<VecInt>(v) >> 16, Bits);
-  std::memcpy(p, &bits, sizeof bits);
+// Pairs of bf16: the upper halves of `even`, and in front of them those of `odd`.
+inline VecInt upper_halves(Vec even, Vec odd) {
+  return (reinterpret_cast<VecInt>(even) >> 16 & 0xffff) | (reinterpret_cast<VecInt>(odd) & static_cast<int32_t>(0xffff0000u));
 }
 
 // A row is multiplied by 2^n, n its scale, before it is split, which brings its largest number near 2^47. Then no part

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "shared/cpu/bf16-parts.cpu.h"
-#include "shared/cpu/transpose.cpu.h"
 #include KV_TILES
 
 namespace kv {
@@ -20,14 +19,6 @@ constexpr int64_t kBlockNumbers = 2 * kTileNumbers;
 // f32 sums of a tile, and of two blocks.
 constexpr int64_t kTileSums = kTile * kTile;
 constexpr int64_t kBlockSums = kBlock * kBlock;
-
-// Turns a tile of 16 rows into one of 16 columns.
-inline void transpose_tile(uint16_t* tile) {
-  Vec rows[kTile];
-  for (int i = 0; i < kTile; ++i) std::memcpy(&rows[i], tile + i * kBlock, sizeof rows[i]);
-  transpose(rows);
-  for (int i = 0; i < kTile; ++i) std::memcpy(tile + i * kBlock, &rows[i], sizeof rows[i]);
-}
 
 // What is asked for in L2 while blocks are multiplied: `count` lines that lie together and a line of each of `rows` rows, for each
 // block anew, each time behind those before.

@@ -113,6 +113,7 @@ struct QuantizedRows {
     const CodeRow row{codes + token * row_bytes, upper + token * upper_bytes};
     return load_codes<kBits>(row, d) * scales[token * groups + d / kQuantizedGroupDims];
   }
+  template <int kRows>
   void fetch_next(int token, int first, int elements) const {
     const uint8_t* from = next + token * (row_bytes + upper_bytes) + first * kBits / 8;
     for (int byte = 0; byte < elements * kBits / 8; byte += 64) __builtin_prefetch(from + byte, 0, 2);

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { createDevice } from './device.js';
+import { createDevice, type DeviceOptions } from './device.js';
 import { InvalidValueError, KvError, OutOfMemoryError } from './errors.js';
 
 describe('a device', () => {
@@ -31,11 +31,15 @@ describe('a device', () => {
     expect(second).toBe(first);
   });
 
-  it('asks for weights in the cache that is measured to be faster, for any number of streams', async () => {
-    const devices = [createDevice({ threads: 2 }), createDevice({ threads: 1, memoryStreams: 4 })];
-    const [first, second] = await Promise.all(devices.map((device) => device.prefetchCache()));
-    expect([1, 2]).toContain(first);
-    expect(second).toBe(first);
+  it('asks for memory as is measured to be fastest, and once in the first cache if it is told how many rows to read', async () => {
+    const requests = async (options: DeviceOptions) => {
+      const device = createDevice(options);
+      return [await device.prefetchCache(), await device.prefetchRequests()];
+    };
+    const [first, second, told] = await Promise.all([requests({ threads: 2 }), requests({ threads: 1 }), requests({ threads: 1, memoryStreams: 4 })]);
+    expect([[1, 1], [2, 1], [2, 6]]).toContainEqual(first);
+    expect(second).toEqual(first);
+    expect(told).toEqual([1, 1]);
   });
 
   it('has a limit as large as a number', () => {

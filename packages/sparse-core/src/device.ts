@@ -28,7 +28,10 @@ export interface DeviceOptions {
   readonly threads?: number | undefined;
   /** Which build of the CPU kernels to use. Default: the widest that the processor and the system let run. */
   readonly instructionSet?: InstructionSet | undefined;
-  /** How many rows of memory a thread reads at once: 1, 2 or 4. Default: what is measured to be fastest. */
+  /**
+   * How many rows of memory a thread reads at once: 1, 2 or 4. They are then asked for once, in the first cache. Default: what is
+   * measured to be fastest.
+   */
   readonly memoryStreams?: MemoryStreams | undefined;
   /** Bytes of tensors past which allocations are refused. Default: all that the device has. */
   readonly memoryLimit?: number | undefined;
@@ -60,6 +63,10 @@ export class DeviceObject implements Device {
 
   async prefetchCache(): Promise<1 | 2> {
     return (await this.native.memoryReading()).cache;
+  }
+
+  async prefetchRequests(): Promise<1 | 6> {
+    return (await this.native.memoryReading()).requests;
   }
 
   get defaultStream(): Stream {

@@ -17,8 +17,10 @@ export interface Device {
    * result. A process measures in the background what is fastest on its processor, unless `createDevice` was told.
    */
   memoryStreams(): Promise<MemoryStreams>;
-  /** The cache of a core in which these layers ask for weights ahead of their use. It is measured, like `memoryStreams`. */
+  /** The cache of a core in which these layers, and decode attention, ask for memory ahead of its use. It is measured, like `memoryStreams`. */
   prefetchCache(): Promise<1 | 2>;
+  /** How often these layers ask for a line of memory: some cores drop requests. It is measured, like `memoryStreams`. */
+  prefetchRequests(): Promise<1 | 6>;
   /** The stream of work that names none. */
   readonly defaultStream: Stream;
   /** @throws OutOfMemoryError when the device has no room for another, or the process no thread; InvalidValueError */

@@ -75,7 +75,7 @@ export interface NativeDevice {
   createStream(): NativeStream;
   memory(): MemoryReport;
   instructionSet(): InstructionSet;
-  memoryReading(): Promise<{ readonly streams: MemoryStreams; readonly cache: 1 | 2 }>;
+  memoryReading(): Promise<{ readonly streams: MemoryStreams; readonly cache: 1 | 2; readonly requests: 1 | 6 }>;
   name(): string;
 }
 

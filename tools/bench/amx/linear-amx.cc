@@ -18,6 +18,9 @@ namespace {
 constexpr int64_t kShapes[][2] = {{2048, 2048}, {2048, 8192},  {8192, 2048},
                                   {4096, 4096}, {4096, 14336}, {14336, 4096}};
 
+// Packed input of several workers lies in a ring, whose memory is new to the first calls.
+constexpr int kRingCalls = 10;
+
 uint64_t state = 88172645463325252u;
 
 uint64_t random_bits() {
@@ -57,7 +60,7 @@ void time_layer(int64_t tokens, int64_t in, int64_t out, kv::DType dtype, kv::Wo
   a.weight_dtype = dtype;
   a.tokens = tokens;
   std::vector<double> times[2];
-  for (int sample = -1; sample < samples; ++sample) {
+  for (int sample = workers.count() == 1 ? -1 : -kRingCalls; sample < samples; ++sample) {
     for (int which = 0; which < 2; ++which) {
       std::memset(output.data(), 0xff, output.size() * sizeof(float));
       const double time = milliseconds_of(a, workers, which == 0 ? kv::Isa::amx : kv::Isa::avx512);

@@ -1,6 +1,6 @@
 // Times every CPU kernel that is bound by reading memory and, in turn with it, a plain read of the same memory. Prints
 // one JSON object a line for run.mjs:
-//   {"kernel", "shape", "dtype", "threads", "set", "streams", "cache", "gigahertz", "value": [...], "limit": [...]}
+//   {"kernel", "shape", "dtype", "threads", "set", "streams", "cache", "requests", "gigahertz", "value": [...], "limit": [...]}
 // in bytes a second.
 //
 //   cpu-bandwidth SAMPLES THREADS [SET [KERNEL]]     SET: the instruction set of the kernels, such as avx2
@@ -101,8 +101,8 @@ class Bench {
     std::printf("{\"kernel\": \"%s\", \"shape\": \"%s\", \"dtype\": \"%s\", \"threads\": %d", kernel.c_str(),
                 shape.c_str(), dtype, workers_.count());
     const kv::MemoryReading reading = workers_.memory_reading();
-    std::printf(", \"set\": \"%s\", \"streams\": %d, \"cache\": %d, \"gigahertz\": %.2f", kv::isa_name(context_.isa),
-                reading.streams, reading.cache, gigahertz_);
+    std::printf(", \"set\": \"%s\", \"streams\": %d, \"cache\": %d, \"requests\": %d, \"gigahertz\": %.2f", kv::isa_name(context_.isa),
+                reading.streams, reading.cache, reading.requests, gigahertz_);
     print("value", values);
     print("limit", limits);
     std::printf("}\n");

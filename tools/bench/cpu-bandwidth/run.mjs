@@ -24,7 +24,7 @@ function build() {
   return program;
 }
 
-function rowOf({ kernel, shape, dtype, threads, set, streams, cache, gigahertz, value, limit }) {
+function rowOf({ kernel, shape, dtype, threads, set, streams, cache, requests, gigahertz, value, limit }) {
   const giga = (samples) => summarise(samples.map((sample) => sample / 1e9));
   const workers = threads === 1 ? '1 thread' : `${threads} threads`;
   return {
@@ -40,6 +40,7 @@ function rowOf({ kernel, shape, dtype, threads, set, streams, cache, gigahertz, 
     target: { ratio: 0.9 },
     memoryStreams: streams,
     prefetchCache: cache,
+    prefetchRequests: requests,
     instructionSet: set,
     gigahertz,
     ...stamp(),

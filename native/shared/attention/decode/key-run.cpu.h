@@ -18,9 +18,9 @@ constexpr int kKeyGroup = 4;
 template <int kRows>
 constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
-// `rows` of the cache, `stride` elements apart, and the `next` rows that will be read later. One next row is brought to
-// L1 for each row in use, which keeps the memory busy while this run is computed.
-template <class T>
+// `rows` of the cache, `stride` elements apart, and the `next` rows that will be read later. One next row is asked for, in the
+// first or second cache of the core, for each row in use. This keeps the memory busy while the run is computed.
+template <class T, int kCache = 1>
 struct Run {
   typedef T Element;
 
@@ -28,15 +28,21 @@ struct Run {
   const T* next;
   int64_t stride;
   int count;
+  bool again = false;  // whether the core drops requests for its second cache
 
   const T* row(int index) const { return rows + index * stride; }
   // The dims d .. d + kLanes - 1 of a row.
   Vec at(int index, int d) const { return load(row(index) + d); }
-  // GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at.
+  // GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at. For kRows query rows:
+  // few of them leave the core time to ask again.
+  template <int kRows>
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
+    const int requests = kCache == 2 && kRows <= 2 && again ? 5 - kRows : 1;
 #pragma GCC unroll 8
-    for (int d = first; d < first + elements; d += kLineElements) __builtin_prefetch(next + row * stride + d);
+    for (int d = first; d < first + elements; d += kLineElements) {
+      for (int i = 0; i < requests; ++i) __builtin_prefetch(next + row * stride + d, 0, kCache == 1 ? 3 : 2);
+    }
   }
 };
 
@@ -71,7 +77,7 @@ __attribute__((noinline)) void score_dims(const float* queries, const Keys& keys
 #pragma GCC unroll 4
     for (int k = 0; k < kKeys; ++k) {
       group[k] = key + k < keys.count ? key + k : keys.count - 1;
-      keys.fetch_next(key + k, 0, dim);
+      keys.template fetch_next<kRows>(key + k, 0, dim);
     }
     Vec totals[kRows][kKeys] = {};
     const auto add_products = [&](int d) __attribute__((always_inline)) {
@@ -155,7 +161,7 @@ inline void add_value_columns(const float* weights, int64_t weight_stride, const
     for (int v = 0; v < kVectors; ++v) totals[row][v] = load(output + row * output_stride + v * kLanes);
   }
   for (int key = 0; key < values.count; ++key) {
-    values.fetch_next(key, first, kVectors * kLanes);
+    values.template fetch_next<kRows>(key, first, kVectors * kLanes);
     Vec loaded[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)

@@ -1,7 +1,7 @@
 import { arch, availableParallelism, cpus, freemem, platform, totalmem } from 'node:os';
 
 import { createDevice, cudaReport, DeviceError, devices, nativeBinary, rmsNorm } from '@kv/sparse-core';
-import type { CudaReport, DeviceKind, NativeBinary } from '@kv/sparse-core';
+import type { CudaReport, Device, DeviceKind, NativeBinary } from '@kv/sparse-core';
 
 import type { CommandContext } from '../command-context.js';
 import { describeDevice } from '../describe-device.js';
@@ -72,8 +72,13 @@ async function tryDevice(kind: DeviceKind): Promise<string> {
       { subject: kind, given: computed, wanted },
     );
   }
-  const streams = kind === 'cpu' ? `, memory streams: ${await device.memoryStreams()} by cache ${await device.prefetchCache()}` : '';
-  return `${describeDevice(device)}${streams}: works`;
+  return `${describeDevice(device)}${kind === 'cpu' ? await describeReading(device) : ''}: works`;
+}
+
+async function describeReading(device: Device): Promise<string> {
+  const requests = await device.prefetchRequests();
+  const often = requests > 1 ? `, asked ${requests} times` : '';
+  return `, memory streams: ${await device.memoryStreams()} by cache ${await device.prefetchCache()}${often}`;
 }
 
 async function describeCuda({ devices, reason }: CudaReport): Promise<[string, string][]> {

@@ -177,6 +177,26 @@ describeOnDevices('sample', ({ open }) => {
     expect(await choose(zeros, [{ temperature: 0 }, { temperature: 0 }], [0, 0])).toEqual([1, 1]);
   });
 
+  it('takes the first of the greatest of a large vocabulary, and refuses what is none', async () => {
+    const random = new Random(13);
+    for (const vocabulary of [40_000, 40_001]) {
+      const rows = Array.from({ length: 5 }, () => random.elements('f32', vocabulary, 4).map((x) => Math.round(x)));
+      const [first, second, third] = rows;
+      if (first) first[vocabulary - 1] = 99;
+      for (const index of [39_990, 25_000, 9_000]) if (second) second[index] = 99;
+      if (third) third[31_000] = NaN;
+      const packed = Float32Array.from(rows.flatMap((row) => [...row]));
+      using logits = device.tensor('f32', ['row', 'vocabulary'], [rows.length, vocabulary], packed);
+      using output = device.tensor('i32', ['row'], [rows.length]);
+      using outcomes = device.tensor('i32', ['row'], [rows.length]);
+      const settings = rows.map(() => ({ temperature: 0 }));
+      sample(stream, { logits, settings, steps: [0, 0, 0, 0, 0], output, outcomes });
+      const wanted = rows.map((row) => row.indexOf(Math.max(...row)));
+      expect([...(await output.read())]).toEqual(wanted.with(2, -1));
+      expect([...(await outcomes.read())]).toEqual([0, 0, 1, 0, 0]);
+    }
+  });
+
   it('penalises each recent token once, however often it occurs', async () => {
     const rows = [Float32Array.of(4, 3, 1), Float32Array.of(-1, -1.5, -9), Float32Array.of(4, 3, 1)];
     const settings = [{ repetitionPenalty: 1.2 }, { repetitionPenalty: 2 }, { repetitionPenalty: 1.5 }];

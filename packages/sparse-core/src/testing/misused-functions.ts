@@ -242,6 +242,7 @@ export const harmlessExports: Readonly<Record<string, string>> = {
   'Device.memory': nothing,
   'Device.memoryStreams': nothing,
   'Device.prefetchCache': nothing,
+  'Device.prefetchRequests': nothing,
   'MappedFile.assertUnchanged': nothing,
   'Stream.assertUsable': nothing,
   'Stream.progress': nothing,
