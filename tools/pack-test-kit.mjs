@@ -155,6 +155,8 @@ try {
   for (const folder of ['models', 'tools/bench', 'tools/gpu']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
   const rows = 'docs/benchmarks';
   for (const file of readdirSync(join(root, rows)).filter((file) => file.endsWith('.json'))) cpSync(join(root, rows, file), join(kit, rows, file));
+  const page = 'docs/methods/serve-simulator.md';
+  cpSync(join(root, page), join(kit, page));
   for (const file of ['main-job.mjs', 'make-random-model.mjs']) copyFileSync(join(root, 'tools', file), join(kit, 'tools', file));
   // Sorted, so that the two files with the same kernels lie near each other.
   // The dictionary is larger than the two files of CUDA's checks, which hold the same kernels one after the other.

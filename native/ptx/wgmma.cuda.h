@@ -72,6 +72,10 @@ __device__ inline void pin_registers(Register (&registers)[kCount]) {
 #define KV_D_NAMES_32                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KV_D_NAMES_56                                                                \
+  KV_D_NAMES_32                                                                      \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define KV_D_NAMES_64                                                                \
   KV_D_NAMES_32                                                                      \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
@@ -147,6 +151,8 @@ struct WgmmaRegistersByRow;
   KV_DEFINE_WGMMA(Element, types, 16, KV_D_NAMES_8, "%8", "%9", "%10", "%11", "%12", KV_D8(d, 0))      \
   KV_DEFINE_WGMMA(Element, types, 32, KV_D_NAMES_16, "%16", "%17", "%18", "%19", "%20", KV_D16(d, 0))  \
   KV_DEFINE_WGMMA(Element, types, 64, KV_D_NAMES_32, "%32", "%33", "%34", "%35", "%36", KV_D32(d, 0))  \
+  KV_DEFINE_WGMMA(Element, types, 112, KV_D_NAMES_56, "%56", "%57", "%58", "%59", "%60", KV_D32(d, 0), \
+                  KV_D16(d, 32), KV_D8(d, 48))                                                         \
   KV_DEFINE_WGMMA(Element, types, 128, KV_D_NAMES_64, "%64", "%65", "%66", "%67", "%68", KV_D32(d, 0), \
                   KV_D32(d, 32))
 
@@ -156,6 +162,7 @@ KV_DEFINE_WGMMA_ELEMENT(__nv_bfloat16, "bf16.bf16")
 #undef KV_DEFINE_WGMMA_ELEMENT
 #undef KV_DEFINE_WGMMA
 #undef KV_D_NAMES_64
+#undef KV_D_NAMES_56
 #undef KV_D_NAMES_32
 #undef KV_D_NAMES_16
 #undef KV_D_NAMES_8

@@ -189,7 +189,7 @@ class QuantizedCache {
   static constexpr int kPackRows = kQuantizedRows;
   static constexpr int kUnitTokens = kQuantizedBlockTokens;
   static constexpr int kHeadDim = kDim;
-  static constexpr bool kSpansOfEntries = true;
+  static constexpr int kSplitCost = 3;
   using Parameters = cuda::Parameters;
   using Entries = DecodeEntries<kUnitTokens, kPackRows, true>;
   using Shared = SharedStorage<kDim, kKeyBits, kValueBits>;

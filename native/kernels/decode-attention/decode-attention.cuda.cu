@@ -21,34 +21,34 @@
 namespace kv::cuda {
 namespace {
 
-constexpr int kPackRows = 16;    // rows of one mma
-constexpr int kStepTokens = 16;  // of each warp
+constexpr int kPackRows = 16;  // rows of one mma
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kUnitTokens = kStepTokens * kWarps;
 constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kStages = 2;  // of a warp's ring. More stages only make the memory's queues longer.
 constexpr int kUnitsAhead = 2;  // units of a span that are prefetched while the kernel ahead still runs
 
 using Parameters = DecodeParameters<PagedAttentionArguments>;
-using Entries = DecodeEntries<kUnitTokens, kPackRows>;
+
+// Tokens of each warp's step: 4 KiB of keys, and of values.
+template <int kHeadDim>
+constexpr int kStepTokens = 2048 / kHeadDim;
+template <int kHeadDim>
+constexpr int kUnitTokens = kStepTokens<kHeadDim> * kWarps;
 
 template <int kHeadDim>
 using Partial = DecodePartial<kPackRows, kHeadDim>;
 
-// Stages of a warp's ring. More stages only make the memory's queues longer.
-template <int kHeadDim>
-constexpr int kStages = kHeadDim == 128 ? 2 : 3;
-
 template <typename Element, int kHeadDim>
 struct Stage {
-  Element keys[kStepTokens][kHeadDim];
-  Element values[kStepTokens][kHeadDim];
+  Element keys[kStepTokens<kHeadDim>][kHeadDim];
+  Element values[kStepTokens<kHeadDim>][kHeadDim];
 };
 
 template <typename Element, int kHeadDim>
 struct SharedStorage {
   union {
-    Stage<Element, kHeadDim> ring[kWarps][kStages<kHeadDim>];
+    Stage<Element, kHeadDim> ring[kWarps][kStages];
     Partial<kHeadDim> partials[kWarps];
   };
   SpanShared<kWarps> span;
@@ -59,7 +59,7 @@ struct SharedStorage {
 template <typename Element, int kHeadDim>
 class WarpStream {
  public:
-  __device__ WarpStream(const Parameters& parameters, Stage<Element, kHeadDim> (&ring)[kStages<kHeadDim>],
+  __device__ WarpStream(const Parameters& parameters, Stage<Element, kHeadDim> (&ring)[kStages],
                         int64_t table_row, int key_count, int first_unit, int end_unit)
       : arguments_(parameters.arguments),
         faults_(parameters.faults),
@@ -67,32 +67,34 @@ class WarpStream {
         key_table_(arguments_.block_table + table_row * arguments_.table_width),
         value_table_(parameters.value_table + table_row * arguments_.table_width),
         key_count_(key_count),
-        own_row_(threadIdx.x % 32 / kChunks),
+        part_row_(threadIdx.x % 32 / kLanesOfPart * kDecodeBlockMultiple),
+        own_row_(threadIdx.x % kLanesOfPart / kChunks),
         own_chunk_(threadIdx.x % kChunks),
         own_offset_(own_row_ * arguments_.token_stride + own_chunk_ * 8),
-        next_token_(first_unit * kUnitTokens + threadIdx.x / 32 * kStepTokens),
+        next_token_(first_unit * kUnitTokens<kHeadDim> + threadIdx.x / 32 * kStepTokens<kHeadDim> + part_row_),
         next_entry_(next_token_ / arguments_.block_tokens),
         next_in_block_(next_token_ % arguments_.block_tokens),
-        end_token_(end_unit * kUnitTokens) {
+        end_token_(end_unit * kUnitTokens<kHeadDim>) {
     // The compiler would compute them anew for every step.
     asm volatile("" : "+r"(end_token_), "+r"(key_count_), "+l"(own_offset_), "+l"(key_table_), "+l"(value_table_));
     look_up();
-    for (int stage = 0; stage < kStages<kHeadDim> - 1; ++stage) request();
+    for (int stage = 0; stage < kStages - 1; ++stage) request();
   }
 
   // Waits for the oldest requested step and requests one more.
   __device__ Stage<Element, kHeadDim>& next() {
-    ptx::async_copy_wait<kStages<kHeadDim> - 2>();
+    ptx::async_copy_wait<kStages - 2>();
     __syncwarp();  // also: no lane reads the stage any more that the request overwrites
     request();
     Stage<Element, kHeadDim>& stage = ring_[read_stage_];
-    read_stage_ = read_stage_ + 1 == kStages<kHeadDim> ? 0 : read_stage_ + 1;
+    read_stage_ = read_stage_ + 1 == kStages ? 0 : read_stage_ + 1;
     return stage;
   }
 
  private:
   static constexpr int kChunks = kHeadDim / 8;
-  static constexpr int kRowsAtOnce = 32 / kChunks;
+  static constexpr int kLanesOfPart = 32 * kDecodeBlockMultiple / kStepTokens<kHeadDim>;  // a part lies in one block
+  static constexpr int kRowsAtOnce = kLanesOfPart / kChunks;
 
   __device__ void look_up() {
     if (next_token_ >= min(key_count_, end_token_)) return;
@@ -102,8 +104,8 @@ class WarpStream {
 
   // Without a division, which the copies behind it would wait for.
   __device__ void advance() {
-    next_token_ += kUnitTokens;
-    next_in_block_ += kUnitTokens;
+    next_token_ += kUnitTokens<kHeadDim>;
+    next_in_block_ += kUnitTokens<kHeadDim>;
     for (; next_in_block_ >= arguments_.block_tokens; next_in_block_ -= arguments_.block_tokens) ++next_entry_;
   }
 
@@ -126,10 +128,10 @@ class WarpStream {
                               (value_rows > 0 ? next_value_block_ : 0) * arguments_.block_stride;
       Stage<Element, kHeadDim>& stage = ring_[write_stage_];
 #pragma unroll
-      for (int i = 0; i < kStepTokens; i += kRowsAtOnce) {
+      for (int i = 0; i < kDecodeBlockMultiple; i += kRowsAtOnce) {
         const int row = i + own_row_;
-        ptx::async_copy_16(swizzled_chunk(stage.keys, row, own_chunk_), keys, row < key_rows, policy_);
-        ptx::async_copy_16(swizzled_chunk(stage.values, row, own_chunk_), values, row < value_rows, policy_);
+        ptx::async_copy_16(swizzled_chunk(stage.keys, part_row_ + row, own_chunk_), keys, row < key_rows, policy_);
+        ptx::async_copy_16(swizzled_chunk(stage.values, part_row_ + row, own_chunk_), values, row < value_rows, policy_);
         keys += kRowsAtOnce * arguments_.token_stride;
         values += kRowsAtOnce * arguments_.token_stride;
       }
@@ -137,16 +139,17 @@ class WarpStream {
       look_up();
     }
     ptx::async_copy_commit();
-    write_stage_ = write_stage_ + 1 == kStages<kHeadDim> ? 0 : write_stage_ + 1;
+    write_stage_ = write_stage_ + 1 == kStages ? 0 : write_stage_ + 1;
   }
 
   const PagedAttentionArguments& arguments_;
   const FaultSink& faults_;
-  Stage<Element, kHeadDim> (&ring_)[kStages<kHeadDim>];
+  Stage<Element, kHeadDim> (&ring_)[kStages];
   const int32_t* key_table_;
   const int32_t* value_table_;
   int key_count_;
-  const int own_row_;  // of each kRowsAtOnce rows, and the chunk of it, that this lane copies
+  const int part_row_;  // the first row of the part that this lane copies some of
+  const int own_row_;   // of each kRowsAtOnce rows of the part, and the chunk of it, that this lane copies
   const int own_chunk_;
   int64_t own_offset_;
   const uint64_t policy_ = ptx::evict_first_policy();
@@ -167,11 +170,11 @@ class DenseCache {
  public:
   static constexpr int kWarps = kv::cuda::kWarps;
   static constexpr int kPackRows = kv::cuda::kPackRows;
-  static constexpr int kUnitTokens = kv::cuda::kUnitTokens;
+  static constexpr int kUnitTokens = kv::cuda::kUnitTokens<kDim>;
   static constexpr int kHeadDim = kDim;
-  static constexpr bool kSpansOfEntries = kDim == 64;  // of 128 dims, idle thread blocks cost more than second splits
+  static constexpr int kSplitCost = 2;
   using Parameters = cuda::Parameters;
-  using Entries = cuda::Entries;
+  using Entries = DecodeEntries<kUnitTokens, kPackRows>;
   using Shared = SharedStorage<Element, kDim>;
 
   using Writer = MeanWriter<Element>;
@@ -181,7 +184,7 @@ class DenseCache {
 
   __device__ void prefetch(int64_t row_start, int64_t first_token, const DecodeHead& head) const {
     if (arguments_.token_stride != kDim) return;
-    const int piece_tokens = arguments_.block_tokens % kUnitTokens == 0 ? kUnitTokens : kStepTokens;
+    const int piece_tokens = arguments_.block_tokens % kUnitTokens == 0 ? kUnitTokens : kDecodeBlockMultiple;
     const int piece = threadIdx.x / 2;
     const int64_t token = first_token + piece * piece_tokens;
     if (piece * piece_tokens >= kUnitsAhead * kUnitTokens || token >= head.keys) return;
@@ -198,13 +201,13 @@ class DenseCache {
     const int warp = threadIdx.x / 32;
     WarpStream<Element, kDim> stream(parameters_, shared_.ring[warp],
                                      entries_.table_row(entry.cache_head, head.slot), head.keys, first_unit, end_unit);
-    WarpAttention<Element, kDim, kStepTokens> attention(arguments_.scale);
+    WarpAttention<Element, kDim, kStepTokens<kDim>> attention(arguments_.scale);
     set_rows(entry, head, attention);
     const int fewest_visible = entries_.visible_keys(head, entry, 0);
     for (int unit = first_unit; unit < end_unit; ++unit) {
       auto& stage = stream.next();
-      const int first_key = unit * kUnitTokens + warp * kStepTokens;
-      attention.step(stage.keys, stage.values, first_key, first_key + kStepTokens > fewest_visible);
+      const int first_key = unit * kUnitTokens + warp * kStepTokens<kDim>;
+      attention.step(stage.keys, stage.values, first_key, first_key + kStepTokens<kDim> > fewest_visible);
     }
     ptx::async_copy_wait<0>();
     __syncthreads();
@@ -215,7 +218,7 @@ class DenseCache {
  private:
   // Rows beyond the pack are zeros, and their results are not read.
   __device__ void set_rows(const DecodeEntry& entry, const DecodeHead& head,
-                           WarpAttention<Element, kDim, kStepTokens>& attention) {
+                           WarpAttention<Element, kDim, kStepTokens<kDim>>& attention) {
     for (int half = 0; half < 2; ++half) {
       const int row = threadIdx.x % 32 / 4 + 8 * half;
       if (row < entries_.rows(head, entry)) {
@@ -230,7 +233,7 @@ class DenseCache {
     }
   }
 
-  __device__ void write_partial(WarpAttention<Element, kDim, kStepTokens>& attention, int rows,
+  __device__ void write_partial(WarpAttention<Element, kDim, kStepTokens<kDim>>& attention, int rows,
                                 Partial<kDim>& partial) {
     attention.finish();
     const int lane = threadIdx.x % 32;

@@ -28,7 +28,8 @@ constexpr int kRowsMultiple = 8;    // of the rows of input in shared memory, an
 constexpr int kWarpgroupThreads = 128;
 constexpr int kFewOuts = 32;        // of a warpgroup
 constexpr int kManyOuts = 64;
-constexpr int kWideOuts = 128;      // where two warpgroups have the rows
+constexpr int kWideOuts = 112;      // where two warpgroups have the rows; of tiles that have no more, for products take most of the time
+constexpr int kWidestOuts = 128;
 constexpr int kMostRowGroups = 2;
 constexpr int kManyOutputs = 8192;  // of a layer
 constexpr int kMostRows = kMostRowGroups * kGroupRows;  // of a pass
@@ -526,9 +527,12 @@ Status run(const LinearLayers& layers, void* workspace, cudaStream_t stream) {
   if (!status.ok()) return status;
   // Three parts of so many rows leave no room for stages.
   if constexpr (kPartsOfRow < 3) {
-    using Wide = Shape<Element, Output, kPartsOfRow, 2, kWideOuts, kMostRowGroups>;
     if (layers.layers[0].tokens > kGroupRows) {
-      return launch_passes<Wide>(layers, choose_tile_outs(layers, blocks, 2 * kWideOuts), blocks, workspace, stream);
+      const int tile_outs = choose_tile_outs(layers, blocks, 2 * kWidestOuts);
+      const auto passes = tile_outs <= 2 * kWideOuts
+                              ? launch_passes<Shape<Element, Output, kPartsOfRow, 2, kWideOuts, kMostRowGroups>>
+                              : launch_passes<Shape<Element, Output, kPartsOfRow, 2, kWidestOuts, kMostRowGroups>>;
+      return passes(layers, tile_outs, blocks, workspace, stream);
     }
   }
   const int tile_outs = choose_tile_outs(layers, blocks, 2 * kManyOuts);

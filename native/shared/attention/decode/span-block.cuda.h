@@ -23,15 +23,14 @@ struct DecodeParameters {
 template <int kWarps>
 struct SpanShared {
   DecodeTotals warp_totals[kWarps];
-  DecodeTotals totals;
   DecodeEntry entry;
   DecodeHead head;  // of the entry, as it was when the work was shared out
   int32_t keys;     // of the head, as they were read last
-  int64_t first_unit_of_entry;
+  int64_t first_unit;  // of the entry, in the row of all work
   bool finishes_entry;
 };
 
-// `Cache` has the constants kWarps, kPackRows, kUnitTokens, kHeadDim and kSpansOfEntries (DecodeSpans), the types
+// `Cache` has the constants kWarps, kPackRows, kUnitTokens, kHeadDim and kSplitCost (DecodeSpans), the types
 // Parameters, Entries, Shared, which holds a `span` and the `partials` of the warps, Writer, whose objects
 // are made of the arguments and are called like write_row, and
 //   Cache(parameters, shared);
@@ -57,29 +56,31 @@ class SpanBlock {
 
   __device__ void run() {
     if (!prepare() || begin_ == end_) return;
-    const DecodeSpans spans = spans_of(shared_.span.totals);
     const int span = blockIdx.x;
-    int64_t unit = begin_;
+    int64_t begin = begin_;
     const int64_t end = end_;
     DecodeEntry entry = shared_.span.entry;
     DecodeHead head = shared_.span.head;
     head.keys = shared_.span.keys;
-    int64_t entry_begin = shared_.span.first_unit_of_entry;
+    int64_t first_unit = shared_.span.first_unit;
     DecodeResults<Cache::kPackRows, Cache::kHeadDim, Cache::kWarps, Entries, typename Cache::Writer> results(
         entries_, shared_.partials, {parameters_.arguments}, parameters_.arrivals, parameters_.partials,
         shared_.span.finishes_entry);
     for (;;) {
-      const int64_t entry_end = entry_begin + entries_.units(head);
+      const int64_t entry_end = first_unit + entries_.units(head);
       const int64_t split_end = min(entry_end, end);
-      cache_.stream_split(entry, head, static_cast<int>(unit - entry_begin), static_cast<int>(split_end - entry_begin));
-      // Every split has a different sum of span and entry, so the sum is the number of its partial.
-      const int first_span = spans.span_of(entry_begin);
-      results.contribute(entry, head, span + entry.index, first_span + entry.index,
-                         spans.span_of(entry_end - 1) - first_span + 1);
+      if (split_end > first_unit) {
+        cache_.stream_split(entry, head, static_cast<int>(max(begin - first_unit, int64_t{0})),
+                            static_cast<int>(split_end - first_unit));
+        // Every split has a different sum of span and entry, so the sum is the number of its partial.
+        const int first_span = spans_.span_of(first_unit);
+        results.contribute(entry, head, span + entry.index, first_span + entry.index,
+                           spans_.span_of(entry_end - 1) - first_span + 1);
+      }
       if (split_end == end) break;
       __syncthreads();  // the next split overwrites the partials
-      unit = split_end;
-      entry_begin = entry_end;
+      begin = entry_end;
+      first_unit = entry_end + spans_.split_cost();
       entries_.advance(entry, head);
     }
   }
@@ -88,25 +89,20 @@ class SpanBlock {
   static constexpr int kThreads = 32 * Cache::kWarps;
   static constexpr int kFewUnits = 8;  // a span of so few units gains nothing by prefetching
 
-  static __device__ DecodeSpans spans_of(const DecodeTotals& totals) {
-    return {totals, static_cast<int>(gridDim.x), Cache::kSpansOfEntries};
-  }
-
   __device__ int cache_heads_of_thread() const { return (entries_.cache_heads() + kThreads - 1) / kThreads; }
 
-  // Shares the work out early, while the kernels ahead may still change the tables, and again if they have. In between
-  // it prefetches into L2 the keys and values that are read first, although they may still be written. False if rows or
-  // slots are out of range. Both times run the same instructions: in a step each kernel must fetch its own from L2 anew.
+  // Shares the work out early, while the kernels ahead may still change the tables, and again if they have or if a thread
+  // has several cache heads. In between it prefetches into L2 the keys and values that are read first, although they may
+  // still be written. False if rows or slots are out of range. Both times run the same instructions: in a step each kernel
+  // must fetch its own from L2 anew.
   __device__ bool prepare() {
-    bool early = cache_heads_of_thread() == 1;
-    if (!early) ptx::wait_for_previous_kernel();
 #pragma unroll 1
-    for (;; early = false) {
+    for (bool early = true;; early = false) {
       const bool inside = share_out(Entries(parameters_.arguments, early), early || blockIdx.x != 0 ? nullptr : &parameters_.faults);
       if (!early) return inside;
       if (inside && begin_ < end_) prefetch();
       ptx::wait_for_previous_kernel();
-      if (__syncthreads_and(inside && unchanged())) return true;
+      if (cache_heads_of_thread() == 1 && __syncthreads_and(inside && unchanged())) return true;
     }
   }
 
@@ -122,8 +118,7 @@ class SpanBlock {
     return same;
   }
 
-  // Writes to shared memory how many units all entries have, and the entry that holds the first unit of this thread
-  // block's span. False if rows or slots are out of range.
+  // Writes to shared memory the entry where this thread block's span begins. False if rows or slots are out of range.
   __device__ bool share_out(const Entries& entries, const FaultSink* faults) {
     DecodeTotals own = {0, 0};  // of this thread's cache heads
     bool inside = true;
@@ -151,44 +146,48 @@ class SpanBlock {
       if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.units + other.units, sum.entries + other.entries};
       totals = {totals.units + other.units, totals.entries + other.entries};
     }
-    if (threadIdx.x == 0) shared_.span.totals = totals;
-    const DecodeSpans spans = spans_of(totals);
+    spans_ = DecodeSpans(totals, static_cast<int>(gridDim.x), Cache::kSplitCost);
     const int span = blockIdx.x;
-    begin_ = span < spans.count() ? spans.first_unit(span) : 0;
-    end_ = span < spans.count() ? spans.first_unit(span + 1) : 0;
-    if (begin_ < end_) find_entry(entries, begin_, sum.units - own.units, sum.units, static_cast<int>(sum.entries - own.entries));
+    begin_ = span < spans_.count() ? spans_.begin(span) : 0;
+    end_ = span < spans_.count() ? spans_.begin(span + 1) : 0;
+    if (begin_ < end_) {
+      const DecodeTotals before = {sum.units - own.units, sum.entries - own.entries};
+      find_entry(entries, spans_.row_length(before), spans_.row_length(sum), before.entries);
+    }
     __syncthreads();
     return true;
   }
 
-  // If `unit` belongs to this thread's cache heads, writes its entry and the entry's first unit to shared memory. The
-  // cache heads have the units begin .. end - 1.
-  __device__ void find_entry(const Entries& entries, int64_t unit, int64_t begin, int64_t end, int begin_entry) {
-    if (unit < begin || unit >= end) return;
+  // If the span begins among this thread's cache heads, which lie from `begin` to before `end` in the row, writes the entry
+  // where it begins to shared memory.
+  __device__ void find_entry(const Entries& entries, int64_t begin, int64_t end, int begin_entry) {
+    if (begin_ < begin || begin_ >= end) return;
     DecodeEntry entry = {begin_entry, begin_cache_head_, 0};
     DecodeHead head = head_;
     for (;;) {
-      const int64_t units = int64_t{entries.packs(head)} * entries.units(head);
-      if (unit < begin + units) break;
-      begin += units;
+      const int64_t length = int64_t{entries.packs(head)} * (entries.units(head) + spans_.split_cost());
+      // Units that were counted early may have changed since.
+      if (begin_ < begin + length || entry.cache_head + 1 == end_cache_head_) break;
+      begin += length;
       entry.index += entries.packs(head);
       entries.read_head(++entry.cache_head, nullptr, head);
     }
-    entry.pack = static_cast<int>((unit - begin) / entries.units(head));
+    const int length = entries.units(head) + spans_.split_cost();
+    entry.pack = static_cast<int>((begin_ - begin) / length);
     entry.index += entry.pack;
     shared_.span.entry = entry;
     shared_.span.head = head;
     shared_.span.keys = head.keys;
-    shared_.span.first_unit_of_entry = begin + int64_t{entry.pack} * entries.units(head);
+    shared_.span.first_unit = begin + int64_t{entry.pack} * length + spans_.split_cost();
   }
 
   // Prefetches the first units of the span into L2, unless the span is short.
   __device__ void prefetch() {
     const DecodeHead head = shared_.span.head;
-    if (head.keys == 0) return;
+    const int64_t first_token = max(begin_ - shared_.span.first_unit, int64_t{0}) * Cache::kUnitTokens;
+    if (first_token >= head.keys) return;
     const PagedBatch& batch = parameters_.arguments;
     const int64_t row_start = entries_.table_row(shared_.span.entry.cache_head, head.slot) * batch.table_width;
-    const int64_t first_token = (begin_ - shared_.span.first_unit_of_entry) * Cache::kUnitTokens;
     first_lookup_ = row_start + first_token / batch.block_tokens;
     if (end_ - begin_ > kFewUnits) cache_.prefetch(row_start, first_token, head);
   }
@@ -199,6 +198,7 @@ class SpanBlock {
   Cache cache_;
   const int begin_cache_head_;  // of this thread's share
   const int end_cache_head_;
+  DecodeSpans spans_;
   int64_t begin_ = 0;  // this thread block's span
   int64_t end_ = 0;
   // What was found while the kernels ahead still ran.

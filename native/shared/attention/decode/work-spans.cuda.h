@@ -3,9 +3,9 @@
 // A cache head is one kv head of one batch entry. Its rows are the entry's queries, with all query heads that read
 // the kv head, in packs of kPackRows rows. An entry is one pack of one cache head.
 //
-// Keys are counted in units of kUnitTokens tokens. The units of all entries are numbered one after another. Each
-// thread block computes one span: an equal share of consecutive units. A span may begin or end inside an entry. The
-// units of an entry that lie in one span are a split, and give one partial result.
+// Keys are counted in units of kUnitTokens tokens. The entries lie in a row: of each, what a split costs beside its
+// units, and then its units. Each thread block computes one span, an equal part of the row, which may begin or end
+// inside an entry. The units of an entry that lie in one span are a split, and give one partial result.
 #pragma once
 
 #include <cstdint>
@@ -148,34 +148,43 @@ class DecodeEntries {
 // All units of all entries.
 struct DecodeTotals {
   int64_t units;
-  int64_t entries;
+  int32_t entries;
 };
 
 class DecodeSpans {
  public:
-  // There are at most as many spans as units, so that no span is empty. With `of_entries`, up to 1/16 of the blocks have
-  // none, if spans of entries of one length then end where entries do: a span of two entries pays for two splits.
-  __device__ DecodeSpans(const DecodeTotals& totals, int blocks, bool of_entries)
-      : units_(totals.units), count_(static_cast<int>(min(totals.units, int64_t{blocks}))) {
-    if (!of_entries || totals.entries == 0 || totals.entries > count_) return;
-    const int beyond = count_ % static_cast<int>(totals.entries);
-    if (beyond * 16 <= count_) count_ -= beyond;
+  DecodeSpans() = default;
+  // There are at most as many spans as units. A split costs as much as `split_cost` units. The spans of some fewer blocks
+  // may end where entries of one length do, so that none has a second split: that is done where it is cheaper.
+  __device__ DecodeSpans(const DecodeTotals& totals, int blocks, int split_cost)
+      : count_(static_cast<int>(min(totals.units, int64_t{blocks}))), split_cost_(split_cost) {
+    if (totals.entries > 0 && totals.entries <= count_) {
+      const int fewer = count_ - count_ % totals.entries;
+      if (totals.units * count_ < row_length(totals) * fewer) {
+        count_ = fewer;
+        split_cost_ = 0;
+      }
+    }
+    length_ = row_length(totals);
   }
 
   __device__ int count() const { return count_; }
-  __device__ int64_t first_unit(int span) const { return units_ * span / count_; }
-  // ((unit + 1) * count - 1) / units. A division of such integers takes a thousand cycles, for which the end of a split
+  __device__ int split_cost() const { return split_cost_; }
+  __device__ int64_t row_length(const DecodeTotals& totals) const { return totals.units + int64_t{totals.entries} * split_cost_; }
+  __device__ int64_t begin(int span) const { return length_ * span / count_; }
+  // ((place + 1) * count - 1) / length. A division of such integers takes a thousand cycles, for which the end of a split
   // would wait; with few spans a quotient of floats is off by at most one.
-  __device__ int span_of(int64_t unit) const {
-    const int64_t number = (unit + 1) * count_ - 1;
-    const int guess = static_cast<int>(__fdividef(static_cast<float>(number), static_cast<float>(units_)));
-    const int64_t rest = number - guess * units_;
-    return rest < 0 ? guess - 1 : rest >= units_ ? guess + 1 : guess;
+  __device__ int span_of(int64_t place) const {
+    const int64_t number = (place + 1) * count_ - 1;
+    const int guess = static_cast<int>(__fdividef(static_cast<float>(number), static_cast<float>(length_)));
+    const int64_t rest = number - guess * length_;
+    return rest < 0 ? guess - 1 : rest >= length_ ? guess + 1 : guess;
   }
 
  private:
-  int64_t units_;
-  int count_;
+  int count_ = 0;
+  int split_cost_ = 0;
+  int64_t length_ = 0;  // of the row, in units
 };
 
 }  // namespace kv

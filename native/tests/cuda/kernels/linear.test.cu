@@ -273,7 +273,7 @@ std::vector<Case> few_rows_cases() {
 }
 
 std::vector<Case> skinny_cases() {
-  const Sizes sizes{{9, 13, 33, 64, 100, 130}, {64, 320, 2048}, {1, 100, 2000, 20000}};
+  const Sizes sizes{{9, 13, 33, 64, 100, 130}, {64, 320, 2048}, {1, 100, 2000, 20000, 30000}};
   return cases(Kernel::skinny, sizes,
                [](const Case& test) { return test.dtype == test.weight_dtype || test.dtype == DType::f32; });
 }

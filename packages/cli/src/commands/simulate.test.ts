@@ -1,14 +1,14 @@
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
+import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
-import { fileURLToPath } from 'node:url';
 
 import { Costs } from '@kv/serve-scheduler';
 import { describe, expect, it } from 'vitest';
 
 import { runKv, temporaryFile } from '../testing/run-kv.js';
 
-const h200 = fileURLToPath(new URL('../../../serve-scheduler/src/simulator/h200-costs.json', import.meta.url));
+const h200 = createRequire(import.meta.url).resolve('@kv/serve-scheduler/h200-costs.json');
 const longTrace = [3000, 60_000].map((tokens) => JSON.stringify({ timestamp: 0, input_length: tokens, output_length: 5 })).join('\n');
 const few = ['--requests', '4', '--rates', '0.5', '2'];
 

@@ -2,13 +2,18 @@ import { CapabilityError, embedding } from '@kv/sparse-core';
 import type { FloatDType, Recording, RowBatch, Stream, TensorHandle } from '@kv/sparse-core';
 import { entriesOf, madeTogether } from '@kv/sparse-core/native';
 
-import { enqueueHead } from './head.js';
-import type { Logits } from './head.js';
+import { enqueueFinalNorm, enqueueLogits } from './head.js';
+import type { Logits, NormedRows } from './head.js';
 import type { LayerRows, LayerRunner } from './layer-runner.js';
 import type { BatchEntry, DeviceIds } from './batch-entry.js';
 import { prepareLayers } from './prepare-layers.js';
 import type { RunnerModel } from './runner-model.js';
 import type { LayerScratch, Scratch } from './scratch.js';
+
+interface FirstRows {
+  readonly normed: NormedRows;
+  readonly logits: Logits | undefined;
+}
 
 /** The runner whose steps are recorded. */
 interface StepRunner {
@@ -19,6 +24,12 @@ interface StepRunner {
   readonly deterministic: boolean;
 }
 
+/**
+ * Steps of more sequences are recorded up to the head, which writes to the caller's logits. With so few, copying logits takes less
+ * than a head that cannot start before a recording has ended (H200).
+ */
+const mostCopied = 8;
+
 /** One token more of up to `size` sequences, from their ids to their logits, recorded. */
 class DecodeStep implements Disposable {
   readonly #runner: StepRunner;
@@ -28,9 +39,11 @@ class DecodeStep implements Disposable {
   readonly #input: TensorHandle<'i32', readonly ['value']>;
   readonly #ids: DeviceIds;
   readonly #rows: RowBatch;
-  readonly #logits: Logits;
-  /** The first rows of it, by their number: steps of as many sequences follow each other. */
-  readonly #firstLogits = new Map<number, Logits>();
+  readonly #normed: NormedRows;
+  /** The logits of all rows, where the head is recorded. */
+  readonly #logits: Logits | undefined;
+  /** By their number: steps of as many sequences follow each other. */
+  readonly #firstRows = new Map<number, FirstRows>();
   /** Ids of rows that follow each other, likewise. */
   readonly #idRows = new Map<string, DeviceIds>();
   readonly #recording: Recording;
@@ -70,13 +83,17 @@ class DecodeStep implements Disposable {
       const chosen = own(device.tensor('i32', ['row'], [size], each));
       const hidden = own(device.tensor(activations, ['token', 'hidden'], [size, config.hiddenSize]));
       const normed = own(device.tensor('f32', ['row', 'hidden'], [size, config.hiddenSize]));
-      this.#logits = own(device.tensor('f32', ['row', 'vocabulary'], [size, config.vocabularySize]));
+      this.#normed = normed;
+      if (deterministic || size <= mostCopied) {
+        this.#logits = own(device.tensor('f32', ['row', 'vocabulary'], [size, config.vocabularySize]));
+      }
       const record = (dense: boolean): Recording =>
         stream.record(() => {
           const rows: LayerRows = { rows: this.#rows, hidden, count };
           embedding(stream, { ids: this.#ids, table: model.weights.embedding, output: hidden, outside: 'nan' });
           for (const layer of layers) layer.enqueueDecode(rows, scratch, dense);
-          enqueueHead(stream, model, { hidden, chosen, normed, logits: this.#logits, count });
+          enqueueFinalNorm(stream, model, { hidden, chosen, normed });
+          if (this.#logits) enqueueLogits(stream, model, { normed, logits: this.#logits, count });
         });
       this.#recording = own(record(false));
       if (layers.every(({ store }) => store.decodeDense !== undefined)) this.#dense = own(record(true));
@@ -103,11 +120,26 @@ class DecodeStep implements Disposable {
       this.#copyIds(entries);
       stream.replay(this.#recordingFor(entries));
       for (const { store } of this.#layers) store.advance(rows);
-      const scored = this.#firstLogits.get(count) ?? this.#logits.slice('row', 0, count);
-      this.#firstLogits.set(count, scored);
-      stream.copy(scored, logits);
+      this.#score(logits);
       return logits;
     });
+  }
+
+  /** Enqueues what gives the logits of the first rows. */
+  #score(logits: Logits): void {
+    const { stream, model } = this.#runner;
+    const first = this.#first(logits.shape[0]);
+    if (first.logits) stream.copy(first.logits, logits);
+    else enqueueLogits(stream, model, { normed: first.normed, logits });
+  }
+
+  #first(count: number): FirstRows {
+    const first = this.#firstRows.get(count) ?? {
+      normed: this.#normed.slice('row', 0, count),
+      logits: this.#logits?.slice('row', 0, count),
+    };
+    this.#firstRows.set(count, first);
+    return first;
   }
 
   /** Asked when every layer has made room, which is when tokens may cease to be dense. */

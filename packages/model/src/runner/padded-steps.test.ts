@@ -129,7 +129,8 @@ describeOnEachKind('a recorded step that entries without rows fill up', (kind) =
   it('has the bits of an unrecorded one for up to 256 sequences of different lengths', async () => {
     const most = { ...options, sequences: 256 };
     await withRunner(needleModel, most, async (runner, model) => {
-      using plain = model.createRunner({ contextTokens, sequences: 256, policy: kvPolicy({ store: densePagedStore({ dtype: 'f32' }) }) });
+      const policy = kvPolicy({ store: densePagedStore({ dtype: 'f32' }) });
+      using plain = model.createRunner({ contextTokens, sequences: 256, policy, activations: 'f32' });
       const open = async (of: Runner): Promise<Sequence[]> => {
         const entries = Array.from({ length: 256 }, (_, index): BatchEntry => {
           const ids = Int32Array.from({ length: 1 + (index % 4) }, (_id, token) => (token * 37 + index * 101) % vocabulary);

@@ -14,7 +14,7 @@ import { BatchRuns } from './batch-runs.js';
 import { checkEntries, expectPrefix, expectRoom } from './check-entries.js';
 import { createLayers } from './create-layers.js';
 import { DecodeSteps } from './decode-steps.js';
-import { enqueueHead } from './head.js';
+import { enqueueFinalNorm, enqueueLogits } from './head.js';
 import type { Logits } from './head.js';
 import type { LayerRunner } from './layer-runner.js';
 import { leave } from './batch-entry.js';
@@ -360,7 +360,8 @@ export class Runner implements Disposable {
     using normed = device.tensor('f32', ['row', 'hidden'], [rows.length, config.hiddenSize]);
     return madeTogether((own) => {
       const logits = own(device.tensor('f32', ['row', 'vocabulary'], [rows.length, config.vocabularySize]));
-      enqueueHead(this.#stream, this.model, { hidden: batch.hidden, chosen, normed, logits });
+      enqueueFinalNorm(this.#stream, this.model, { hidden: batch.hidden, chosen, normed });
+      enqueueLogits(this.#stream, this.model, { normed, logits });
       return logits;
     });
   }
