@@ -76,7 +76,7 @@ function compiledManifest(folder) {
   const compiled = (source) => source.replace('./src/', './dist/').replace(/\.ts$/, '.js');
   const exports = Object.entries(manifest.exports).map(([entry, target]) => [
     entry,
-    typeof target === 'string' ? target : compiled(target['@kv/source']),
+    compiled(typeof target === 'string' ? target : target['@kv/source']),
   ]);
   // What tests share is exported nowhere else.
   if (existsSync(join(folder, 'src/testing/index.ts'))) exports.push(['./testing', './dist/testing/index.js']);

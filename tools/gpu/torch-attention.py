@@ -23,14 +23,16 @@ BACKENDS = {'sdpa-cudnn': SDPBackend.CUDNN_ATTENTION, 'sdpa-flash': SDPBackend.F
 
 
 class Problem:
-    def __init__(self, decode, batch, keys, head_dim, dtype, causal):
+    # `run_blocks`: so many blocks of a head lie one behind the other; the runs are in random order.
+    def __init__(self, decode, batch, keys, head_dim, dtype, causal, run_blocks=1):
         self.decode, self.batch, self.keys, self.head_dim, self.causal = decode, batch, keys, head_dim, causal
         self.dtype = dtype
         self.queries = 1 if decode else keys
         random = lambda heads, tokens: torch.randn(batch, heads, tokens, head_dim, device='cuda', dtype=dtype)
         self.query, self.key, self.value = random(QUERY_HEADS, self.queries), random(KV_HEADS, keys), random(KV_HEADS, keys)
         blocks = batch * KV_HEADS * keys // BLOCK_TOKENS
-        table = torch.randperm(blocks, device='cuda')
+        runs = torch.randperm(blocks // run_blocks, device='cuda') * run_blocks
+        table = (runs[:, None] + torch.arange(run_blocks, device='cuda')).flatten()
         paged = lambda tensor: torch.empty_like(tensor).view(blocks, BLOCK_TOKENS, head_dim).index_copy_(
             0, table, tensor.view(blocks, BLOCK_TOKENS, head_dim))
         int32 = lambda values: torch.tensor(values, device='cuda', dtype=torch.int32)
@@ -101,7 +103,7 @@ def measure(problem, label, libraries, rounds, sampler):
                    gigabytesPerSecond=round(problem.bytes() / seconds / 1e9, 1), clockMegahertz=clock,
                    watts=watts, relativeError=errors.get(name))
         rows.append(row)
-        print(f"{label:28s} {name:12s} {row['milliseconds']:9.4f} ms [{row['fastest']:.4f}..{row['slowest']:.4f}] "
+        print(f"{label:38s} {name:12s} {row['milliseconds']:9.4f} ms [{row['fastest']:.4f}..{row['slowest']:.4f}] "
               f"{row['teraflops']:7.1f} TFLOP/s {row['gigabytesPerSecond']:7.1f} GB/s {row['clockMegahertz']} MHz "
               f"{row['watts']} W error {row['relativeError']}", flush=True)
     return rows
@@ -111,6 +113,9 @@ TARGETS = {
     'prefill 8x32768': {'ratio': 1}, 'prefill 1x131072': {'atMost': 240},
     'decode 8x32768': {'atMost': 0.241}, 'decode 1x131072': {'atMost': 0.125}, 'decode 8x32768 d64': {'atMost': 0.122},
     'decode 1x32768': {'ratio': 1}, 'decode 8x4096': {'ratio': 1}, 'decode 8x32768 bf16': {'ratio': 1},
+    'decode 8x32768, blocks of prompts': {'ratio': 1}, 'decode 1x131072, blocks of prompts': {'ratio': 1},
+    'decode 8x4096, blocks of prompts': {'ratio': 1}, 'decode 8x32768 bf16, blocks of prompts': {'ratio': 1},
+    'decode 8x32768 d64, blocks of prompts': {'ratio': 1},
 }
 
 
@@ -142,6 +147,7 @@ def main():
     torch.manual_seed(time.time_ns())
     sampler = Sampler()
     half, bfloat = torch.float16, torch.bfloat16
+    prompt = 512 // BLOCK_TOKENS  # a runner reads a prompt 512 tokens at a time, and gives each head blocks that follow each other
     cases = {
         'prefill 8x4096': (False, 8, 4096, 128, half, True),
         'prefill 8x32768': (False, 8, 32768, 128, half, True),
@@ -156,6 +162,11 @@ def main():
         'decode 8x4096': (True, 8, 4096, 128, half, True),
         'decode 8x32768 bf16': (True, 8, 32768, 128, bfloat, True),
         'decode 8x32768 d64': (True, 8, 32768, 64, half, True),
+        'decode 8x32768, blocks of prompts': (True, 8, 32768, 128, half, True, prompt),
+        'decode 1x131072, blocks of prompts': (True, 1, 131072, 128, half, True, prompt),
+        'decode 8x4096, blocks of prompts': (True, 8, 4096, 128, half, True, prompt),
+        'decode 8x32768 bf16, blocks of prompts': (True, 8, 32768, 128, bfloat, True, prompt),
+        'decode 8x32768 d64, blocks of prompts': (True, 8, 32768, 64, half, True, prompt),
     }
     rows = []
     for label, arguments in cases.items():

@@ -3,13 +3,13 @@ import { join } from 'node:path';
 
 import { hostPool, kvPolicy } from '@kv/sparse-core';
 import type { Device, HostPool, KvCapacity, KvLayer } from '@kv/sparse-core';
-import { describeOnDeviceKinds, liveBytes } from '@kv/sparse-core/testing';
+import { describeOnDeviceKinds, eventually, liveBytes } from '@kv/sparse-core/testing';
 import { hierarchicalDeviceBytes, hierarchicalHostBytes, hierarchicalStore } from '@kv/hierarchical-kv';
 import { Model } from '@kv/model';
 import type { GeneratedId } from '@kv/model';
 import { createEngine } from '@kv/serve-scheduler';
 import type { Engine, EngineOptions, EngineRequestOptions } from '@kv/serve-scheduler';
-import { afterAll, beforeAll, expect } from 'vitest';
+import { afterAll, beforeAll, beforeEach, expect } from 'vitest';
 
 import { needleModel } from './run-kv.js';
 
@@ -85,6 +85,13 @@ export class TwoMemories {
     return { answers, stats };
   }
 
+  /** Waits for host memory that closed engines give back in the background: the next engine takes all of it. */
+  async allReturned(): Promise<void> {
+    const { hostPool: pool } = this;
+    await eventually(() => pool.available === pool.byteLength);
+    expect(pool.available).toBe(pool.byteLength);
+  }
+
   [Symbol.dispose](): void {
     this.model.dispose();
     this.hostPool.dispose();
@@ -104,6 +111,7 @@ export function describeInTwoMemories(subject: string, tests: (world: () => TwoM
       world = await TwoMemories.open(open());
       undisturbed = await world.serve({ policy: world.policyFor(sequences) });
     });
+    beforeEach(() => world?.allReturned());
     afterAll(() => world?.[Symbol.dispose]());
     const made = <Kind>(value: Kind | undefined): Kind => {
       if (value === undefined) throw new Error('it is made before the tests');
