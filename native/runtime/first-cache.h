@@ -5,7 +5,7 @@
 
 namespace kv {
 
-// Its bytes for data. 32 KiB where the system does not say.
+// Its bytes for data, at least 8 KiB. 32 KiB where the system does not say.
 int64_t first_cache_bytes();
 
 }  // namespace kv

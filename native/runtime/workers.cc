@@ -26,7 +26,8 @@ inline void relax() {
 #endif
 }
 
-// A ring has room for some calls like the largest so far, up to so many bytes, or for one that is larger.
+// A ring has room for some calls like the largest so far, up to so many bytes, or for one that is larger. Where so much memory
+// cannot be had, it has room for one.
 constexpr size_t kRingCalls = 8;
 constexpr size_t kRingBytes = size_t{64} << 20;
 
@@ -67,6 +68,7 @@ struct Workers::Pool {
     size_t bytes = 0;
   };
 
+  bool grow(Arena& arena, size_t bytes);
   void work(int worker);
   void thread_main(int worker);
   void stop();
@@ -172,24 +174,30 @@ void Workers::Pool::thread_main(int worker) {
   }
 }
 
-void* Workers::Pool::arena(size_t slot, size_t bytes) {
-  Arena& arena = arenas_[slot];
-  if (arena.bytes >= bytes) return arena.data;
+// Leaves the arena as it is when there is no memory.
+bool Workers::Pool::grow(Arena& arena, size_t bytes) {
+  if (arena.bytes >= bytes) return true;
   const size_t rounded = round_to_pages(bytes);
   void* data = std::aligned_alloc(64, rounded);
-  if (data == nullptr) throw std::bad_alloc();
+  if (data == nullptr) return false;
   std::free(arena.data);
   scratch_bytes.fetch_add(rounded - arena.bytes, std::memory_order_relaxed);
   arena = {data, rounded};
-  return data;
+  return true;
+}
+
+void* Workers::Pool::arena(size_t slot, size_t bytes) {
+  if (!grow(arenas_[slot], bytes)) throw std::bad_alloc();
+  return arenas_[slot].data;
 }
 
 void* Workers::Pool::ring(size_t bytes) {
+  Arena& ring = arenas_.back();
   const size_t rounded = round_to_pages(bytes);
   const size_t wanted = std::max(rounded, std::min(kRingCalls * rounded, kRingBytes));
-  char* data = static_cast<char*>(arena(arenas_.size() - 1, wanted));
-  if (ring_next_ + rounded > arenas_.back().bytes) ring_next_ = 0;
-  data += ring_next_;
+  if (!grow(ring, wanted) && !grow(ring, rounded)) throw std::bad_alloc();
+  if (ring_next_ + rounded > ring.bytes) ring_next_ = 0;
+  char* data = static_cast<char*>(ring.data) + ring_next_;
   ring_next_ += rounded;
   return data;
 }

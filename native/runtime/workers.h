@@ -49,8 +49,8 @@ class Workers {
   void* scratch(int worker, size_t bytes) { return arena(static_cast<size_t>(worker) + 1, bytes); }
   void* shared_scratch(size_t bytes) { return arena(0, bytes); }
 
-  // Shared scratch for what all workers read: the same as `shared_scratch`, but each call gives other memory than those before,
-  // in turns of a ring. A line that all cores have read lately takes several times as long to write.
+  // Shared scratch for what all workers read: like `shared_scratch`, but calls take turns on a ring of memory. A line that all
+  // cores have read lately takes several times as long to write. One worker has no ring, and gets `shared_scratch`.
   void* shared_ring(size_t bytes);
 
   // Bytes of scratch held at present.

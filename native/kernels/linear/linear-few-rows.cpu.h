@@ -130,9 +130,8 @@ inline auto dot_rows_of(int64_t count) {
 }
 
 // How many weight rows are read at once.
-int64_t most_together(const LinearArguments& a, const Workers& workers) {
+int64_t most_together(const LinearArguments& a, const MemoryReading& reading) {
   if (a.tokens > 1) return 1;
-  const MemoryReading reading = workers.memory_reading();
   return kSharingRows > 1 && reading.requests == 1 && a.in_features > most_few_floats() ? kSharingRows : reading.streams;
 }
 
@@ -195,8 +194,8 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
           const Part of_run = {run, smaller(part, a.in_features - k), k == 0, k + part >= a.in_features,
                                sums + (row * block + each * rows) * kChains * kLanes};
           dot_rows_together<requests, W>(rows, together)(packed.groups + row * packed.padded + k * rows,
-                                                      weight + (out + each) * a.weight_stride + k, a.weight_stride, of_run,
-                                                      dots + row * dots_stride + out + each, dots_stride, asked);
+                                                         weight + (out + each) * a.weight_stride + k, a.weight_stride, of_run,
+                                                         dots + row * dots_stride + out + each, dots_stride, asked);
         }
       }
       k += part;
@@ -204,16 +203,14 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
   }
 }
 
-void multiply_chunk(const LinearArguments& a, const PackedGroups& packed, const Workers& workers, int64_t begin, int64_t outs,
-                    int64_t end) {
+void multiply_chunk(const LinearArguments& a, const PackedGroups& packed, const MemoryReading& reading, int64_t begin,
+                    int64_t outs, int64_t end) {
   float sums[kMostFewRows * kMostChunkOuts];
-  const int64_t together = most_together(a, workers);
   with_float_type(a.weight_dtype, [&](auto element) {
     using W = decltype(element);
-    const MemoryReading reading = workers.memory_reading();
     const bool once = reading.requests == 1 || a.tokens > 1;
     const auto multiply = reading.cache == 1 ? multiply_outs<0, W> : once ? multiply_outs<1, W> : multiply_outs<kMostRequests, W>;
-    multiply(a, packed, together, begin, outs, end, sums, outs);
+    multiply(a, packed, most_together(a, reading), begin, outs, end, sums, outs);
   });
   float bias[kMostChunkOuts];
   read_bias(a, begin, outs, bias);
@@ -244,12 +241,13 @@ void multiply_few_rows(const LayersOfInput& layers, Workers& workers) {
   if (outs == 0) return;
   const int64_t chunk = smaller(kMostChunkOuts, divide_up(outs, kChunksPerWorker * shares));
   for (const LinearArguments& a : layers) chunks += divide_up(a.out_features, chunk);
+  const MemoryReading reading = workers.memory_reading();
   const auto multiply = [&](int64_t index, int64_t end) {
     const LinearArguments* a = layers.begin();
     for (int64_t count; (count = divide_up(a->out_features, chunk)) <= index; ++a, index -= count, end -= count) {
     }
     const int64_t begin = index * chunk;
-    multiply_chunk(*a, {groups, padded}, workers, begin, smaller(chunk, a->out_features - begin),
+    multiply_chunk(*a, {groups, padded}, reading, begin, smaller(chunk, a->out_features - begin),
                    smaller(end * chunk, a->out_features));
   };
   workers.for_each(static_cast<size_t>(shares), [&](size_t own, int) {

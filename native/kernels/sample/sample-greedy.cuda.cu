@@ -13,6 +13,7 @@ constexpr int kGreedyThreads = 512;
 constexpr int kScoresOfLoad = 4;
 constexpr int64_t kPartTokens = 4 * kGreedyThreads * kScoresOfLoad;  // that are worth a thread block
 constexpr int64_t kGreedyBlocks = 512;                               // about as many as run at once
+constexpr uint32_t kNone = UINT32_MAX;                               // no index
 
 // What the thread blocks of a row have found. All zero before and after.
 struct FoundPeak {
@@ -24,11 +25,11 @@ struct GreedyLaunch {
   SampleArguments arguments;
   int64_t parts;  // of a row
   int64_t part;   // its tokens, a multiple of kScoresOfLoad
-  FoundPeak* found;   // [row]
+  FoundPeak* found;  // [row]
   FaultSink faults;
 };
 
-// Greater for a greater score, and for a lower index of the same one. Never zero.
+// Greater for a greater score, and for a lower index of the same one. Zero for no score.
 __device__ unsigned long long peak_of(uint32_t order, uint32_t index) {
   return static_cast<unsigned long long>(order) << 32 | ~index;
 }
@@ -36,7 +37,7 @@ __device__ unsigned long long peak_of(uint32_t order, uint32_t index) {
 // The greatest of a warp's, in every lane.
 __device__ unsigned long long warp_peak(uint32_t order, uint32_t index) {
   const uint32_t greatest = __reduce_max_sync(0xffffffffu, order);
-  return peak_of(greatest, __reduce_min_sync(0xffffffffu, order == greatest ? index : UINT32_MAX));
+  return peak_of(greatest, __reduce_min_sync(0xffffffffu, order == greatest ? index : kNone));
 }
 
 // The greatest of the scores that a thread has seen, in the order of their indices. NaN and +infinity count as +infinity.
@@ -44,15 +45,15 @@ class ThreadPeak {
  public:
   __device__ void see(float score, int64_t index) {
     const float ordered = fminf(score, INFINITY);
-    if (!(ordered > score_) && index_ != UINT32_MAX) return;
+    if (!(ordered > score_) && index_ != kNone) return;
     score_ = ordered;
     index_ = static_cast<uint32_t>(index);
   }
-  __device__ unsigned long long of_warp() const { return warp_peak(index_ == UINT32_MAX ? 0 : ordered_bits(score_), index_); }
+  __device__ unsigned long long of_warp() const { return warp_peak(index_ == kNone ? 0 : ordered_bits(score_), index_); }
 
  private:
   float score_ = -INFINITY;
-  uint32_t index_ = UINT32_MAX;
+  uint32_t index_ = kNone;
 };
 
 // `Load` is kScoresOfLoad scores, or one.
