@@ -36,7 +36,7 @@ export async function doctor({ stdout }: CommandContext): Promise<void> {
       ['', binary.path],
     ]),
   );
-  for (const kind of devices()) stdout.write(formatFacts([['device', await tryDevice(kind)]]));
+  for (const kind of devices()) stdout.write(formatFacts(await tryDevice(kind)));
   stdout.write(formatFacts(describeAmx(binary.amx)));
   stdout.write(formatFacts(await describeCuda(cuda)));
   stdout.write('\nThis installation is usable.\n');
@@ -55,7 +55,7 @@ export function describeAmx(amx: NativeBinary['amx']): [string, string][] {
 }
 
 /** Normalises (3, 4), whose root mean square is √12.5, on a device and describes it. */
-async function tryDevice(kind: DeviceKind): Promise<string> {
+async function tryDevice(kind: DeviceKind): Promise<[string, string][]> {
   const device = createDevice({ kind });
   using stream = device.createStream();
   using input = device.tensor('f32', ['token', 'hidden'], [1, 2], Float32Array.of(3, 4));
@@ -72,13 +72,16 @@ async function tryDevice(kind: DeviceKind): Promise<string> {
       { subject: kind, given: computed, wanted },
     );
   }
-  return `${describeDevice(device)}${kind === 'cpu' ? await describeReading(device) : ''}: works`;
+  const works: [string, string] = ['device', `${describeDevice(device)}: works`];
+  return kind === 'cpu' ? [works, ['', await describeReading(device)]] : [works];
 }
 
 async function describeReading(device: Device): Promise<string> {
+  const streams = await device.memoryStreams();
   const requests = await device.prefetchRequests();
-  const often = requests > 1 ? `, asked ${requests} times` : '';
-  return `, memory streams: ${await device.memoryStreams()} by cache ${await device.prefetchCache()}${often}`;
+  const rows = streams === 1 ? '1 row' : `${streams} rows`;
+  const often = requests === 1 ? 'once' : `${requests} times`;
+  return `reads ${rows} of weights at once, asked for ${often} in cache ${await device.prefetchCache()}`;
 }
 
 async function describeCuda({ devices, reason }: CudaReport): Promise<[string, string][]> {
