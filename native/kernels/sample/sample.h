@@ -49,7 +49,7 @@ struct SampleArguments {
 
 // A row has no token if its logits hold NaN or +infinity or nothing finite, or if a recent token is not in the
 // vocabulary. With `outcomes`, its output is then -1, and other rows do not change. Without `outcomes`, invalid_value
-// names the first such row, and the output is unspecified.
+// names such a row, on the CPU the first, and the output is unspecified.
 Status sample(const SampleArguments& arguments, ExecutionContext& context);
 
 }  // namespace kv

@@ -34,7 +34,7 @@ struct Run {
   // The dims d .. d + kLanes - 1 of a row.
   Vec at(int index, int d) const { return load(row(index) + d); }
   // GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at. For kRows query rows:
-  // few of them leave the core time to ask again.
+  // one leaves the core time to ask four times, two leave time for three.
   template <int kRows>
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
