@@ -189,7 +189,8 @@ class QuantizedCache {
   static constexpr int kPackRows = kQuantizedRows;
   static constexpr int kUnitTokens = kQuantizedBlockTokens;
   static constexpr int kHeadDim = kDim;
-  static constexpr int kSplitCost = 3;
+  static constexpr int kSplitCost = 0;
+  static constexpr bool kSpansOfEntries = true;
   using Parameters = cuda::Parameters;
   using Entries = DecodeEntries<kUnitTokens, kPackRows, true>;
   using Shared = SharedStorage<kDim, kKeyBits, kValueBits>;

@@ -173,6 +173,7 @@ class DenseCache {
   static constexpr int kUnitTokens = kv::cuda::kUnitTokens<kDim>;
   static constexpr int kHeadDim = kDim;
   static constexpr int kSplitCost = 2;
+  static constexpr bool kSpansOfEntries = false;
   using Parameters = cuda::Parameters;
   using Entries = DecodeEntries<kUnitTokens, kPackRows>;
   using Shared = SharedStorage<Element, kDim>;

@@ -23,6 +23,7 @@ struct DecodeParameters {
 template <int kWarps>
 struct SpanShared {
   DecodeTotals warp_totals[kWarps];
+  DecodeSpans spans;
   DecodeEntry entry;
   DecodeHead head;  // of the entry, as it was when the work was shared out
   int32_t keys;     // of the head, as they were read last
@@ -30,7 +31,7 @@ struct SpanShared {
   bool finishes_entry;
 };
 
-// `Cache` has the constants kWarps, kPackRows, kUnitTokens, kHeadDim and kSplitCost (DecodeSpans), the types
+// `Cache` has the constants kWarps, kPackRows, kUnitTokens, kHeadDim, kSplitCost and kSpansOfEntries (DecodeSpans), the types
 // Parameters, Entries, Shared, which holds a `span` and the `partials` of the warps, Writer, whose objects
 // are made of the arguments and are called like write_row, and
 //   Cache(parameters, shared);
@@ -56,6 +57,7 @@ class SpanBlock {
 
   __device__ void run() {
     if (!prepare() || begin_ == end_) return;
+    const DecodeSpans& spans = shared_.span.spans;
     const int span = blockIdx.x;
     int64_t begin = begin_;
     const int64_t end = end_;
@@ -66,21 +68,21 @@ class SpanBlock {
     DecodeResults<Cache::kPackRows, Cache::kHeadDim, Cache::kWarps, Entries, typename Cache::Writer> results(
         entries_, shared_.partials, {parameters_.arguments}, parameters_.arrivals, parameters_.partials,
         shared_.span.finishes_entry);
-    for (;;) {
+    // A span may end before the units of the entry that it reaches.
+#pragma unroll 1
+    while (first_unit < end) {
       const int64_t entry_end = first_unit + entries_.units(head);
       const int64_t split_end = min(entry_end, end);
-      if (split_end > first_unit) {
-        cache_.stream_split(entry, head, static_cast<int>(max(begin - first_unit, int64_t{0})),
-                            static_cast<int>(split_end - first_unit));
-        // Every split has a different sum of span and entry, so the sum is the number of its partial.
-        const int first_span = spans_.span_of(first_unit);
-        results.contribute(entry, head, span + entry.index, first_span + entry.index,
-                           spans_.span_of(entry_end - 1) - first_span + 1);
-      }
+      cache_.stream_split(entry, head, static_cast<int>(max(begin - first_unit, int64_t{0})),
+                          static_cast<int>(split_end - first_unit));
+      // Every split has a different sum of span and entry, so the sum is the number of its partial.
+      const int first_span = spans.span_of(first_unit);
+      results.contribute(entry, head, span + entry.index, first_span + entry.index,
+                         spans.span_of(entry_end - 1) - first_span + 1);
       if (split_end == end) break;
       __syncthreads();  // the next split overwrites the partials
       begin = entry_end;
-      first_unit = entry_end + spans_.split_cost();
+      first_unit = entry_end + spans.split_cost();
       entries_.advance(entry, head);
     }
   }
@@ -146,13 +148,14 @@ class SpanBlock {
       if (warp < static_cast<int>(threadIdx.x) / 32) sum = {sum.units + other.units, sum.entries + other.entries};
       totals = {totals.units + other.units, totals.entries + other.entries};
     }
-    spans_ = DecodeSpans(totals, static_cast<int>(gridDim.x), Cache::kSplitCost);
+    const DecodeSpans spans(totals, static_cast<int>(gridDim.x), Cache::kSplitCost, Cache::kSpansOfEntries);
+    if (threadIdx.x == 0) shared_.span.spans = spans;
     const int span = blockIdx.x;
-    begin_ = span < spans_.count() ? spans_.begin(span) : 0;
-    end_ = span < spans_.count() ? spans_.begin(span + 1) : 0;
+    begin_ = span < spans.count() ? spans.begin(span) : 0;
+    end_ = span < spans.count() ? spans.begin(span + 1) : 0;
     if (begin_ < end_) {
       const DecodeTotals before = {sum.units - own.units, sum.entries - own.entries};
-      find_entry(entries, spans_.row_length(before), spans_.row_length(sum), before.entries);
+      find_entry(entries, spans, spans.row_length(before), spans.row_length(sum), before.entries);
     }
     __syncthreads();
     return true;
@@ -160,25 +163,25 @@ class SpanBlock {
 
   // If the span begins among this thread's cache heads, which lie from `begin` to before `end` in the row, writes the entry
   // where it begins to shared memory.
-  __device__ void find_entry(const Entries& entries, int64_t begin, int64_t end, int begin_entry) {
+  __device__ void find_entry(const Entries& entries, const DecodeSpans& spans, int64_t begin, int64_t end, int begin_entry) {
     if (begin_ < begin || begin_ >= end) return;
     DecodeEntry entry = {begin_entry, begin_cache_head_, 0};
     DecodeHead head = head_;
     for (;;) {
-      const int64_t length = int64_t{entries.packs(head)} * (entries.units(head) + spans_.split_cost());
+      const int64_t length = int64_t{entries.packs(head)} * (entries.units(head) + spans.split_cost());
       // Units that were counted early may have changed since.
       if (begin_ < begin + length || entry.cache_head + 1 == end_cache_head_) break;
       begin += length;
       entry.index += entries.packs(head);
       entries.read_head(++entry.cache_head, nullptr, head);
     }
-    const int length = entries.units(head) + spans_.split_cost();
+    const int length = entries.units(head) + spans.split_cost();
     entry.pack = static_cast<int>((begin_ - begin) / length);
     entry.index += entry.pack;
     shared_.span.entry = entry;
     shared_.span.head = head;
     shared_.span.keys = head.keys;
-    shared_.span.first_unit = begin + int64_t{entry.pack} * length + spans_.split_cost();
+    shared_.span.first_unit = begin + int64_t{entry.pack} * length + spans.split_cost();
   }
 
   // Prefetches the first units of the span into L2, unless the span is short.
@@ -198,7 +201,6 @@ class SpanBlock {
   Cache cache_;
   const int begin_cache_head_;  // of this thread's share
   const int end_cache_head_;
-  DecodeSpans spans_;
   int64_t begin_ = 0;  // this thread block's span
   int64_t end_ = 0;
   // What was found while the kernels ahead still ran.

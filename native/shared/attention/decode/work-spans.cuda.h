@@ -155,12 +155,13 @@ class DecodeSpans {
  public:
   DecodeSpans() = default;
   // There are at most as many spans as units. A split costs as much as `split_cost` units. The spans of some fewer blocks
-  // may end where entries of one length do, so that none has a second split: that is done where it is cheaper.
-  __device__ DecodeSpans(const DecodeTotals& totals, int blocks, int split_cost)
+  // may end where entries of one length do, so that none has a second split. That is done where it is cheaper by this cost,
+  // or with `of_entries` where at most 1/16 of the blocks then have no span.
+  __device__ DecodeSpans(const DecodeTotals& totals, int blocks, int split_cost, bool of_entries)
       : count_(static_cast<int>(min(totals.units, int64_t{blocks}))), split_cost_(split_cost) {
     if (totals.entries > 0 && totals.entries <= count_) {
       const int fewer = count_ - count_ % totals.entries;
-      if (totals.units * count_ < row_length(totals) * fewer) {
+      if (of_entries ? (count_ - fewer) * 16 <= count_ : totals.units * count_ < row_length(totals) * fewer) {
         count_ = fewer;
         split_cost_ = 0;
       }
