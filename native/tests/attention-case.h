@@ -103,6 +103,8 @@ struct AttentionCase {
     fill(random, s.cache_dtype, keys, blocks * a.block_stride);
     fill(random, s.cache_dtype, values, blocks * a.block_stride);
     if (s.exact) shift_scores(tokens, blocks);
+    spoil_rest(keys);
+    spoil_rest(values);
 
     a.query = query.data();
     a.output = output.data();
@@ -204,6 +206,23 @@ struct AttentionCase {
       for (int32_t t = 0; t < shape.block_tokens; ++t) {
         write_element(shape.cache_dtype, keys, block * arguments.block_stride + t * arguments.token_stride,
                       root);
+      }
+    }
+  }
+
+  // What no head counts becomes NaN: it must show in no result.
+  void spoil_rest(std::vector<uint8_t>& pool) const {
+    const std::vector<uint8_t> given = pool;
+    const int64_t size = static_cast<int64_t>(byte_size(shape.cache_dtype));
+    for (int64_t i = 0; i < static_cast<int64_t>(pool.size()) / size; ++i) {
+      write_element(shape.cache_dtype, pool, i, std::numeric_limits<float>::quiet_NaN());
+    }
+    for (int32_t b = 0; b < arguments.batch; ++b) {
+      for (int32_t head = 0; head < shape.kv_heads; ++head) {
+        for (int32_t key = 0; key < count_of(b, head); ++key) {
+          const int64_t first = cache_index(b, head, key) * size;
+          std::copy_n(given.begin() + first, shape.head_dim * size, pool.begin() + first);
+        }
       }
     }
   }
