@@ -31,6 +31,8 @@ struct AttentionShape {
   // is then added to every score.
   bool exact = false;
   double score_shift = 0;
+  // Powers of two that random queries, keys and values are multiplied by.
+  int query_exponent = 0, key_exponent = 0, value_exponent = 0;
   bool shuffled = true;  // blocks in random order, slots in descending order
   int64_t gap = 0;       // elements between rows that belong to nobody
 };
@@ -75,7 +77,7 @@ struct AttentionCase {
 
     a.query_head_stride = a.output_head_stride = s.head_dim + s.gap;
     a.query_token_stride = a.output_token_stride = s.query_heads * a.query_head_stride + s.gap;
-    fill(random, s.query_dtype, query, tokens * a.query_token_stride);
+    fill(random, s.query_dtype, query, tokens * a.query_token_stride, s.query_exponent);
     output.resize(static_cast<size_t>(tokens * a.output_token_stride) * byte_size(s.output_dtype));
     log_sum_exp.resize(static_cast<size_t>(tokens * s.query_heads));
 
@@ -100,8 +102,8 @@ struct AttentionCase {
       for (int32_t h = 0; h < s.kv_heads; ++h)
         count_of(b, h) = s.key_counts[static_cast<size_t>(b * s.kv_heads + h)];
     }
-    fill(random, s.cache_dtype, keys, blocks * a.block_stride);
-    fill(random, s.cache_dtype, values, blocks * a.block_stride);
+    fill(random, s.cache_dtype, keys, blocks * a.block_stride, s.key_exponent);
+    fill(random, s.cache_dtype, values, blocks * a.block_stride, s.value_exponent);
     if (s.exact) shift_scores(tokens, blocks);
     spoil_rest(keys);
     spoil_rest(values);
@@ -183,13 +185,13 @@ struct AttentionCase {
   bool agrees(Isa isa) const { return agrees(oracle(), isa); }
 
  private:
-  void fill(std::mt19937& random, DType dtype, std::vector<uint8_t>& bytes, int64_t count) {
+  void fill(std::mt19937& random, DType dtype, std::vector<uint8_t>& bytes, int64_t count, int exponent) {
     bytes.resize(static_cast<size_t>(count) * byte_size(dtype));
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> quarters(-8, 8);
     for (int64_t i = 0; i < count; ++i) {
       write_element(dtype, bytes, i,
-                    shape.exact ? 0.25f * static_cast<float>(quarters(random)) : normal(random));
+                    shape.exact ? 0.25f * static_cast<float>(quarters(random)) : std::ldexp(normal(random), exponent));
     }
   }
 
@@ -302,7 +304,7 @@ struct AttentionCase {
       const double want = wanted.output[static_cast<size_t>(d)];
       const double got = read_element(shape.output_dtype, output, output_at + d);
       const double tolerance =
-          wanted.output_error + unit_roundoff(shape.output_dtype) * std::fabs(want) + 0x1p-25;
+          wanted.output_error + unit_roundoff(shape.output_dtype) * std::fabs(want) + std::ldexp(0x1p-25, shape.value_exponent);
       if (!(std::fabs(got - want) <= tolerance)) {
         std::printf("%s: output[entry %d, query %d, head %d, dim %d] is %.9g, want %.9g within %.3g\n", what,
                     b, i, h, d, got, want, tolerance);

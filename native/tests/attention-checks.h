@@ -41,14 +41,16 @@ inline AttentionShape random_shape(std::mt19937& random, std::initializer_list<i
 }
 
 // Negative numbers of earlier keys leave the first rows without any.
-inline void check_random_cases(AttentionOperation operation, std::initializer_list<int> query_counts,
-                               std::initializer_list<int> earlier_keys) {
+// `on_every_build` calls its argument with an operation and an instruction set for it, for each build.
+template <class OnEveryBuild>
+void check_random_cases(OnEveryBuild&& on_every_build, std::initializer_list<int> query_counts,
+                        std::initializer_list<int> earlier_keys) {
   std::mt19937 random(11);
   for (unsigned seed = 0; seed < 60; ++seed) {
     Workers workers(1 + static_cast<int>(seed % 3));
     AttentionCase c(random_shape(random, query_counts, earlier_keys), seed);
     const std::vector<WantedRow> wanted = c.oracle();
-    on_every_isa([&](Isa isa) {
+    on_every_build([&](AttentionOperation operation, Isa isa) {
       run(operation, c, workers, isa);
       CHECK(c.agrees(wanted, isa));
     });
@@ -56,8 +58,9 @@ inline void check_random_cases(AttentionOperation operation, std::initializer_li
 }
 
 inline void check_shifted_scores(AttentionOperation operation, Isa isa, int queries) {
-  for (const double shift : {0.0, 1e4}) {
+  for (const auto& [shift, dtype] : {std::pair{0.0, DType::f32}, {1e4, DType::f32}, {0.0, DType::bf16}, {1e4, DType::bf16}}) {
     AttentionShape s;
+    s.cache_dtype = dtype;
     s.queries = {queries};
     s.key_counts = {600, 90};
     s.query_heads = 6;
@@ -72,12 +75,13 @@ inline void check_shifted_scores(AttentionOperation operation, Isa isa, int quer
 }
 
 // One of the keys is NaN, which the first `blind` of the queries do not see.
-inline void check_nan_shows_where_it_is_seen(AttentionOperation operation, Isa isa, int queries, int blind) {
+inline void check_nan_shows_where_it_is_seen(AttentionOperation operation, Isa isa, int queries, int blind,
+                                             DType cache_dtype = DType::f16) {
   const int keys = 400;
   AttentionShape s;
   s.queries = {queries};
   s.key_counts = {keys};
-  s.cache_dtype = DType::f16;
+  s.cache_dtype = cache_dtype;
   AttentionCase sound(s, 6);
   AttentionCase spoilt(s, 6);
   const int64_t spoilt_key = spoilt.cache_index(0, 0, keys - queries + blind);
@@ -98,13 +102,13 @@ inline void check_nan_shows_where_it_is_seen(AttentionOperation operation, Isa i
 
 // On more threads, and one entry at a time, bit for bit the same.
 inline void check_independent_of_threads_and_neighbours(AttentionOperation operation, Isa isa,
-                                                        int most_queries) {
+                                                        int most_queries, DType cache_dtype = DType::f16) {
   AttentionShape s;
   s.queries = {most_queries, 1, most_queries, 2};
   s.key_counts = {most_queries, 513, 1, 70, 300, 900, 2, 2};
   s.query_heads = 6;
   s.kv_heads = 2;
-  s.cache_dtype = DType::f16;
+  s.cache_dtype = cache_dtype;
   AttentionCase together(s, 5);
   Workers one(1);
   run(operation, together, one, isa);
@@ -129,12 +133,13 @@ inline void check_independent_of_threads_and_neighbours(AttentionOperation opera
 }
 
 // The same cache as one block and as many: bit for bit the same.
-inline void check_blocks_equal_contiguous(AttentionOperation operation, Isa isa) {
+inline void check_blocks_equal_contiguous(AttentionOperation operation, Isa isa, DType cache_dtype = DType::f32) {
   AttentionShape s;
+  s.cache_dtype = cache_dtype;
   s.queries = {4};
   s.key_counts = {700};
   s.query_heads = 4;
-  s.head_dim = 80;
+  s.head_dim = cache_dtype == DType::bf16 ? 96 : 80;
   s.block_tokens = 701;
   AttentionCase contiguous(s, 7);
   s.block_tokens = 16;

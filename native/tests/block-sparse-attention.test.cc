@@ -1,7 +1,5 @@
-#include "kernels/block-sparse-attention/block-sparse-attention.h"
-
-#include "kernels/prefill-attention/prefill-attention.h"
 #include "tests/attention-checks.h"
+#include "tests/prefill-builds.h"
 
 namespace kv {
 namespace {
@@ -37,35 +35,35 @@ struct Lists {
   }
 };
 
-AttentionShape ragged_shape(bool causal) {
+AttentionShape ragged_shape(bool causal, DType cache_dtype) {
   AttentionShape s;
   s.queries = {300, 1, 128, 70};
   s.key_counts = {300, 333, 500, 2, 128, 128, 260, 40};
   s.query_heads = 4;
   s.kv_heads = 2;
-  s.head_dim = 40;
-  s.cache_dtype = DType::f16;
+  s.head_dim = cache_dtype == DType::bf16 ? 64 : 40;
+  s.cache_dtype = cache_dtype;
   s.causal = causal;
   return s;
 }
 
-void attend(AttentionCase& c, const KeyBlockLists& lists, Isa isa) {
+void attend(AttentionCase& c, const KeyBlockLists& lists, const PrefillBuild& build) {
   c.poison();
   BlockSparseAttentionArguments arguments;
   static_cast<PagedAttentionArguments&>(arguments) = c.arguments;
   arguments.lists = lists;
   Workers workers(3);
-  ExecutionContext context{workers, isa};
-  CHECK(block_sparse_attention(arguments, context).ok());
+  ExecutionContext context{workers, build.isa};
+  CHECK(build.listed(arguments, context).ok());
 }
 
 // What prefill-attention gives over a table of the listed blocks alone, bit for bit.
-void check_equals_dense_of_listed_blocks(Isa isa) {
-  AttentionCase sparse(ragged_shape(false), 3);
+void check_equals_dense_of_listed_blocks(const PrefillBuild& build, DType dtype) {
+  AttentionCase sparse(ragged_shape(false, dtype), 3);
   const auto every_other = [](int32_t block) { return block % 2 == 0; };
-  attend(sparse, Lists(sparse, every_other).lists, isa);
+  attend(sparse, Lists(sparse, every_other).lists, build);
 
-  AttentionCase dense(ragged_shape(false), 3);
+  AttentionCase dense(ragged_shape(false, dtype), 3);
   for (int32_t b = 0; b < dense.arguments.batch; ++b) {
     for (int32_t head = 0; head < dense.shape.kv_heads; ++head) {
       const int32_t cache_head = dense.slots[static_cast<size_t>(b)] * dense.shape.kv_heads + head;
@@ -79,25 +77,31 @@ void check_equals_dense_of_listed_blocks(Isa isa) {
     }
   }
   Workers workers(1);
-  run(prefill_attention, dense, workers, isa);
+  run(build.dense, dense, workers, build.isa);
   CHECK(same_results(sparse, dense));
 }
 
 }  // namespace
 
 TEST("block-sparse-attention of all blocks gives the bits of prefill-attention") {
-  on_every_isa([](Isa isa) {
-    for (const bool causal : {true, false}) {
-      AttentionCase sparse(ragged_shape(causal), 4);
-      AttentionCase dense(ragged_shape(causal), 4);
-      attend(sparse, Lists(sparse, [](int32_t) { return true; }).lists, isa);
-      Workers workers(2);
-      run(prefill_attention, dense, workers, isa);
-      CHECK(same_results(sparse, dense));
+  on_every_prefill([](const PrefillBuild& build) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      for (const bool causal : {true, false}) {
+        AttentionCase sparse(ragged_shape(causal, dtype), 4);
+        AttentionCase dense(ragged_shape(causal, dtype), 4);
+        attend(sparse, Lists(sparse, [](int32_t) { return true; }).lists, build);
+        Workers workers(2);
+        run(build.dense, dense, workers, build.isa);
+        CHECK(same_results(sparse, dense));
+      }
     }
   });
 }
 
-TEST("block-sparse-attention attends to the listed blocks alone") { on_every_isa(check_equals_dense_of_listed_blocks); }
+TEST("block-sparse-attention attends to the listed blocks alone") {
+  on_every_prefill([](const PrefillBuild& build) {
+    for (const DType dtype : {DType::f16, DType::bf16}) check_equals_dense_of_listed_blocks(build, dtype);
+  });
+}
 
 }  // namespace kv

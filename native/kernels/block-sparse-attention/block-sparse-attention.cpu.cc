@@ -28,7 +28,7 @@ void attend_tiles(const BlockSparseAttentionArguments& a, const Cache& cache, Wo
   for (int32_t b = 0; b < a.batch; ++b) {
     tile_start[b + 1] = tile_start[b] + query_tiles_of(a.query_start[b + 1] - a.query_start[b]);
   }
-  const int stride = static_cast<int>(divide_up(a.head_dim, kStep)) * kStep;
+  const int stride = row_stride(a.head_dim);
   const int64_t tile_floats = cache.tile_floats(stride);
   const size_t tasks = static_cast<size_t>(tile_start[a.batch] * a.query_heads);
   workers.for_each(tasks, [&](size_t index, int worker) {
@@ -54,8 +54,7 @@ void attend_tiles(const BlockSparseAttentionArguments& a, const Cache& cache, Wo
 }  // namespace
 
 void block_sparse_attention(const BlockSparseAttentionArguments& a, Workers& workers) {
-  with_float_type(a.cache_dtype,
-                  [&](auto element) { attend_tiles(a, DenseCache<decltype(element)>{a}, workers); });
+  with_cache_type(a, [&](auto element) { attend_tiles(a, DenseCache<decltype(element)>{a}, workers); });
 }
 
 }  // namespace KV_ISA

@@ -1,11 +1,12 @@
 #include "kernels/block-sparse-attention/block-sparse-attention.h"
 
+#include "shared/attention/prefill/tiled-caches.h"
 #include "shared/dispatch/cpu-dispatch.h"
 #include "shared/dispatch/cuda-dispatch.h"
 
 namespace kv {
 
-KV_CPU_KERNEL(block_sparse_attention, BlockSparseAttentionArguments)
+KV_TILED_CPU_KERNEL(block_sparse_attention, BlockSparseAttentionArguments)
 KV_CUDA_KERNEL(block_sparse_attention, BlockSparseAttentionArguments)
 
 Status block_sparse_attention(const BlockSparseAttentionArguments& arguments, ExecutionContext& context) {
@@ -15,7 +16,7 @@ Status block_sparse_attention(const BlockSparseAttentionArguments& arguments, Ex
   status = validate_tables(arguments, false);
   if (status.ok()) status = validate_key_block_lists(arguments, arguments.lists);
   if (!status.ok()) return status;
-  block_sparse_attention_cpu(arguments, context);
+  block_sparse_attention_cpu(arguments, for_prefill(arguments, context));
   return Status::success();
 }
 

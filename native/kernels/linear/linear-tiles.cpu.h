@@ -9,8 +9,8 @@
 #include <sched.h>
 
 #include "kernels/linear/linear-rows.cpu.h"
+#include "shared/cpu/tile-packing.cpu.h"
 #include "shared/cpu/tile-products.cpu.h"
-#include "shared/cpu/transpose.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
@@ -50,24 +50,6 @@ inline void find_scales(const T* row, int64_t stride, int64_t rows, int64_t feat
   }
 }
 
-// lines[part] = parts of 2^scale * row[0 .. kBlock) in pairs; zeros from feature `features` on.
-template <class T>
-inline void split_row(const T* row, int64_t features, int32_t scale, Vec* lines) {
-  constexpr int parts = kParts<T>;
-  VecInt even = {}, odd = {};
-  for (int i = 0; i < kLanes; ++i) {
-    even[i] = 2 * i;
-    odd[i] = 2 * i + 1;
-  }
-  const Vec power = power_of_two(VecInt{} + scale);
-  const Vec first = load_up_to(row, features) * power;
-  const Vec second = features > kLanes ? load_up_to(row + kLanes, features - kLanes) * power : Vec{};
-  Vec evens[parts], odds[parts];
-  split<parts>(permute(first, second, even), evens);
-  split<parts>(permute(first, second, odd), odds);
-  for (int p = 0; p < parts; ++p) lines[p] = reinterpret_cast<Vec>(upper_halves(evens[p], odds[p]));
-}
-
 // block[part, row, feature] = parts of 2^scale * row[feature]; zeros from row `rows` and feature `features` on.
 template <class T>
 inline void split_block(const T* row, int64_t stride, int64_t rows, int64_t features, const int32_t* scales,
@@ -76,24 +58,6 @@ inline void split_block(const T* row, int64_t stride, int64_t rows, int64_t feat
     Vec lines[kParts<T>] = {};
     if (i < rows) split_row(row + i * stride, features, scales[i], lines);
     for (int p = 0; p < kParts<T>; ++p) std::memcpy(block + p * kBlockNumbers + i * kBlock, &lines[p], sizeof lines[p]);
-  }
-}
-
-// A tile of each part, turned: block[part, pair of features, row, 2]. Each line is written once: that takes long where other
-// cores hold it.
-template <class T>
-inline void split_turned_tile(const T* row, int64_t stride, int64_t rows, int64_t features, const int32_t* scales,
-                              uint16_t* block) {
-  constexpr int parts = kParts<T>;
-  Vec tiles[parts][kTile];
-  for (int64_t i = 0; i < kTile; ++i) {
-    Vec lines[parts] = {};
-    if (i < rows) split_row(row + i * stride, features, scales[i], lines);
-    for (int p = 0; p < parts; ++p) tiles[p][i] = lines[p];
-  }
-  for (int p = 0; p < parts; ++p, block += kBlockNumbers) {
-    transpose(tiles[p]);
-    for (int i = 0; i < kTile; ++i) std::memcpy(block + i * kBlock, &tiles[p][i], sizeof tiles[p][i]);
   }
 }
 
@@ -168,46 +132,22 @@ struct TileTask {
   int64_t out, out_blocks, row_block, end;
 };
 
-// Which of bf16 numbers seen so far must be scaled. Products of the others with scaled ones stay far from the ends of f32's
-// range: each is zero, or between 2^-100 and 2^60.
-class NumbersSeen {
- public:
-  static constexpr int kCount = 2 * kLanes;
-  typedef uint16_t Numbers __attribute__((vector_size(kCount * 2)));
-
-  void add(Numbers bits) {
-    constexpr uint16_t kLeast = (127 - 100) << 7, kRange = (60 + 100) << 7;
-    bits &= 0x7fff;
-    outside_ |= reinterpret_cast<Numbers>((bits - kLeast >= kRange) & (bits != 0));
-  }
-  bool need_scale() const {
-    uint64_t words[kCount / 4], any = 0;
-    std::memcpy(words, &outside_, sizeof words);
-    for (const uint64_t word : words) any |= word;
-    return any != 0;
-  }
-
- private:
-  Numbers outside_ = {};
-};
-
 inline bool need_scale(const Bfloat* row, int64_t stride, int64_t rows, int64_t features) {
   NumbersSeen seen;
   for (int64_t i = 0; i < rows; ++i, row += stride) {
-    for (int64_t k = 0; k < features; k += NumbersSeen::kCount) {
-      NumbersSeen::Numbers bits = {};
-      std::memcpy(&bits, row + k, sizeof *row * static_cast<size_t>(smaller(NumbersSeen::kCount, features - k)));
+    for (int64_t k = 0; k < features; k += kBlock) {
+      Numbers bits = {};
+      std::memcpy(&bits, row + k, sizeof *row * static_cast<size_t>(smaller(kBlock, features - k)));
       seen.add(bits);
     }
   }
-  return seen.need_scale();
+  return seen.any_far();
 }
 
 // to[row, feature] of a block of bf16 rows; zeros from row `rows` and feature `features` on.
 inline void copy_block(const Bfloat* row, int64_t stride, int64_t rows, int64_t features, uint16_t* to, NumbersSeen& seen) {
-  static_assert(kBlock == NumbersSeen::kCount, "a row of a block is one vector");
   for (int64_t i = 0; i < kBlock; ++i, to += kBlock) {
-    NumbersSeen::Numbers bits = {};
+    Numbers bits = {};
     if (i < rows && features >= kBlock) {
       std::memcpy(&bits, row + i * stride, sizeof bits);
     } else if (i < rows) {
@@ -266,7 +206,7 @@ struct TaskWeights {
       }
       split_block(row(b) + feature, stride, rows(b), features - feature, scales + b * kBlock, to);
     }
-    return !seen.need_scale();
+    return !seen.any_far();
   }
 
   bool pack_all(int64_t feature, int64_t depth, uint16_t* to) const {

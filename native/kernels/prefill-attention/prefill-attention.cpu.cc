@@ -6,8 +6,7 @@ namespace kv {
 namespace KV_ISA {
 
 void prefill_attention(const PagedAttentionArguments& a, Workers& workers) {
-  with_float_type(a.cache_dtype,
-                  [&](auto element) { prefill_panels(a, DenseCache<decltype(element)>{a}, workers); });
+  with_cache_type(a, [&](auto element) { prefill_panels(a, DenseCache<decltype(element)>{a}, workers); });
 }
 
 }  // namespace KV_ISA

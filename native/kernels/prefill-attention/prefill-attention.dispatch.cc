@@ -1,11 +1,12 @@
 #include "kernels/prefill-attention/prefill-attention.h"
 
+#include "shared/attention/prefill/tiled-caches.h"
 #include "shared/dispatch/cpu-dispatch.h"
 #include "shared/dispatch/cuda-dispatch.h"
 
 namespace kv {
 
-KV_CPU_KERNEL(prefill_attention, PagedAttentionArguments)
+KV_TILED_CPU_KERNEL(prefill_attention, PagedAttentionArguments)
 KV_CUDA_KERNEL(prefill_attention, PagedAttentionArguments)
 
 Status prefill_attention(const PagedAttentionArguments& arguments, ExecutionContext& context) {
@@ -14,7 +15,7 @@ Status prefill_attention(const PagedAttentionArguments& arguments, ExecutionCont
   if (context.device == DeviceKind::cuda) return prefill_attention_cuda(arguments, context);
   status = validate_tables(arguments, false);
   if (!status.ok()) return status;
-  prefill_attention_cpu(arguments, context);
+  prefill_attention_cpu(arguments, for_prefill(arguments, context));
   return Status::success();
 }
 

@@ -56,6 +56,11 @@ struct RowRange {
   int64_t token(int64_t row) const { return first_token + row / group; }
   int64_t head(int64_t row) const { return first_head + row % group; }
 
+  template <class T>
+  const T* query(const PagedAttentionArguments& a, int64_t row) const {
+    return static_cast<const T*>(a.query) + token(row) * a.query_token_stride + head(row) * a.query_head_stride;
+  }
+
   // How many of the first keys the row sees. A later row never sees fewer.
   int32_t visible(int64_t row) const {
     const int64_t seen = causal ? key_count - queries + row / group + 1 : key_count;

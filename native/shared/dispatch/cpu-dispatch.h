@@ -26,7 +26,7 @@
   namespace tiled {                                                        \
   void name(const Arguments&, Workers&);                                   \
   }                                                                        \
-  static void name##_cpu(const Arguments& arguments, ExecutionContext& context) { \
+  static void name##_cpu(const Arguments& arguments, const ExecutionContext& context) { \
     switch (context.isa) {                                                 \
       case Isa::amx:                                                       \
         return tiled::name(arguments, context.workers);                    \
@@ -44,7 +44,7 @@
   namespace baseline {                                                     \
   void name(const Arguments&, Workers&);                                   \
   }                                                                        \
-  static void name##_cpu(const Arguments& arguments, ExecutionContext& context) { \
+  static void name##_cpu(const Arguments& arguments, const ExecutionContext& context) { \
     baseline::name(arguments, context.workers);                            \
   }
 #endif

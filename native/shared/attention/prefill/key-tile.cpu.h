@@ -1,31 +1,18 @@
-// Multiplies one panel of query rows by one tile of keys.
+// Multiplies one panel of query rows by one tile of keys in vector registers.
 //
-// Everything is transposed: scores are [key, row], outputs [dim, row], and the lanes of a vector are query rows. Both
-// products are then the same micro-kernel. Keys and values are read in their natural layout, no head size is special,
-// and the softmax needs no operation across lanes.
+// Both products are the same micro-kernel. Keys and values are read in their natural layout, and no head size is
+// special.
 #pragma once
 
-#include "shared/cpu/simd.cpu.h"
+#include "shared/attention/attention-rows.cpu.h"
+#include "shared/attention/prefill/panel.cpu.h"
 
 namespace kv {
 namespace KV_ISA {
 
-constexpr int kPanelVectors = 3;
-constexpr int kPanelRows = kPanelVectors * kLanes;
-constexpr int kTileKeys = 64;
 // Result rows that one call of the micro-kernel holds in registers. One more register holds a broadcast and
 // kPanelVectors hold loads, which fills the register file: 32 registers with AVX-512, 16 without.
 constexpr int kStep = kLanes == 16 ? 8 : 4;
-
-struct Panel {
-  float* query;      // [dim, row], scaled
-  float* output;     // [dim rounded up to kStep, row]: sum of exp(score - maximum) * value so far
-  float* maximum;    // [row]
-  float* sum;        // [row]: sum of exp(score - maximum) so far
-  int32_t* visible;  // [row]: how many of the first keys the row sees
-  int32_t most_visible;
-  int32_t fewest_visible;
-};
 
 // result[i, row] = rescale[row] * result[i, row] + sum_k left[i, k] * right[k, row] for kStep values of i. Without
 // `rescale` the old result is ignored.
@@ -59,40 +46,20 @@ __attribute__((always_inline)) inline void multiply(const float* left, int64_t l
   }
 }
 
-// Hides the keys from `visible` on from each row.
-inline void mask(const Panel& panel, int32_t first_key, int count, float* scores) {
-  const int first_hidden = panel.fewest_visible > first_key ? panel.fewest_visible - first_key : 0;
-  for (int v = 0; v < kPanelVectors; ++v) {
-    VecInt visible;
-    std::memcpy(&visible, panel.visible + v * kLanes, sizeof visible);
-    for (int key = first_hidden; key < count; ++key) {
-      float* score = scores + key * kPanelRows + v * kLanes;
-      store(score, visible > first_key + key ? load(score) : splat(-__builtin_inff()));
-    }
-  }
-}
-
 // Turns scores into exp(score - new maximum) and updates the statistics. Returns in `rescale` the factors for the
 // sums so far.
 inline void softmax_step(Panel& panel, int count, float* scores, Vec* rescale) {
-  // The vectors of a row are computed side by side, because each is a chain of dependent steps.
+  raise_maxima(panel, count, scores, rescale);
   Vec peak[kPanelVectors];
   Vec sum[kPanelVectors];
-  for (int v = 0; v < kPanelVectors; ++v) peak[v] = load(panel.maximum + v * kLanes);
-  for (int key = 0; key < count; ++key) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kPanelVectors; ++v)
-      peak[v] = maximum(peak[v], load(scores + key * kPanelRows + v * kLanes));
-  }
   for (int v = 0; v < kPanelVectors; ++v) {
-    rescale[v] = exponential(load(panel.maximum + v * kLanes) - peak[v]);
+    peak[v] = load(panel.maximum + v * kLanes);
     sum[v] = load(panel.sum + v * kLanes) * rescale[v];
-    store(panel.maximum + v * kLanes, peak[v]);
   }
   for (int key = 0; key < count; ++key) {
 #pragma GCC unroll 8
     for (int v = 0; v < kPanelVectors; ++v) {
-      float* score = scores + key * kPanelRows + v * kLanes;
+      float* score = scores + place(key, v);
       const Vec weight = exponential(load(score) - peak[v]);
       store(score, weight);
       sum[v] += weight;
@@ -122,19 +89,43 @@ struct DenseTile {
   }
 };
 
-// `Keys` and `Values` multiply as DenseTile does. `scores` has room for kTileKeys * kPanelRows floats.
-template <class Keys, class Values>
-inline void attend(Panel& panel, int32_t first_key, int32_t tile_keys, const Keys& keys, const Values& values,
-                   float* scores) {
-  const int32_t reachable = panel.most_visible - first_key;
-  const int count = tile_keys < reachable ? tile_keys : reachable;
-  if (count <= 0) return;
-  keys.score(panel.query, count, scores);
-  if (first_key + count > panel.fewest_visible) mask(panel, first_key, count, scores);
-  Vec rescale[kPanelVectors];
-  softmax_step(panel, count, scores, rescale);
-  values.add(scores, count, rescale, panel.output);
+// Floats between rows of keys and values.
+inline int row_stride(int dim) { return static_cast<int>(divide_up(dim, kStep)) * kStep; }
+
+inline int64_t query_floats(int stride) { return int64_t{stride} * kPanelRows; }
+
+// Reads the queries of `rows` rows.
+template <class T>
+inline void pack_queries(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
+                         int stride, Panel& panel) {
+  std::memset(panel.query, 0, sizeof(float) * static_cast<size_t>(query_floats(stride)));
+  for (int64_t row = 0; row < rows; ++row) {
+    const T* query = range.query<T>(a, first_row + row);
+    for (int d = 0; d < a.head_dim; ++d) panel.query[d * kPanelRows + row] = to_float(query[d]) * a.scale;
+  }
 }
+
+// Multiplies panels by tiles.
+struct PanelProducts {
+  float* scores;
+
+  static constexpr int64_t kFloats = kTileKeys * kPanelRows;
+  explicit PanelProducts(float* memory) : scores(memory) {}
+
+  // `Keys` and `Values` multiply as DenseTile does; of `count` keys from `first_key` on.
+  template <class Keys, class Values>
+  void attend(Panel* panels, int64_t panel_count, int32_t first_key, int32_t count, const Keys& keys, const Values& values) {
+    for (Panel* panel = panels; panel < panels + panel_count; ++panel) {
+      const int seen = reachable(*panel, first_key, count);
+      if (seen == 0) continue;
+      keys.score(panel->query, seen, scores);
+      if (first_key + seen > panel->fewest_visible) mask(*panel, first_key, seen, scores);
+      Vec rescale[kPanelVectors];
+      softmax_step(*panel, seen, scores, rescale);
+      values.add(scores, seen, rescale, panel->output);
+    }
+  }
+};
 
 }  // namespace KV_ISA
 }  // namespace kv

@@ -6,40 +6,37 @@
 
 #include "runtime/workers.h"
 #include "shared/attention/attention-rows.cpu.h"
+#if defined(KV_TILES)
+#include "shared/attention/prefill/key-tile-amx.cpu.h"
+#else
 #include "shared/attention/prefill/key-tile.cpu.h"
+#endif
 
 namespace kv {
 namespace KV_ISA {
-
-// Panels that share each converted tile of keys. There are enough to make the conversion cheap, and few enough that
-// their queries and outputs stay in L2.
-constexpr int64_t kTaskPanels = 8;
-// How many tasks each worker should find if there is enough work, so that all workers end at about the same time.
-constexpr int64_t kTasksPerWorker = 8;
 
 // The memory of one task, taken from a worker's scratch.
 struct Scratch {
   int stride;
   float* tile;
-  float* scores;
   Panel panels[kTaskPanels];
+  PanelProducts products;
 
   static size_t bytes(int stride, int64_t tile_floats) {
-    const int64_t floats = tile_floats + kTileKeys * kPanelRows + kTaskPanels * (2 * stride + 3) * kPanelRows;
-    return static_cast<size_t>(floats) * sizeof(float);
+    const int64_t panel_floats = query_floats(stride) + (stride + 3) * kPanelRows;
+    return static_cast<size_t>(PanelProducts::kFloats + tile_floats + kTaskPanels * panel_floats) * sizeof(float);
   }
 
-  Scratch(void* memory, int stride, int64_t tile_floats) : stride(stride) {
-    float* next = static_cast<float*>(memory);
+  Scratch(void* memory, int stride, int64_t tile_floats) : stride(stride), products(static_cast<float*>(memory)) {
+    float* next = static_cast<float*>(memory) + PanelProducts::kFloats;
     const auto take = [&](int64_t floats) {
       float* taken = next;
       next += floats;
       return taken;
     };
     tile = take(tile_floats);
-    scores = take(kTileKeys * kPanelRows);
     for (Panel& panel : panels) {
-      panel.query = take(stride * kPanelRows);
+      panel.query = take(query_floats(stride));
       panel.output = take(stride * kPanelRows);
       panel.maximum = take(kPanelRows);
       panel.sum = take(kPanelRows);
@@ -51,19 +48,14 @@ struct Scratch {
 template <class T>
 inline void begin_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
                         int stride, Panel& panel) {
-  std::memset(panel.query, 0, sizeof(float) * static_cast<size_t>(stride) * kPanelRows);
+  pack_queries<T>(a, range, first_row, rows, stride, panel);
   std::memset(panel.output, 0, sizeof(float) * static_cast<size_t>(stride) * kPanelRows);
   for (int row = 0; row < kPanelRows; ++row) {
     panel.maximum[row] = kLowestScore;
     panel.sum[row] = 0;
     panel.visible[row] = 0;
   }
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* query = static_cast<const T*>(a.query) + range.token(first_row + row) * a.query_token_stride +
-                     range.head(first_row + row) * a.query_head_stride;
-    for (int d = 0; d < a.head_dim; ++d) panel.query[d * kPanelRows + row] = to_float(query[d]) * a.scale;
-    panel.visible[row] = range.visible(first_row + row);
-  }
+  for (int64_t row = 0; row < rows; ++row) panel.visible[row] = range.visible(first_row + row);
   panel.fewest_visible = panel.visible[0];
   panel.most_visible = panel.visible[rows - 1];
 }
@@ -77,7 +69,8 @@ inline void finish_panel(const PagedAttentionArguments& a, const RowRange& range
     const float sum = panel.sum[row];
     const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
     T* output = static_cast<T*>(a.output) + token * a.output_token_stride + head * a.output_head_stride;
-    for (int d = 0; d < a.head_dim; ++d) from_float(output + d, panel.output[d * kPanelRows + row] * inverse);
+    const int vector = static_cast<int>(row) / kLanes, lane = static_cast<int>(row) % kLanes;
+    for (int d = 0; d < a.head_dim; ++d) from_float(output + d, panel.output[place(d, vector) + lane] * inverse);
     if (a.log_sum_exp != nullptr) {
       a.log_sum_exp[token * a.query_heads + head] = sum == 0 ? -HUGE_VALF : panel.maximum[row] + logf(sum);
     }
@@ -112,9 +105,7 @@ inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, co
   key_tiles(keys, [&](int32_t first_key) {
     const int32_t count = keys - first_key < kTileKeys ? keys - first_key : kTileKeys;
     cache.with_tile(range, first_key, count, scratch.tile, [&](const auto& tile_keys, const auto& tile_values) {
-      for (int64_t p = 0; p < panels; ++p) {
-        attend(scratch.panels[p], first_key, count, tile_keys, tile_values, scratch.scores);
-      }
+      scratch.products.attend(scratch.panels, panels, first_key, count, tile_keys, tile_values);
     });
   });
   with_float_type(a.output_dtype, [&](auto element) {
@@ -127,7 +118,7 @@ inline void attend_rows(const PagedAttentionArguments& a, const Cache& cache, co
 // `Cache` reads the blocks of the keys and values:
 //   with_tile(range, first_key, count, memory, body): calls body(keys, values), which multiply as DenseTile does;
 //   tile_floats(stride): the size of `memory`.
-// `stride` is the head dimension, rounded up to a multiple of kStep.
+// `stride` is row_stride of the head dimension.
 template <class Cache>
 inline void prefill_panels(const PagedAttentionArguments& a, const Cache& cache, Workers& workers) {
   const int64_t group = a.query_heads / a.kv_heads;
@@ -145,7 +136,7 @@ inline void prefill_panels(const PagedAttentionArguments& a, const Cache& cache,
   for (int32_t b = 0; b < a.batch; ++b) {
     task_start[b + 1] = task_start[b] + a.kv_heads * divide_up(rows_of(b), task_rows);
   }
-  const int stride = static_cast<int>(divide_up(a.head_dim, kStep)) * kStep;
+  const int stride = row_stride(a.head_dim);
   workers.for_each(static_cast<size_t>(task_start[a.batch]), [&](size_t index, int worker) {
     int32_t b = 0;
     while (static_cast<int64_t>(index) >= task_start[b + 1]) ++b;
