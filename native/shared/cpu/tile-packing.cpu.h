@@ -61,17 +61,18 @@ class NumbersSeen {
  public:
   void add(Numbers bits) {
     bits &= 0x7fff;
-    far_ |= reinterpret_cast<Numbers>((bits - kLeastNear >= kNearRange) & (bits != 0));
+    most_ = bits > most_ ? bits : most_;
+    --bits;  // so that zero is the largest
+    least_ = bits < least_ ? bits : least_;
   }
   bool any_far() const {
-    uint64_t words[sizeof far_ / 8], any = 0;
-    std::memcpy(words, &far_, sizeof words);
-    for (const uint64_t word : words) any |= word;
-    return any != 0;
+    bool any = false;
+    for (int i = 0; i < 2 * kLanes; ++i) any |= most_[i] >= kLeastNear + kNearRange || least_[i] < kLeastNear - 1;
+    return any;
   }
 
  private:
-  Numbers far_ = {};
+  Numbers most_ = {}, least_ = ~Numbers{};
 };
 
 }  // namespace KV_ISA

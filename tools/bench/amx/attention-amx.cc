@@ -1,7 +1,6 @@
-// Prompt attention over a cache in bf16 on tile registers beside AVX-512, in turn: a chunk of 512 rows of f32 behind a
-// prefix, causal. Prints a line of JSON for each case: the milliseconds of both. For run.mjs:
+// Prompt attention over a cache in bf16 on tile registers beside AVX-512, in turn: a chunk of f32 rows behind a prefix, causal. Prints a line of JSON for each case: the milliseconds of both. For run.mjs:
 //
-//   attention-amx THREADS SAMPLES
+//   attention-amx THREADS ROWS SAMPLES
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -19,7 +18,7 @@
 
 namespace {
 
-constexpr int32_t kRows = 512, kBlockTokens = 64, kListedShare = 4;
+constexpr int32_t kBlockTokens = 64, kListedShare = 4;
 // Query heads, cache heads and dims.
 constexpr int32_t kHeads[][3] = {{32, 4, 64}, {32, 8, 64}, {32, 8, 128}};
 constexpr int32_t kKeys[] = {512, 4096, 16384};
@@ -56,12 +55,12 @@ struct Case {
   std::vector<uint16_t> keys, values, sparse_keys, sparse_values;
   std::vector<uint32_t> key_metadata, value_metadata;
   std::vector<int32_t> table, key_table, value_table, counts, lists, list_counts;
-  int32_t query_start[2] = {0, kRows}, slot = 0;
+  int32_t query_start[2] = {0, 0}, slot = 0;
 
-  Case(const int32_t (&heads)[3], int32_t key_count, kv::Workers& workers) {
+  Case(const int32_t (&heads)[3], int32_t rows, int32_t key_count, kv::Workers& workers) {
     const auto [query_heads, kv_heads, dim] = heads;
     const int32_t width = key_count / kBlockTokens, blocks = kv_heads * width;
-    query.resize(static_cast<size_t>(kRows * query_heads * dim));
+    query.resize(static_cast<size_t>(rows * query_heads * dim));
     for (float& x : query) x = random_number();
     output.resize(query.size());
     keys.resize(static_cast<size_t>(blocks * kBlockTokens * dim));
@@ -78,7 +77,7 @@ struct Case {
     dense.causal = true;
     dense.scale = dim == 64 ? 0.125f : 0.08838835f;
     dense.cache_dtype = kv::DType::bf16;
-    dense.query_tokens = kRows;
+    dense.query_tokens = query_start[1] = rows;
     dense.query_head_stride = dense.output_head_stride = dim;
     dense.query_token_stride = dense.output_token_stride = query_heads * dim;
     dense.block_tokens = kBlockTokens;
@@ -137,14 +136,14 @@ struct Case {
 
   void list() {
     static_cast<kv::PagedAttentionArguments&>(listed) = dense;
-    listed.lists.query_tiles = kv::query_tiles_of(kRows);
+    listed.lists.query_tiles = kv::query_tiles_of(dense.query_tokens);
     listed.lists.capacity = dense.table_width;
     list_counts.assign(static_cast<size_t>(dense.query_heads * listed.lists.query_tiles), 0);
     lists.resize(list_counts.size() * static_cast<size_t>(listed.lists.capacity));
     for (int32_t head = 0; head < dense.query_heads; ++head) {
       for (int32_t tile = 0; tile < listed.lists.query_tiles; ++tile) {
         const auto at = static_cast<size_t>(listed.lists.list(head, tile));
-        const int32_t limit = kv::key_block_limit(true, counts[0], kRows, tile * kv::kListedQueryTile);
+        const int32_t limit = kv::key_block_limit(true, counts[0], dense.query_tokens, tile * kv::kListedQueryTile);
         for (int32_t block = head % kListedShare; block < limit; block += kListedShare) {
           lists[at * static_cast<size_t>(listed.lists.capacity) + static_cast<size_t>(list_counts[at]++)] = block;
         }
@@ -168,8 +167,8 @@ void time_operation(const char* blocks, const Case& c, int32_t keys, kv::Workers
       if (sample >= 0) times[which].push_back(time.count());
     }
   }
-  std::printf("{\"blocks\": \"%s\", \"rows\": %d, \"keys\": %d, \"queryHeads\": %d, \"kvHeads\": %d, \"headDim\": %d, \"threads\": %d",
-              blocks, kRows, keys, c.dense.query_heads, c.dense.kv_heads, c.dense.head_dim, workers.count());
+  std::printf("{\"blocks\": \"%s\", \"rows\": %d, \"keys\": %d, \"queryHeads\": %d, \"kvHeads\": %d, \"headDim\": %d, \"dtype\": \"bf16\", \"threads\": %d",
+              blocks, c.dense.query_tokens, keys, c.dense.query_heads, c.dense.kv_heads, c.dense.head_dim, workers.count());
   const char* names[] = {"amx", "avx512"};
   for (int which = 0; which < 2; ++which) {
     std::printf(", \"%s\": [", names[which]);
@@ -183,16 +182,16 @@ void time_operation(const char* blocks, const Case& c, int32_t keys, kv::Workers
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 3) return 2;
+  if (count != 4) return 2;
   if (!kv::runs(kv::Isa::amx)) {
     std::fputs(kv::amx_state() == kv::AmxState::refused ? "the system refuses tile registers\n" : "no AMX here\n", stderr);
     return 1;
   }
   kv::Workers workers(std::atoi(words[1]));
-  const int samples = std::atoi(words[2]);
+  const int rows = std::atoi(words[2]), samples = std::atoi(words[3]);
   for (const auto& heads : kHeads) {
     for (const int32_t keys : kKeys) {
-      Case c(heads, keys, workers);
+      Case c(heads, rows, keys, workers);
       const auto time = [&](const char* blocks, const Operation& operation) {
         time_operation(blocks, c, keys, workers, samples, operation);
       };

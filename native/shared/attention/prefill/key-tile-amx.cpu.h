@@ -52,7 +52,7 @@ struct Queries {
   }
 
   // Makes zeros of the parts of rows that are multiplied apart.
-  void clear_apart(int dim) const {
+  __attribute__((noinline)) void clear_apart(int dim) const {
     for (int row = 0; row < kPanelRows; ++row) {
       if (!apart[row]) continue;
       uint16_t* pair = parts + row / kTile * kTileNumbers + row % kTile * 2;
@@ -65,15 +65,16 @@ struct Queries {
 
 inline int64_t query_floats(int dim) { return Queries::floats(dim); }
 
-// Reads the queries of `rows` rows.
+// Reads the queries of `rows` rows, and how many keys they see.
 template <class T>
-inline void pack_queries(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
-                         int dim, Panel& panel) {
+inline void read_rows(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
+                      int dim, Panel& panel) {
   constexpr float kMost = 0x1p40f;
   const Queries to(panel, dim);
   std::memset(to.rows, 0, sizeof(float) * static_cast<size_t>((dim + 1) * kPanelRows));
   for (int64_t row = 0; row < rows; ++row) {
     const T* query = range.query<T>(a, first_row + row);
+    panel.visible[row] = range.visible(first_row + row);
     for (int d = 0; d < dim; ++d) {
       const float number = to_float(query[d]) * a.scale;
       to.rows[row * dim + d] = number;
@@ -188,15 +189,7 @@ class PackedTile {
 
   // Behind the last line: moves far numbers into a list, in the order of rows, and leaves zeros in their places.
   void finish() {
-    if (!seen_.any_far()) return;
-    for (int row = 0; row < rows_; ++row) {
-      for (int column = 0; column < columns_; ++column) {
-        uint16_t* bits = number(row, column);
-        if (!is_far(*bits)) continue;
-        far_[far_count_++] = {static_cast<int16_t>(row), static_cast<int16_t>(column), bfloat_to_float(*bits)};
-        *bits = 0;
-      }
-    }
+    if (seen_.any_far()) find_far();
   }
 
   // sums[row, row of the panel] (+)= sum of the numbers in the first `columns` columns of the first `rows` rows, times
@@ -213,6 +206,17 @@ class PackedTile {
   const FarNumber* end_far() const { return far_ + far_count_; }
 
  private:
+  __attribute__((noinline)) void find_far() {
+    for (int row = 0; row < rows_; ++row) {
+      for (int column = 0; column < columns_; ++column) {
+        uint16_t* bits = number(row, column);
+        if (!is_far(*bits)) continue;
+        far_[far_count_++] = {static_cast<int16_t>(row), static_cast<int16_t>(column), bfloat_to_float(*bits)};
+        *bits = 0;
+      }
+    }
+  }
+
   uint16_t* number(int row, int column) const {
     return blocks_ + (row / kBlock * (columns_ / kBlock) + column / kBlock) * kBlockNumbers + row % kBlock * kBlock + column % kBlock;
   }
@@ -279,10 +283,10 @@ class PanelProducts {
       if (p + 1 < panel_count) push_scores(panels[p + 1], count_of(p + 1), keys, scores_of(p + 1));
       add_far_scores(panels[p], count_of(p), keys, scores_of(p));
       if (first_key + count_of(p) > panels[p].fewest_visible) mask(panels[p], first_key, count_of(p), scores_of(p));
-      Vec rescale[kPanelVectors];
-      raise_maxima(panels[p], count_of(p), scores_of(p), rescale);
+      Vec peak[kPanelVectors], rescale[kPanelVectors];
+      raise_maxima(panels[p], count_of(p), scores_of(p), peak, rescale);
       rescale_output(panels[p], values.rows(), rescale);
-      weigh(panels[p], count_of(p), rescale, scores_of(p), weights_of(p));
+      weigh(panels[p], count_of(p), peak, rescale, scores_of(p), weights_of(p));
       products_.finish();
       if (last >= 0) add_far_values(panels[last], first_key, count_of(last), values, weights_of(last));
       products_.push(values.product(values.rows(), count_of(p), weights_of(p), true, panels[p].output));
@@ -315,7 +319,7 @@ class PanelProducts {
   }
 
   // The scores of rows that are zeros among the parts, and what far numbers of the keys add to all.
-  static void add_far_scores(const Panel& panel, int count, const PackedTile& keys, float* scores) {
+  __attribute__((noinline)) static void add_far_scores(const Panel& panel, int count, const PackedTile& keys, float* scores) {
     const int dim = keys.columns();
     const Queries queries(panel, dim);
     const auto score = [&](int key, int row) -> float& { return scores[place(key, row / kLanes) + row % kLanes]; };
@@ -335,7 +339,7 @@ class PanelProducts {
   }
 
   // What far numbers of the values add for the rows that see them.
-  static void add_far_values(Panel& panel, int32_t first_key, int count, const PackedTile& values, const uint16_t* weights) {
+  __attribute__((noinline)) static void add_far_values(Panel& panel, int32_t first_key, int count, const PackedTile& values, const uint16_t* weights) {
     for (const FarNumber* n = values.begin_far(); n < values.end_far(); ++n) {
       if (n->column >= count) continue;
       for (int v = 0; v < kPanelVectors; ++v) {
@@ -349,16 +353,13 @@ class PanelProducts {
   }
 
   // Splits exp(score - maximum), and zeros up to the end of a block, and updates the sums. Multiplies what waits meanwhile.
-  void weigh(Panel& panel, int count, const Vec* rescale, float* scores, uint16_t* weights) {
+  void weigh(Panel& panel, int count, const Vec* peak, const Vec* rescale, float* scores, uint16_t* weights) {
     const int end = static_cast<int>(divide_up(count, kBlock)) * kBlock;
     for (int key = count; key < end; ++key) {
       for (int v = 0; v < kPanelVectors; ++v) store(scores + place(key, v), splat(-__builtin_inff()));
     }
-    Vec peak[kPanelVectors], sum[kPanelVectors];
-    for (int v = 0; v < kPanelVectors; ++v) {
-      peak[v] = load(panel.maximum + v * kLanes);
-      sum[v] = load(panel.sum + v * kLanes) * rescale[v];
-    }
+    Vec sum[kPanelVectors];
+    for (int v = 0; v < kPanelVectors; ++v) sum[v] = load(panel.sum + v * kLanes) * rescale[v];
     const int parts = products_.parts();
     int due = 0;
     for (int key = 0; key < end; key += 2) {

@@ -49,13 +49,10 @@ __attribute__((always_inline)) inline void multiply(const float* left, int64_t l
 // Turns scores into exp(score - new maximum) and updates the statistics. Returns in `rescale` the factors for the
 // sums so far.
 inline void softmax_step(Panel& panel, int count, float* scores, Vec* rescale) {
-  raise_maxima(panel, count, scores, rescale);
   Vec peak[kPanelVectors];
   Vec sum[kPanelVectors];
-  for (int v = 0; v < kPanelVectors; ++v) {
-    peak[v] = load(panel.maximum + v * kLanes);
-    sum[v] = load(panel.sum + v * kLanes) * rescale[v];
-  }
+  raise_maxima(panel, count, scores, peak, rescale);
+  for (int v = 0; v < kPanelVectors; ++v) sum[v] = load(panel.sum + v * kLanes) * rescale[v];
   for (int key = 0; key < count; ++key) {
 #pragma GCC unroll 8
     for (int v = 0; v < kPanelVectors; ++v) {
@@ -94,13 +91,14 @@ inline int row_stride(int dim) { return static_cast<int>(divide_up(dim, kStep)) 
 
 inline int64_t query_floats(int stride) { return int64_t{stride} * kPanelRows; }
 
-// Reads the queries of `rows` rows.
+// Reads the queries of `rows` rows, and how many keys they see.
 template <class T>
-inline void pack_queries(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
-                         int stride, Panel& panel) {
+inline void read_rows(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
+                      int stride, Panel& panel) {
   std::memset(panel.query, 0, sizeof(float) * static_cast<size_t>(query_floats(stride)));
   for (int64_t row = 0; row < rows; ++row) {
     const T* query = range.query<T>(a, first_row + row);
+    panel.visible[row] = range.visible(first_row + row);
     for (int d = 0; d < a.head_dim; ++d) panel.query[d * kPanelRows + row] = to_float(query[d]) * a.scale;
   }
 }

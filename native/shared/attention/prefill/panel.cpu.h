@@ -64,10 +64,9 @@ inline void mask(const Panel& panel, int32_t first_key, int count, float* scores
   }
 }
 
-// Raises the maxima to those of the scores, and returns in `rescale` the factors for the sums so far.
-inline void raise_maxima(Panel& panel, int count, const float* scores, Vec* rescale) {
+// Raises the maxima to those of the scores, and returns them in `peak`, and in `rescale` the factors for the sums so far.
+inline void raise_maxima(Panel& panel, int count, const float* scores, Vec* peak, Vec* rescale) {
   // The vectors of a row are computed side by side, because each is a chain of dependent steps.
-  Vec peak[kPanelVectors];
   for (int v = 0; v < kPanelVectors; ++v) peak[v] = load(panel.maximum + v * kLanes);
   for (int key = 0; key < count; ++key) {
 #pragma GCC unroll 8

@@ -45,24 +45,24 @@ struct Scratch {
   }
 };
 
+// Not inlined: so the binary has this, and finish_panel, once for all operations and caches.
 template <class T>
-inline void begin_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
-                        int stride, Panel& panel) {
-  pack_queries<T>(a, range, first_row, rows, stride, panel);
+__attribute__((noinline)) void begin_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row,
+                                           int64_t rows, int stride, Panel& panel) {
   std::memset(panel.output, 0, sizeof(float) * static_cast<size_t>(stride) * kPanelRows);
   for (int row = 0; row < kPanelRows; ++row) {
     panel.maximum[row] = kLowestScore;
     panel.sum[row] = 0;
     panel.visible[row] = 0;
   }
-  for (int64_t row = 0; row < rows; ++row) panel.visible[row] = range.visible(first_row + row);
+  read_rows<T>(a, range, first_row, rows, stride, panel);
   panel.fewest_visible = panel.visible[0];
   panel.most_visible = panel.visible[rows - 1];
 }
 
 template <class T>
-inline void finish_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row, int64_t rows,
-                         const Panel& panel) {
+__attribute__((noinline)) void finish_panel(const PagedAttentionArguments& a, const RowRange& range, int64_t first_row,
+                                            int64_t rows, const Panel& panel) {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t token = range.token(first_row + row);
     const int64_t head = range.head(first_row + row);
