@@ -11,7 +11,7 @@ import { KvBlockPool } from './kv-block-pool.js';
 import { LayerTables } from './layer-tables.js';
 
 export interface DensePagedOptions {
-  /** Element type of the cache. Default: that of the rows if it has 16 bits, else f16. */
+  /** Element type of the cache. Default: that of the rows if it has 16 bits, else f16. On a CPU with AMX, prompts over bf16 take less time. */
   readonly dtype?: FloatDType | undefined;
   /** Consecutive tokens of one kv head in a block. Default: 64. */
   readonly blockTokens?: number | undefined;
