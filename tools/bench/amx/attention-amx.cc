@@ -1,7 +1,7 @@
-// Prompt attention over a cache in bf16 on tile registers beside AVX-512, in turn: a chunk of f32 rows behind a prefix, causal. Prints a line of JSON for each case: the milliseconds of both. For run.mjs:
+// Prompt attention over a cache in bf16 on tile registers beside AVX-512, in turn: a chunk of f32 rows behind a prefix,
+// causal. Prints a line of JSON for each case: the milliseconds of both. For run.mjs:
 //
 //   attention-amx THREADS ROWS SAMPLES
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -10,11 +10,11 @@
 #include <numeric>
 #include <vector>
 
+#include "beside-avx512.h"
 #include "kernels/block-sparse-attention/block-sparse-attention.h"
 #include "kernels/compress-24/compress-24.h"
 #include "kernels/prefill-attention-24/prefill-attention-24.h"
 #include "kernels/prefill-attention/prefill-attention.h"
-#include "runtime/isa.h"
 
 namespace {
 
@@ -23,16 +23,11 @@ constexpr int32_t kBlockTokens = 64, kListedShare = 4;
 constexpr int32_t kHeads[][3] = {{32, 4, 64}, {32, 8, 64}, {32, 8, 128}};
 constexpr int32_t kKeys[] = {512, 4096, 16384};
 
-uint64_t state = 88172645463325252u;
-
 // Like a normal number: the sum of four.
 float random_number() {
   float sum = 0;
   for (int i = 0; i < 4; ++i) {
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    sum += static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
+    sum += static_cast<float>(random_bits() >> 40) * 0x1p-24f - 0.5f;
   }
   return sum * 1.7f;
 }
@@ -157,36 +152,16 @@ struct Case {
 using Operation = std::function<kv::Status(kv::ExecutionContext&)>;
 
 void time_operation(const char* blocks, const Case& c, int32_t keys, kv::Workers& workers, int samples, const Operation& operation) {
-  std::vector<double> times[2];
-  for (int sample = -1; sample < samples; ++sample) {
-    for (int which = 0; which < 2; ++which) {
-      kv::ExecutionContext context{workers, which == 0 ? kv::Isa::amx : kv::Isa::avx512};
-      const auto start = std::chrono::steady_clock::now();
-      if (!operation(context).ok()) std::abort();
-      const auto time = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start);
-      if (sample >= 0) times[which].push_back(time.count());
-    }
-  }
   std::printf("{\"blocks\": \"%s\", \"rows\": %d, \"keys\": %d, \"queryHeads\": %d, \"kvHeads\": %d, \"headDim\": %d, \"dtype\": \"bf16\", \"threads\": %d",
               blocks, c.dense.query_tokens, keys, c.dense.query_heads, c.dense.kv_heads, c.dense.head_dim, workers.count());
-  const char* names[] = {"amx", "avx512"};
-  for (int which = 0; which < 2; ++which) {
-    std::printf(", \"%s\": [", names[which]);
-    for (size_t i = 0; i < times[which].size(); ++i) std::printf("%s%.4f", i == 0 ? "" : ", ", times[which][i]);
-    std::printf("]");
-  }
-  std::printf("}\n");
-  std::fflush(stdout);
+  print_beside_avx512(workers, 1, samples, [] {}, operation);
 }
 
 }  // namespace
 
 int main(int count, char** words) {
   if (count != 4) return 2;
-  if (!kv::runs(kv::Isa::amx)) {
-    std::fputs(kv::amx_state() == kv::AmxState::refused ? "the system refuses tile registers\n" : "no AMX here\n", stderr);
-    return 1;
-  }
+  expect_amx();
   kv::Workers workers(std::atoi(words[1]));
   const int rows = std::atoi(words[2]), samples = std::atoi(words[3]);
   for (const auto& heads : kHeads) {

@@ -2,15 +2,14 @@
 // milliseconds of both. For run.mjs:
 //
 //   linear-amx THREADS TOKENS SAMPLES
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
+#include "beside-avx512.h"
 #include "kernels/linear/linear.h"
-#include "runtime/isa.h"
 
 namespace {
 
@@ -20,28 +19,6 @@ constexpr int64_t kShapes[][2] = {{2048, 2048}, {2048, 8192},  {8192, 2048},
 
 // Packed input of several workers lies in a ring, whose memory is new to the first calls.
 constexpr int kRingCalls = 10;
-
-uint64_t state = 88172645463325252u;
-
-uint64_t random_bits() {
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
-  return state;
-}
-
-double milliseconds_of(const kv::LinearArguments& a, kv::Workers& workers, kv::Isa isa) {
-  kv::ExecutionContext context{workers, isa};
-  const auto start = std::chrono::steady_clock::now();
-  if (!kv::linear({a}, context).ok()) std::abort();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-void print(const char* name, const std::vector<double>& times) {
-  std::printf(", \"%s\": [", name);
-  for (size_t i = 0; i < times.size(); ++i) std::printf("%s%.4f", i == 0 ? "" : ", ", times[i]);
-  std::printf("]");
-}
 
 void time_layer(int64_t tokens, int64_t in, int64_t out, kv::DType dtype, kv::Workers& workers, int samples) {
   std::vector<float> input(static_cast<size_t>(tokens * in)), output(static_cast<size_t>(tokens * out));
@@ -59,31 +36,19 @@ void time_layer(int64_t tokens, int64_t in, int64_t out, kv::DType dtype, kv::Wo
   a.weight_stride = in;
   a.weight_dtype = dtype;
   a.tokens = tokens;
-  std::vector<double> times[2];
-  for (int sample = workers.count() == 1 ? -1 : -kRingCalls; sample < samples; ++sample) {
-    for (int which = 0; which < 2; ++which) {
-      std::memset(output.data(), 0xff, output.size() * sizeof(float));
-      const double time = milliseconds_of(a, workers, which == 0 ? kv::Isa::amx : kv::Isa::avx512);
-      if (sample >= 0) times[which].push_back(time);
-    }
-  }
   std::printf("{\"tokens\": %lld, \"inputs\": %lld, \"outputs\": %lld, \"dtype\": \"%s\", \"threads\": %d",
               static_cast<long long>(tokens), static_cast<long long>(in), static_cast<long long>(out), f16 ? "f16" : "bf16",
               workers.count());
-  print("amx", times[0]);
-  print("avx512", times[1]);
-  std::printf("}\n");
-  std::fflush(stdout);
+  const auto poison = [&] { std::memset(output.data(), 0xff, output.size() * sizeof(float)); };
+  print_beside_avx512(workers, workers.count() == 1 ? 1 : kRingCalls, samples, poison,
+                      [&](kv::ExecutionContext& context) { return kv::linear({a}, context); });
 }
 
 }  // namespace
 
 int main(int count, char** words) {
   if (count != 4) return 2;
-  if (!kv::runs(kv::Isa::amx)) {
-    std::fputs(kv::amx_state() == kv::AmxState::refused ? "the system refuses tile registers\n" : "no AMX here\n", stderr);
-    return 1;
-  }
+  expect_amx();
   kv::Workers workers(std::atoi(words[1]));
   for (const auto& [in, out] : kShapes) {
     for (const kv::DType dtype : {kv::DType::bf16, kv::DType::f16}) {
