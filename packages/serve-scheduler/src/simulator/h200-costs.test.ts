@@ -12,7 +12,7 @@ import { paperCosts } from './paper-costs.js';
 const costs = new Costs();
 const serving = 'serving-h200.json';
 const steps = 'batched-steps-h200.json';
-const skeleton = 'skeleton-model-h200.json';
+const model = 'model-h200.json';
 
 /** Measured rows that no point of the tables was made of, with the names that the page has for them. */
 function heldOut(): { name: string; predicted: number; found: number }[] {
@@ -35,8 +35,8 @@ function heldOut(): { name: string; predicted: number; found: number }[] {
     row('step of 16 sequences of 4K', steps, 'decode step of 16 sequences of 4096 tokens', step(16, 16 * 4096)),
     row('step of 64 sequences of 4K', steps, 'decode step of 64 sequences of 4096 tokens', step(64, 64 * 4096)),
     row('step of 63 × 1K and 1 × 128K', steps, 'decode step of 63 sequences of 1024 and 1 sequence of 131072 tokens', step(64, 63 * 1024 + 131_072)),
-    row('a token behind 128K', skeleton, 'each later token, 131072 tokens of prompt, f16', step(1, 131_072)),
-    row('a prompt of 128K', skeleton, 'first token, 131072 tokens of prompt, f16', wholeAttention),
+    row('a token behind 128K', model, 'each later token, 131072 tokens of prompt, f16', step(1, 131_072)),
+    row('a prompt of 128K', model, 'first token, 131072 tokens of prompt, f16', wholeAttention),
     row('a prompt of 32K in chunks of 512', serving, 'a prompt of 32768 tokens in chunks of 512', chunks(32_768, 512)),
     row('in chunks of 1,024', serving, 'a prompt of 32768 tokens in chunks of 1024', chunks(32_768, 1024)),
     row('in chunks of 2,048', serving, 'a prompt of 32768 tokens in chunks of 2048', chunks(32_768, 2048)),
