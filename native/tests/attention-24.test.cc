@@ -2,6 +2,7 @@
 #include "kernels/compress-24/compress-24.h"
 #include "kernels/decode-attention-24/decode-attention-24.h"
 #include "kernels/decompress-24/decompress-24.h"
+#include "shared/memory-streams/memory-streams.h"
 #include "tests/attention-checks.h"
 #include "tests/prefill-builds.h"
 
@@ -82,21 +83,33 @@ struct Operand24 {
   }
 };
 
+// A case whose cache has 2:4 blocks; its own pools hold them written out.
+struct Case24 {
+  AttentionCase attention;
+  std::mt19937 random;
+  const Operand24 keys, values;
+  Attention24Arguments arguments;
+
+  Case24(const AttentionShape& shape, unsigned seed, ExecutionContext& context)
+      : attention(shape, seed),
+        random(seed),
+        keys(attention, KvOperand::keys, random, context),
+        values(attention, KvOperand::values, random, context) {
+    static_cast<PagedAttentionArguments&>(arguments) = attention.arguments;
+    arguments.block_table = keys.table.data();
+    arguments.value_table = values.table.data();
+    arguments.sparse_keys = keys.sparse();
+    arguments.sparse_values = values.sparse();
+  }
+};
+
 // `dense`, where there is one, gives the same bits on the cache written out.
 void check(Attention24 attend, const AttentionShape& shape, unsigned seed, Isa isa, AttentionOperation dense = nullptr) {
   Workers workers(3);
   ExecutionContext context{workers, isa};
-  std::mt19937 random(seed);
-  AttentionCase attention(shape, seed);
-  const Operand24 keys(attention, KvOperand::keys, random, context);
-  const Operand24 values(attention, KvOperand::values, random, context);
-  Attention24Arguments a;
-  static_cast<PagedAttentionArguments&>(a) = attention.arguments;
-  a.block_table = keys.table.data();
-  a.value_table = values.table.data();
-  a.sparse_keys = keys.sparse();
-  a.sparse_values = values.sparse();
-  CHECK(attend(a, context).ok());
+  Case24 test(shape, seed, context);
+  AttentionCase& attention = test.attention;
+  CHECK(attend(test.arguments, context).ok());
   CHECK(attention.agrees(isa));
   if (dense == nullptr) return;
   const std::vector<uint8_t> output = attention.output;
@@ -127,6 +140,28 @@ TEST("decode attention over 2:4 blocks agrees with the oracle on the cache writt
     std::mt19937 random(seed);
     const AttentionShape shape = shape_24(random, {1, 1, 2});
     on_every_isa([&](Isa isa) { check(decode_attention_24, shape, seed, isa); });
+  }
+}
+
+TEST("decode attention over 2:4 blocks gives the same bits in whichever cache it asks for memory") {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    std::mt19937 random(seed);
+    const AttentionShape shape = shape_24(random, {1, 1, 2});
+    on_every_isa([&](Isa isa) {
+      Workers workers(2);
+      ExecutionContext context{workers, isa};
+      Case24 test(shape, seed, context);
+      AttentionCase& attention = test.attention;
+      CHECK(decode_attention_24(test.arguments, context).ok());
+      const std::vector<uint8_t> output = attention.output;
+      const std::vector<float> log_sum_exp = attention.log_sum_exp;
+      for (const MemoryReading& reading : kMemoryReadings) {
+        attention.poison();
+        workers.set_memory_reading(reading);
+        CHECK(decode_attention_24(test.arguments, context).ok());
+        CHECK(attention.output == output && attention.log_sum_exp == log_sum_exp);
+      }
+    });
   }
 }
 
