@@ -5,6 +5,7 @@ import {
   checkEveryGroup,
   checkAgainstOracle24,
   checkRefusals24,
+  checkParts24,
   checkPlaces,
   checkWrittenOut,
   type Mixture,
@@ -62,6 +63,19 @@ describeOnDevices('prefillAttention24', ({ open }) => {
 
   it('gives a key whose score is minus infinity no weight', async () => {
     await checkMinusInfinity(prefillAttention24, open(), 40);
+  });
+
+  it('gives a row the same bits in a batch, alone and in chunks', async () => {
+    const device = open();
+    for (const dtype of ['f16', 'bf16'] as const) {
+      for (const headDim of [64, 128]) {
+        const sizes = {
+          ...sizesOfTwo([192, 128], [[320, 256], [128, 448]], { keys: 'some', values: 'some' }, headDim),
+          dtype,
+        };
+        for (const mostRows of [192, 64]) await checkParts24(prefillAttention24, device, sizes, mostRows);
+      }
+    }
   });
 
   it('gives the same bits wherever the blocks lie', async () => {

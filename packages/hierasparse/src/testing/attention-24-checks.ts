@@ -288,6 +288,42 @@ export async function checkPlaces(attention: Attention24, device: Device, sizes:
   expect(results[1]).toEqual(results[0]);
 }
 
+/**
+ * That rows have the bits of one call for all in calls of at most `mostRows` rows of one entry each. Blocks must be full where a
+ * call ends: those that are sparse may not be cut.
+ */
+export async function checkParts24(attention: Attention24, device: Device, sizes: Sizes24, mostRows: number): Promise<void> {
+  const { rows, keyCounts, kvHeads, group, headDim, dtype } = sizes;
+  const { mixed, queryStart } = await randomCache24(device, new Random(8), sizes);
+  const stream = device.createStream();
+  const shape = [queryStart.at(-1) ?? NaN, kvHeads * group, headDim] as const;
+  const axes = ['token', 'queryHead', 'dim'] as const;
+  const query = device.tensor(dtype, axes, shape, new Random(9).elements(dtype, shape[0] * shape[1] * shape[2]));
+  const together = device.tensor(dtype, axes, shape);
+  const apart = device.tensor(dtype, axes, shape);
+  const scale = headDim ** -0.5;
+  attention(stream, { query, output: together, ...mixed, scale });
+  const slots = await mixed.slots.read(stream);
+  rows.forEach((n, entry) => {
+    const slot = slots[entry] ?? NaN;
+    for (let start = 0; start < n; start += mostRows) {
+      const end = Math.min(n, start + mostRows);
+      const counts = Int32Array.from(keyCounts[entry] ?? [], (count) => count - (n - end));
+      stream.write(mixed.keyCounts.slice('slot', slot, slot + 1), counts);
+      const first = queryStart[entry] ?? NaN;
+      attention(stream, {
+        ...mixed,
+        query: query.slice('token', first + start, first + end),
+        output: apart.slice('token', first + start, first + end),
+        slots: mixed.slots.slice('batch', entry, entry + 1),
+        queryStart: device.tensor('i32', ['boundary'], [2], Int32Array.of(0, end - start)),
+        scale,
+      });
+    }
+  });
+  expect(await apart.read(stream)).toEqual(await together.read(stream));
+}
+
 /** That `attention` refuses what it cannot compute, at once or, what only the device knows, at the next wait. */
 export async function checkRefusals24(
   attention: Attention24,
