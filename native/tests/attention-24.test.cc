@@ -144,24 +144,28 @@ TEST("decode attention over 2:4 blocks agrees with the oracle on the cache writt
 }
 
 TEST("decode attention over 2:4 blocks gives the same bits in whichever cache it asks for memory") {
-  for (unsigned seed = 0; seed < 8; ++seed) {
-    std::mt19937 random(seed);
-    const AttentionShape shape = shape_24(random, {1, 1, 2});
-    on_every_isa([&](Isa isa) {
-      Workers workers(2);
-      ExecutionContext context{workers, isa};
-      Case24 test(shape, seed, context);
-      AttentionCase& attention = test.attention;
-      CHECK(decode_attention_24(test.arguments, context).ok());
-      const std::vector<uint8_t> output = attention.output;
-      const std::vector<float> log_sum_exp = attention.log_sum_exp;
-      for (const MemoryReading& reading : kMemoryReadings) {
-        attention.poison();
-        workers.set_memory_reading(reading);
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const int head_dim : {64, 128}) {
+      std::mt19937 random(static_cast<unsigned>(head_dim));
+      AttentionShape shape = shape_24(random, {1, 1, 2});
+      shape.cache_dtype = dtype;
+      shape.head_dim = head_dim;
+      on_every_isa([&](Isa isa) {
+        Workers workers(2);
+        ExecutionContext context{workers, isa};
+        Case24 test(shape, 9, context);
+        AttentionCase& attention = test.attention;
         CHECK(decode_attention_24(test.arguments, context).ok());
-        CHECK(attention.output == output && attention.log_sum_exp == log_sum_exp);
-      }
-    });
+        const std::vector<uint8_t> output = attention.output;
+        const std::vector<float> log_sum_exp = attention.log_sum_exp;
+        for (const MemoryReading& reading : kMemoryReadings) {
+          attention.poison();
+          workers.set_memory_reading(reading);
+          CHECK(decode_attention_24(test.arguments, context).ok());
+          CHECK(attention.output == output && attention.log_sum_exp == log_sum_exp);
+        }
+      });
+    }
   }
 }
 
