@@ -213,9 +213,10 @@ class PrefillWarpgroup24 {
     for (int c = 0; c < kColumns; ++c) {
       const float maximum = shared_.of_row[row_of(c)];
       const bool raised = maximum > kNothing;
-      const float correction = raised ? ptx::exp2_approximate(reference_[c] - maximum) : 1.0f;
+      const float distance = raised ? reference_[c] - maximum : 0.0f;
+      const float correction = ptx::exp2_approximate(distance);
       if (raised) reference_[c] = maximum;
-      if (sum_[c] != INFINITY) sum_[c] *= correction;
+      if (sum_[c] != INFINITY) sum_[c] = scaled_sum(sum_[c], distance, correction);
       scale_outputs(c, correction);
     }
     synchronize();
@@ -334,6 +335,12 @@ class PrefillWarpgroup24 {
 
   __device__ __forceinline__ float weight(int column, float score) const {
     return ptx::exp2_approximate(fmaf(score, scale_log2_, -reference_[column]));
+  }
+
+  // Where 2^distance is 0 to f32, a sum may still count: it has a block's weights by the old reference, up to 2^128.
+  static __device__ __forceinline__ float scaled_sum(float sum, float distance, float correction) {
+    const float half = ptx::exp2_approximate(0.5f * distance);
+    return correction == 0.0f ? sum * half * half : sum * correction;
   }
 
   static __device__ int thread() { return threadIdx.x % kWarpgroupThreads; }

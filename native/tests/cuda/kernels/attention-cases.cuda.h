@@ -36,7 +36,7 @@ struct AttentionCase {
   bool ampere = false;          // the kernel that sm_80 takes, instead of sm_90a's
   bool heads_differ = false;    // kv head h keeps 7 * h keys fewer
   bool shift_scores = false;    // by about 1e4
-  bool growing_scores = false;  // later keys score higher and higher, so that running maxima keep moving
+  float growth = 0;             // > 0: later keys score higher and higher, so that running maxima keep moving
 };
 
 inline std::vector<Sequence> decode_of(const std::vector<int>& keys) {
@@ -101,7 +101,12 @@ void add_unusual_prompts(CaseList<Case>& list) {
   list.add("no queries between", {{0, 50}, {70, 70}, {0, 0}, {5, 300}});
   list.add("shifted by 1e4", {{300, 900}}, [](Case& test) { test.shift_scores = true; });
   list.add("growing maxima", {{256, 1500}}, [](Case& test) {
-    test.growing_scores = true;
+    test.growth = 0.02f;
+    test.causal = false;
+  });
+  // By more than 2^126 from one block to the next: f32 has no factor as small.
+  list.add("leaping maxima", {{256, 600}}, [](Case& test) {
+    test.growth = 0.6f;
     test.causal = false;
   });
   list.add("chunk at the end of many keys", {{130, 6000}});
@@ -170,7 +175,7 @@ struct PagedCache {
         int& block = table[cache_head * layout.table_width + key / test.block_tokens];
         if (key % test.block_tokens == 0) block = order[next++];
         const size_t at = (size_t(block) * test.block_tokens + key % test.block_tokens) * test.head_dim;
-        const float growth = test.growing_scores ? 0.02f * key : 1.0f;
+        const float growth = test.growth > 0 ? test.growth * key : 1.0f;
         for (int dim = 0; dim < test.head_dim; ++dim) {
           keys[at + dim] = Element(normal(random) * growth);
           values[at + dim] = Element(normal(random));

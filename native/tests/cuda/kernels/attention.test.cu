@@ -117,7 +117,7 @@ std::vector<Case> decode_cases() {
   add("shifted by 1e4", decode_of({900, 5000}), [](Case& test) { test.shift_scores = true; });
   add("a few queries each", few_queries_each(), unchanged);
   add("a few queries each, all keys", few_queries_each(), [](Case& test) { test.causal = false; });
-  add("growing maxima", decode_of({1500}), [](Case& test) { test.growing_scores = true; });
+  add("growing maxima", decode_of({1500}), [](Case& test) { test.growth = 0.02f; });
   return list.cases;
 }
 

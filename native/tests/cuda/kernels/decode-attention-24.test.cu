@@ -105,7 +105,7 @@ Outcome attend(const Case& test, Random& random) {
   for (size_t cache_head = 0; cache_head < layout.counts.size(); ++cache_head) {
     for (int first = 0; first < layout.counts[cache_head]; first += kBlock24Tokens) {
       for (int i = 0; i < kBlock24Tokens * test.head_dim; ++i) {
-        const float growth = test.growing_scores ? 0.02f * (first + i / test.head_dim) : 1.0f;
+        const float growth = test.growth > 0 ? test.growth * (first + i / test.head_dim) : 1.0f;
         key_block[i] = bits_of<Element>(normal(random) * growth);
         value_block[i] = bits_of<Element>(normal(random));
         if (test.shift_scores && i % test.head_dim == 0) key_block[i] = bits_of<Element>(kLargeElement);
@@ -175,7 +175,7 @@ std::vector<Case> drawn_decode_cases() {
   list.add("one long sequence", decode_of({16000}), mixed(0.5, 0.9));
   list.add("many short sequences", decode_of(std::vector<int>(300, 70)), mixed(0.5, 0.5));
   list.add("shifted by 1e4", decode_of({900, 5000}), [](Case& test) { test.shift_scores = true; });
-  list.add("growing maxima", decode_of({1500}), [](Case& test) { test.growing_scores = true; });
+  list.add("growing maxima", decode_of({1500}), [](Case& test) { test.growth = 0.02f; });
   list.add("a few queries each", few_queries_each(), mixed(0.5, 0.5));
   list.add("many queries, with small runs", {{48, 12000}, {9, 3000}}, mixed(0.5, 0.5));
   list.add("a few queries each, all keys", few_queries_each(), [](Case& test) { test.causal = false; });

@@ -105,7 +105,7 @@ Outcome attend(const Case& test, Random& random) {
       const int tokens = std::min(kBlock24Tokens, layout.counts[cache_head] - first);
       for (int i = 0; i < tokens * test.head_dim; ++i) {
         const size_t at = size_t(block) * kBlock24Tokens * test.head_dim + i;
-        keys.plain[at] = draw(test.growing_scores ? 0.02f * (first + i / test.head_dim) : 1.0f);
+        keys.plain[at] = draw(test.growth > 0 ? test.growth * (first + i / test.head_dim) : 1.0f);
         values.plain[at] = draw(1.0f);
         if (test.shift_scores && i % test.head_dim == 0) keys.plain[at] = Element(kLargeElement);
       }

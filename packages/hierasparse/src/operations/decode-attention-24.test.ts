@@ -14,7 +14,7 @@ import {
   randomSizes24,
   sizesOfTwo,
 } from '../testing/attention-24-checks.js';
-import { checkLargeScores, checkMinusInfinity, checkNaNShows } from '../testing/attention-24-extremes.js';
+import { checkLargeScores, checkLeaps, checkMinusInfinity, checkNaNShows } from '../testing/attention-24-extremes.js';
 import { compress24, type Pruning } from './compress-24.js';
 import { decodeAttention24 } from './decode-attention-24.js';
 
@@ -72,6 +72,10 @@ describeOnDevices('decodeAttention24', ({ name, open }) => {
 
   it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {
     await checkLargeScores(decodeAttention24, open(), 3);
+  });
+
+  it('loses no weight where a score leaps beyond the range of f32', async () => {
+    await checkLeaps(decodeAttention24, open(), 3);
   });
 
   it('shows a NaN and infinity in the rows that see them, and in no other', async () => {

@@ -13,7 +13,7 @@ import {
   randomSizes24,
   sizesOfTwo,
 } from '../testing/attention-24-checks.js';
-import { checkLargeScores, checkMinusInfinity, checkNaNShows } from '../testing/attention-24-extremes.js';
+import { checkLargeScores, checkLeaps, checkMinusInfinity, checkNaNShows } from '../testing/attention-24-extremes.js';
 import { prefillAttention24 } from './prefill-attention-24.js';
 
 const keyCounts = [
@@ -55,6 +55,10 @@ describeOnDevices('prefillAttention24', ({ open }) => {
 
   it('keeps to the key that outscores all others by far, and ends whatever the scores', async () => {
     await checkLargeScores(prefillAttention24, open(), 40);
+  });
+
+  it('loses no weight where a score leaps beyond the range of f32', async () => {
+    await checkLeaps(prefillAttention24, open(), 40);
   });
 
   it('shows a NaN and infinity in the rows that see them, and in no other', async () => {

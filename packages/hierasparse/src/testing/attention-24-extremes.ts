@@ -59,7 +59,19 @@ async function attendWith(
 /** Times log2 e exactly 1/8, so that no score is rounded on the way to its weight. */
 const exactScale = Math.LN2 / 8;
 
-/** Where one key outscores all others by far, its value is the output, up to the roundings of its weight and of that. */
+/** The kv head of a number of log-sum-exps [token, queryHead]. */
+const kvHeadOf = (place: number) => Math.floor(place / group) % kvHeads;
+
+/** That outputs [token, queryHead, dim] are a key's value, up to the roundings of its weight and of that, and what all others add. */
+function expectValue(output: Float64Array, cache: Cache24, dtype: Sizes24['dtype'], token: number, others = 0): void {
+  const excess = output.map((got, index) => {
+    const value = cache.number('values', 0, kvHeadOf(Math.floor(index / headDim)), token)[index % headDim] ?? NaN;
+    return Math.abs(got - value) - (2 * unitRoundoff[dtype] + 4 * unitRoundoff.f32) * Math.abs(value);
+  });
+  expect(Math.max(...excess)).toBeLessThanOrEqual(others);
+}
+
+/** Where one key outscores all others by far, its value is the output. */
 export async function checkLargeScores(attention: Attention24, device: Device, rows: number): Promise<void> {
   for (const dtype of sparseDTypes) {
     const sizes = sizesOf(dtype, rows);
@@ -68,12 +80,7 @@ export async function checkLargeScores(attention: Attention24, device: Device, r
         randomCache24(device, new OneOtherKey(best, best, number, rest), sizes);
       const expectBest = async (cache: Cache24, number: number, scale?: number) => {
         const { output } = await attendWith(attention, device, cache, sizes, number, scale);
-        const excess = output.map((got, index) => {
-          const kvHead = Math.floor(index / headDim / group) % kvHeads;
-          const value = cache.number('values', 0, kvHead, best)[index % headDim] ?? NaN;
-          return Math.abs(got - value) - (2 * unitRoundoff[dtype] + 4 * unitRoundoff.f32) * Math.abs(value);
-        });
-        expect(Math.max(...excess)).toBeLessThanOrEqual(0);
+        expectValue(output, cache, dtype, best);
       };
       // Scores of 2^24 and, times log2 e, more: f32 counts them by ones and twos.
       await expectBest(await cacheOf(4 * 512, 512), 512);
@@ -83,6 +90,26 @@ export async function checkLargeScores(attention: Attention24, device: Device, r
       await expectBest(large, 4096, exactScale);
       // Of -2^110 and less.
       if (dtype === 'bf16') await expectBest(await cacheOf(-(2 ** 53), -(2 ** 55)), 2 ** 55, exactScale);
+    }
+  }
+}
+
+/** Where a key outscores all blocks before it by about 2^126, below which f32 has no factor, its weight is not lost. */
+export async function checkLeaps(attention: Attention24, device: Device, rows: number): Promise<void> {
+  const best = 85;
+  for (const dtype of sparseDTypes) {
+    const sizes = sizesOf(dtype, rows);
+    // Exponents of 2. A sparse block keeps half of the dims, and so half of the leap.
+    for (const leap of [126, 126.5, 127, 127.5, 128, 140, 252, 253, 254, 255, 256, 280]) {
+      const cache = await randomCache24(device, new OneOtherKey(best, best, leap / 16, 0), sizes);
+      const { output, logSumExp } = await attendWith(attention, device, cache, sizes, 1, exactScale);
+      const lost = Array.from(logSumExp, (got, place) => {
+        const score = exactScale * cache.number('keys', 0, kvHeadOf(place), best).reduce((sum, number) => sum + number, 0);
+        return Math.abs(got / score - 1);
+      });
+      expect(Math.max(...lost), `${dtype}, 2^${leap}`).toBeLessThanOrEqual(headDim * unitRoundoff.f32);
+      // Of the others' values none is as large as 8.
+      expectValue(output, cache, dtype, best, 8 * keyCounts[0] * 2 ** (-leap / 2));
     }
   }
 }
