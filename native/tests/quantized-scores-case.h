@@ -63,19 +63,23 @@ struct QuantizedScoresCase : KeyScoresCase<ScoredSizes> {
   // largest dim times `query_rounding`; and how many were written that should not have been.
   int64_t wrong_scores(double query_rounding) const {
     const int dims = sizes.head_dim;
+    const std::vector<double> all_keys = decoded();
     return count_wrong([&](const std::vector<double>& given, int slot, int head) {
       const std::vector<double> query = sizes.rotated ? rotated(given) : given;
       const double norm = std::sqrt(std::inner_product(given.begin(), given.end(), given.begin(), 0.0));
       double largest = 0;
       for (const double q : query) largest = std::max(largest, std::abs(q));
-      return [=](int token, double product) {
+      return [=, &all_keys](int token, double product) {
         const int row = slot * sizes.kv_heads + head;
         const int block = table[static_cast<size_t>(row * width() + token / kBlockTokens)];
+        const double* keys_of_token = &all_keys[static_cast<size_t>((block * kBlockTokens + token % kBlockTokens) * dims)];
+        const double* q = query.data();
         double exact = 0, magnitude = 0, length = 0;
         for (int d = 0; d < dims; ++d) {
-          const double key = key_of(block, token % kBlockTokens, d);
-          exact += query[static_cast<size_t>(d)] * key;
-          magnitude += std::abs(query[static_cast<size_t>(d)] * key);
+          const double key = keys_of_token[d];
+          const double term = q[d] * key;
+          exact += term;
+          magnitude += std::abs(term);
           length += std::abs(key);
         }
         // A rotation rounds each dim once a stage, relative to the row's length.
@@ -102,6 +106,18 @@ struct QuantizedScoresCase : KeyScoresCase<ScoredSizes> {
     }
     for (double& x : row) x /= std::sqrt(run);
     return row;
+  }
+
+  // What the codes of all blocks stand for, `[block, token, dim]`.
+  std::vector<double> decoded() const {
+    std::vector<double> all;
+    all.reserve(static_cast<size_t>(all_blocks() * kBlockTokens * sizes.head_dim));
+    for (int block = 0; block < all_blocks(); ++block) {
+      for (int token = 0; token < kBlockTokens; ++token) {
+        for (int d = 0; d < sizes.head_dim; ++d) all.push_back(key_of(block, token, d));
+      }
+    }
+    return all;
   }
 
   // What the code of a dim stands for.
