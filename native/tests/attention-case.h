@@ -182,8 +182,6 @@ struct AttentionCase {
     return gaps_untouched(what);
   }
 
-  bool agrees(Isa isa) const { return agrees(oracle(), isa); }
-
  private:
   void fill(std::mt19937& random, DType dtype, std::vector<uint8_t>& bytes, int64_t count, int exponent) {
     bytes.resize(static_cast<size_t>(count) * byte_size(dtype));

@@ -40,8 +40,10 @@ inline AttentionShape random_shape(std::mt19937& random, std::initializer_list<i
   return s;
 }
 
+// `on_every_build` calls its argument with an operation and an instruction set for it, for each build. All builds are compared
+// with one run of an oracle, which takes most of the time.
+
 // Negative numbers of earlier keys leave the first rows without any.
-// `on_every_build` calls its argument with an operation and an instruction set for it, for each build.
 template <class OnEveryBuild>
 void check_random_cases(OnEveryBuild&& on_every_build, std::initializer_list<int> query_counts,
                         std::initializer_list<int> earlier_keys) {
@@ -57,7 +59,8 @@ void check_random_cases(OnEveryBuild&& on_every_build, std::initializer_list<int
   }
 }
 
-inline void check_shifted_scores(AttentionOperation operation, Isa isa, int queries) {
+template <class OnEveryBuild>
+void check_shifted_scores(OnEveryBuild&& on_every_build, int queries) {
   for (const auto& [shift, dtype] : {std::pair{0.0, DType::f32}, {1e4, DType::f32}, {0.0, DType::bf16}, {1e4, DType::bf16}}) {
     AttentionShape s;
     s.cache_dtype = dtype;
@@ -69,8 +72,11 @@ inline void check_shifted_scores(AttentionOperation operation, Isa isa, int quer
     s.score_shift = shift;
     AttentionCase c(s, 3);
     Workers workers(2);
-    run(operation, c, workers, isa);
-    CHECK(c.agrees(isa));
+    const std::vector<WantedRow> wanted = c.oracle();
+    on_every_build([&](AttentionOperation operation, Isa isa) {
+      run(operation, c, workers, isa);
+      CHECK(c.agrees(wanted, isa));
+    });
   }
 }
 
@@ -101,39 +107,42 @@ inline void check_nan_shows_where_it_is_seen(AttentionOperation operation, Isa i
 }
 
 // On more threads, and one entry at a time, bit for bit the same.
-inline void check_independent_of_threads_and_neighbours(AttentionOperation operation, Isa isa,
-                                                        int most_queries, DType cache_dtype = DType::f16) {
+template <class OnEveryBuild>
+void check_independent_of_threads_and_neighbours(OnEveryBuild&& on_every_build, int most_queries,
+                                                 DType cache_dtype = DType::f16) {
   AttentionShape s;
   s.queries = {most_queries, 1, most_queries, 2};
   s.key_counts = {most_queries, 513, 1, 70, 300, 900, 2, 2};
   s.query_heads = 6;
   s.kv_heads = 2;
   s.cache_dtype = cache_dtype;
-  AttentionCase together(s, 5);
-  Workers one(1);
-  run(operation, together, one, isa);
-  CHECK(together.agrees(isa));
-
-  AttentionCase threaded(s, 5);
-  Workers three(3);
-  run(operation, threaded, three, isa);
-  CHECK(same_results(together, threaded));
-
-  AttentionCase alone(s, 5);
+  AttentionCase together(s, 5), threaded(s, 5), alone(s, 5);
+  const std::vector<WantedRow> wanted = together.oracle();
   const std::vector<int32_t> slots = alone.slots;
   const std::vector<int32_t> query_start = alone.query_start;
   alone.arguments.batch = 1;
-  ExecutionContext context{one, isa};
-  for (size_t b = 0; b < slots.size(); ++b) {
-    alone.arguments.slots = &slots[b];
-    alone.arguments.query_start = &query_start[b];
-    CHECK(operation(alone.arguments, context).ok());
-  }
-  CHECK(same_results(together, alone));
+  Workers one(1), three(3);
+  on_every_build([&](AttentionOperation operation, Isa isa) {
+    run(operation, together, one, isa);
+    CHECK(together.agrees(wanted, isa));
+
+    run(operation, threaded, three, isa);
+    CHECK(same_results(together, threaded));
+
+    alone.poison();
+    ExecutionContext context{one, isa};
+    for (size_t b = 0; b < slots.size(); ++b) {
+      alone.arguments.slots = &slots[b];
+      alone.arguments.query_start = &query_start[b];
+      CHECK(operation(alone.arguments, context).ok());
+    }
+    CHECK(same_results(together, alone));
+  });
 }
 
 // The same cache as one block and as many: bit for bit the same.
-inline void check_blocks_equal_contiguous(AttentionOperation operation, Isa isa, DType cache_dtype = DType::f32) {
+template <class OnEveryBuild>
+void check_blocks_equal_contiguous(OnEveryBuild&& on_every_build, DType cache_dtype = DType::f32) {
   AttentionShape s;
   s.cache_dtype = cache_dtype;
   s.queries = {4};
@@ -153,9 +162,11 @@ inline void check_blocks_equal_contiguous(AttentionOperation operation, Isa isa,
     }
   }
   Workers workers(2);
-  run(operation, contiguous, workers, isa);
-  run(operation, paged, workers, isa);
-  CHECK(same_results(contiguous, paged));
+  on_every_build([&](AttentionOperation operation, Isa isa) {
+    run(operation, contiguous, workers, isa);
+    run(operation, paged, workers, isa);
+    CHECK(same_results(contiguous, paged));
+  });
 }
 
 inline void check_refusals(AttentionOperation operation) {

@@ -6,9 +6,21 @@ namespace {
 
 constexpr DType kCacheTypes[] = {DType::f16, DType::bf16};
 
+constexpr auto on_every_dense_prefill = [](auto&& body) {
+  on_every_prefill([&](const PrefillBuild& build) { body(build.dense, build.isa); });
+};
+
+void check_every_dense_prefill(AttentionCase& c, Workers& workers) {
+  const std::vector<WantedRow> wanted = c.oracle();
+  on_every_dense_prefill([&](AttentionOperation operation, Isa isa) {
+    run(operation, c, workers, isa);
+    CHECK(c.agrees(wanted, isa));
+  });
+}
+
 // Bit for bit, because a row meets the same tiles of keys in the same order, and keys that it does not
 // see weigh exactly nothing.
-void check_chunks_equal_one_shot(const PrefillBuild& build, DType cache_dtype, int head_dim) {
+void check_chunks_equal_one_shot(DType cache_dtype, int head_dim) {
   AttentionShape s;
   s.queries = {131};
   s.key_counts = {131, 131};
@@ -16,23 +28,26 @@ void check_chunks_equal_one_shot(const PrefillBuild& build, DType cache_dtype, i
   s.kv_heads = 2;
   s.head_dim = head_dim;
   s.cache_dtype = cache_dtype;
-  AttentionCase whole(s, 5);
+  AttentionCase whole(s, 5), chunked(s, 5);
+  const std::vector<WantedRow> wanted = whole.oracle();
   Workers workers(1);
-  run(build.dense, whole, workers, build.isa);
-  CHECK(whole.agrees(build.isa));
+  on_every_dense_prefill([&](AttentionOperation operation, Isa isa) {
+    run(operation, whole, workers, isa);
+    CHECK(whole.agrees(wanted, isa));
 
-  ExecutionContext context{workers, build.isa};
-  for (const int32_t chunk : {1, 7, 64}) {
-    AttentionCase chunked(s, 5);
-    for (int32_t first = 0; first < 131; first += chunk) {
-      const int32_t end = std::min(131, first + chunk);
-      chunked.query_start[0] = first;
-      chunked.query_start[1] = end;
-      chunked.count_of(0, 0) = chunked.count_of(0, 1) = end;
-      CHECK(build.dense(chunked.arguments, context).ok());
+    ExecutionContext context{workers, isa};
+    for (const int32_t chunk : {1, 7, 64}) {
+      chunked.poison();
+      for (int32_t first = 0; first < 131; first += chunk) {
+        const int32_t end = std::min(131, first + chunk);
+        chunked.query_start[0] = first;
+        chunked.query_start[1] = end;
+        chunked.count_of(0, 0) = chunked.count_of(0, 1) = end;
+        CHECK(operation(chunked.arguments, context).ok());
+      }
+      CHECK(same_results(whole, chunked));
     }
-    CHECK(same_results(whole, chunked));
-  }
+  });
 }
 
 AttentionShape two_heads(DType cache_dtype) {
@@ -46,7 +61,7 @@ AttentionShape two_heads(DType cache_dtype) {
 }
 
 // Queries, keys and values near the ends of f32's range, whose scores are not.
-void check_range(const PrefillBuild& build) {
+void check_range() {
   Workers workers(2);
   for (const auto& [query, key] : {std::pair{-70, 70}, {70, -70}, {120, -118}, {-120, 120}, {125, -128}, {-10, -60}}) {
     for (const int value : {0, 70, 120, -90, -105}) {
@@ -55,14 +70,13 @@ void check_range(const PrefillBuild& build) {
       s.key_exponent = key;
       s.value_exponent = value;
       AttentionCase c(s, 8);
-      run(build.dense, c, workers, build.isa);
-      CHECK(c.agrees(build.isa));
+      check_every_dense_prefill(c, workers);
     }
   }
 }
 
 // Powers of two that differ from dim to dim, those of queries and of keys opposite to each other.
-void check_mixed_range(const PrefillBuild& build) {
+void check_mixed_range() {
   AttentionCase c(two_heads(DType::bf16), 9);
   const auto multiply = [&](DType dtype, std::vector<uint8_t>& bytes, int sign) {
     constexpr int kExponents[] = {0, 120, -120, 60, 30, -40, -125};
@@ -74,12 +88,11 @@ void check_mixed_range(const PrefillBuild& build) {
   multiply(c.shape.query_dtype, c.query, 1);
   multiply(c.shape.cache_dtype, c.keys, -1);
   Workers workers(2);
-  run(build.dense, c, workers, build.isa);
-  CHECK(c.agrees(build.isa));
+  check_every_dense_prefill(c, workers);
 }
 
 // The second half of each key takes back what the first half adds to a score, but for a few bits.
-void check_cancelling(const PrefillBuild& build) {
+void check_cancelling() {
   for (const int head_dim : {64, 128}) {
     AttentionShape s = two_heads(DType::bf16);
     s.head_dim = head_dim;
@@ -94,8 +107,7 @@ void check_cancelling(const PrefillBuild& build) {
       write_element(DType::f32, c.query, i, -(1 + 0x1p-20f) * read_element(DType::f32, c.query, i - half));
     }
     Workers workers(1);
-    run(build.dense, c, workers, build.isa);
-    CHECK(c.agrees(build.isa));
+    check_every_dense_prefill(c, workers);
   }
 }
 
@@ -154,27 +166,22 @@ void check_queries_that_are_no_numbers(const PrefillBuild& build) {
 }  // namespace
 
 TEST("prefill-attention agrees with the oracle") {
-  const auto on_every_build = [](auto&& body) {
-    on_every_prefill([&](const PrefillBuild& build) { body(build.dense, build.isa); });
-  };
-  check_random_cases(on_every_build, {0, 1, 2, 17, 65, 130}, {-5, 0, 0, 1, 63, 200});
-  on_every_prefill([](const PrefillBuild& build) { check_shifted_scores(build.dense, build.isa, 70); });
+  check_random_cases(on_every_dense_prefill, {0, 1, 2, 17, 65, 130}, {-5, 0, 0, 1, 63, 200});
+  check_shifted_scores(on_every_dense_prefill, 70);
 }
 
 TEST("prefill-attention does not depend on threads, neighbours, chunks or blocks") {
-  on_every_prefill([](const PrefillBuild& build) {
-    for (const DType dtype : kCacheTypes) {
-      check_independent_of_threads_and_neighbours(build.dense, build.isa, 100, dtype);
-      for (const int head_dim : {64, 128}) check_chunks_equal_one_shot(build, dtype, head_dim);
-      check_blocks_equal_contiguous(build.dense, build.isa, dtype == DType::bf16 ? dtype : DType::f32);
-    }
-  });
+  for (const DType dtype : kCacheTypes) {
+    check_independent_of_threads_and_neighbours(on_every_dense_prefill, 100, dtype);
+    for (const int head_dim : {64, 128}) check_chunks_equal_one_shot(dtype, head_dim);
+    check_blocks_equal_contiguous(on_every_dense_prefill, dtype == DType::bf16 ? dtype : DType::f32);
+  }
 }
 
 TEST("prefill-attention keeps its bound over f32's whole range") {
-  on_every_prefill(check_range);
-  on_every_prefill(check_mixed_range);
-  on_every_prefill(check_cancelling);
+  check_range();
+  check_mixed_range();
+  check_cancelling();
 }
 
 TEST("prefill-attention shows a NaN in the rows that see it, and in no other") {
