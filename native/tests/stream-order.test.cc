@@ -13,7 +13,7 @@ using namespace kv::tests;
 
 namespace {
 
-void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+void rest() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
 // What `reader` finds in a value that `writer`, which is late, sets to 1.
 int value_read(const std::shared_ptr<Device>& device, bool waits) {
@@ -26,7 +26,7 @@ int value_read(const std::shared_ptr<Device>& device, bool waits) {
   if (waits) reader.wait_for(writer);
   reader.enqueue(operation("read", [&] { found = value.load(); }));
   if (waits) {
-    pause();
+    rest();
     CHECK(found == -1);
   } else {
     CHECK(reached(reader).ok());
@@ -54,7 +54,7 @@ TEST("a stream that waits does not overwrite what a late one still reads") {
     reader.enqueue(operation("read", gate.pass([&] { found = value; })));
     writer.wait_for(reader);
     writer.enqueue(operation("write", [&] { value = 2; }));
-    pause();
+    rest();
     gate.open();
     CHECK(reached(reader).ok() && reached(writer).ok());
     CHECK(found == 1 && value == 2);
@@ -153,7 +153,7 @@ TEST("a stream that is closed lets those go that wait for it, and says so") {
       waiting.wait_for(closed);
       while (!began) std::this_thread::yield();
       opener = std::thread([&] {
-        pause();
+        rest();
         gate.open();
       });
     }
