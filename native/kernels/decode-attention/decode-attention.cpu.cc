@@ -97,7 +97,7 @@ struct DenseCache : PlainRows {
 void decode_attention(const PagedAttentionArguments& a, Workers& workers) {
   with_float_type(a.cache_dtype, [&](auto element) {
     using T = decltype(element);
-    if constexpr (sizeof(T) == 2 && kLanes >= 8) {
+    if constexpr (kLanes >= 8) {
       const MemoryReading reading = workers.memory_reading();
       if (reading.cache == 2) return decode_splits(a, DenseCache<T, 2>{{}, a, reading.requests > 1}, workers);
     }
