@@ -31,7 +31,9 @@ constexpr int64_t kChunksPerWorker = 16;
 // multiplied in parts. The sums of a block of rows of weights wait in memory meanwhile.
 constexpr int kSharingRows = kLanes == 16 ? 8 : 1;
 constexpr int64_t kBlockSums = 512;
-// Several rows read so many bytes of weights, or one row of them, one behind the other. Parts are asked for this far ahead.
+// Several rows of input read so many bytes of weights, or one row of them, one behind the other. Parts are asked for this far
+// ahead. One row of input reads all weights at once for which the distances above hold: to begin anew takes as long as a sixth of
+// a row of 768 features.
 constexpr int64_t kRunBytes = 4 << 10;
 constexpr int64_t kAheadOfParts = 12 << 10;
 
@@ -169,6 +171,10 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
   const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
   const int64_t row_bytes = a.weight_stride * kBytes, part = part_features(a);
   const int64_t most_run = a.tokens == 1 || part * kBytes >= kRunBytes ? together : kRunBytes / (part * kBytes);
+  const auto run_of_one = [&](int64_t left) {
+    const int64_t rows = left - kAheadOfSecond / row_bytes - together;
+    return rows > together ? rows / together * together : together;
+  };
   const auto in_runs = [&](int64_t bytes) { return divide_up(bytes, part * kBytes * most_run) * most_run; };
   const int64_t ahead = requests > 0 ? most_run : in_runs(kAheadOfParts), second_ahead = in_runs(kAheadOfSecond);
   alignas(64) float sums[kBlockSums * kChains * kLanes];
@@ -185,7 +191,8 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
       };
       for (int64_t run, each = 0; each < block; each += run) {
         while (each + together > block) together = requests == 0 ? together / 2 : 1;
-        run = smaller(most_run, (block - each) / together * together);
+        const int64_t wanted = a.tokens == 1 ? run_of_one(end - begin - out - each) : most_run;
+        run = smaller(wanted, (block - each) / together * together);
         const Asked asked = part >= a.in_features
                                 ? asked_for<requests>((end - begin - out - each - run + together) * row_bytes, row_bytes, together)
                                 : Asked{requests > 0 ? later(each, second_ahead) : 0, later(each, ahead)};
