@@ -172,7 +172,7 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
   const int64_t row_bytes = a.weight_stride * kBytes, part = part_features(a);
   const int64_t most_run = a.tokens == 1 || part * kBytes >= kRunBytes ? together : kRunBytes / (part * kBytes);
   const auto run_of_one = [&](int64_t left) {
-    const int64_t rows = left - kAheadOfSecond / row_bytes - together;
+    const int64_t rows = left - (row_bytes > 0 ? kAheadOfSecond / row_bytes : 0) - together;
     return rows > together ? rows / together * together : together;
   };
   const auto in_runs = [&](int64_t bytes) { return divide_up(bytes, part * kBytes * most_run) * most_run; };
