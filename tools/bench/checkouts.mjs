@@ -35,17 +35,14 @@ for (const threads of values.threads.split(',').map(Number)) {
   const names = await before.names();
   await after.names();
   for (const name of names) {
-    const times = { before: [], after: [] };
+    const sides = [before, after].map((checkout) => ({ checkout, times: [] }));
     for (let round = -1; round < Number(values.rounds); round++) {
-      const order = [
-        ['before', before],
-        ['after', after],
-      ];
-      for (const [which, process] of round % 2 === 0 ? order : order.toReversed()) {
-        const milliseconds = await process.time(name);
-        if (round >= 0) times[which].push(milliseconds);
+      for (const { checkout, times } of round % 2 === 0 ? sides : sides.toReversed()) {
+        const milliseconds = await checkout.time(name);
+        if (round >= 0) times.push(milliseconds);
       }
     }
+    const [earlier, later] = sides.map(({ times }) => summarise(times));
     const row = {
       measure: `${name}, ${threads === 1 ? '1 thread' : `${threads} threads`}, ${processor()}`,
       shapes: { threads },
@@ -54,8 +51,8 @@ for (const threads of values.threads.split(',').map(Number)) {
       unit: 'ms',
       better: 'lower',
       chart: false,
-      result: summarise(times.after),
-      reference: { name: values.name, ...summarise(times.before) },
+      result: later,
+      reference: { name: values.name, ...earlier },
       target: { ratio: 0.99 },
       ...stamp(),
     };

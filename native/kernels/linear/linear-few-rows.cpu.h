@@ -32,8 +32,7 @@ constexpr int64_t kChunksPerWorker = 16;
 constexpr int kSharingRows = kLanes == 16 ? 8 : 1;
 constexpr int64_t kBlockSums = 512;
 // Several rows of input read so many bytes of weights, or one row of them, one behind the other. Parts are asked for this far
-// ahead. One row of input reads all weights at once for which the distances above hold: to begin anew takes as long as a sixth of
-// a row of 768 features.
+// ahead.
 constexpr int64_t kRunBytes = 4 << 10;
 constexpr int64_t kAheadOfParts = 12 << 10;
 
@@ -171,7 +170,9 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
   const W* weight = static_cast<const W*>(a.weight) + begin * a.weight_stride;
   const int64_t row_bytes = a.weight_stride * kBytes, part = part_features(a);
   const int64_t most_run = a.tokens == 1 || part * kBytes >= kRunBytes ? together : kRunBytes / (part * kBytes);
-  const auto run_of_one = [&](int64_t left) {
+  // One row of input: all rows of weights behind which as much is left as is asked for ahead. To begin a run takes a sixth of the
+  // time of a row of 768 features.
+  const auto longest_run = [&](int64_t left) {
     const int64_t rows = left - (row_bytes > 0 ? kAheadOfSecond / row_bytes : 0) - together;
     return rows > together ? rows / together * together : together;
   };
@@ -191,7 +192,7 @@ void multiply_outs(const LinearArguments& a, const PackedGroups& packed, int64_t
       };
       for (int64_t run, each = 0; each < block; each += run) {
         while (each + together > block) together = requests == 0 ? together / 2 : 1;
-        const int64_t wanted = a.tokens == 1 ? run_of_one(end - begin - out - each) : most_run;
+        const int64_t wanted = a.tokens == 1 ? longest_run(end - begin - out - each) : most_run;
         run = smaller(wanted, (block - each) / together * together);
         const Asked asked = part >= a.in_features
                                 ? asked_for<requests>((end - begin - out - each - run + together) * row_bytes, row_bytes, together)
