@@ -14,12 +14,12 @@ import {
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { basename, dirname, join } from 'node:path';
+import { basename, dirname, join, relative, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 import { installedBinary } from './build-native.mjs';
 
-const root = fileURLToPath(new URL('..', import.meta.url));
+const root = resolve(fileURLToPath(new URL('..', import.meta.url)));
 const kit = join(root, 'build/test-kit');
 const archive = `${kit}.tar.xz`;
 const largestArchive = 60_000_000;
@@ -89,15 +89,21 @@ function link(name, target) {
   symlinkSync(join(name.includes('/') ? '../..' : '..', target.slice(kit.length + 1)), path);
 }
 
-/** Copies an installed dependency and what it depends on, without types and source maps. */
-function packDependency(name) {
-  const target = join(kit, 'node_modules', name);
+/** Where Node finds a dependency of `folder`: in the nearest node_modules above it that has it. */
+function installedFolder(name, folder) {
+  const installed = join(folder, 'node_modules', name);
+  if (existsSync(installed)) return installed;
+  if (folder === root) throw new Error(`${name} is not installed. Run "npm ci --ignore-scripts" first.`);
+  return installedFolder(name, dirname(folder));
+}
+
+/** Copies a dependency of `folder` and what it depends on, without types and source maps. */
+function packDependency(name, folder) {
+  const source = installedFolder(name, folder);
+  const target = join(kit, relative(root, source));
   if (existsSync(target)) return;
-  const source = join(root, 'node_modules', name);
   cpSync(source, target, { recursive: true, filter: (file) => !/\.(map|md|[cm]?ts)$/.test(file) });
-  for (const dependency of Object.keys(manifestOf(source).dependencies ?? {})) {
-    if (!existsSync(join(source, 'node_modules', dependency))) packDependency(dependency);
-  }
+  for (const dependency of Object.keys(manifestOf(source).dependencies ?? {})) packDependency(dependency, source);
 }
 
 function packAddon() {
@@ -149,9 +155,9 @@ try {
   for (const folder of packages) {
     await packPackage(folder, provided);
     const { dependencies = {} } = manifestOf(folder);
-    for (const name of Object.keys(dependencies)) if (!name.startsWith('@kv/')) packDependency(name);
+    for (const name of Object.keys(dependencies)) if (!name.startsWith('@kv/')) packDependency(name, folder);
   }
-  packDependency('fast-check');
+  packDependency('fast-check', root);
   for (const folder of ['models', 'tools/bench', 'tools/gpu']) cpSync(join(root, folder), join(kit, folder), { recursive: true });
   const rows = 'docs/benchmarks';
   for (const file of readdirSync(join(root, rows)).filter((file) => file.endsWith('.json'))) cpSync(join(root, rows, file), join(kit, rows, file));

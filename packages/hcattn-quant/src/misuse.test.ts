@@ -226,7 +226,15 @@ const functions: readonly MisusedFunction[] = [
     ],
   }),
   misusedOperation(dequantizeKv, blocks, { outputs: ['keys', 'values'], legal: [] }),
-  misusedOperation(loadValues, codesOfValues, { outputs: ['values'], legal: [anyFloat('values'), freeAxis('values', 'block'), rowsApart('values')] }),
+  misusedOperation(loadValues, codesOfValues, {
+    outputs: ['values'],
+    legal: [
+      anyFloat('values'),
+      freeAxis('values', 'block'),
+      rowsApart('values'),
+      legalTogether('args\\.(hostValues|valueScales)', 'f32|bf16|f16|absent|undefined', 'values without scales'),
+    ],
+  }),
   misusedOperation(copyValues, copiedValues, {
     outputs: ['hostValues', 'valueScales'],
     legal: [anyFloat('values'), legalAt('values', 'f32', 'any float dtype'), freeAxis('values', 'block'), rowsApart('values')],
