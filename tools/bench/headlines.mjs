@@ -5,6 +5,7 @@ import { measuredTable, ratioOf, rowOf, withMeasured } from './measured-tables.m
 export const HEADLINE_CHART = fileURLToPath(new URL('../../docs/pictures/headlines.svg', import.meta.url));
 
 const ZEN_5 = 'AMD EPYC, family 26, model 2, 2.6 GHz';
+const XEON = 'Intel(R) Xeon(R) Processor, family 6, model 207, 2.1 GHz';
 
 // The rows that the README shows: a file of docs/benchmarks, a measure in it, what it says to a stranger, and, if the README's
 // picture has it, its label there.
@@ -26,7 +27,9 @@ const GROUPS = [
       ['foundation-cpu', `decode, 1.1B, 64 tokens of prompt, f16, 2 threads, ${ZEN_5}`, '1.1B model in f16, answer, 2 threads', 'CPU: 1.1B model, answer, 2 threads'],
       ['foundation-cpu', `decode, 1.1B, 64 tokens of prompt, bf16, 1 thread, ${ZEN_5}`, '1.1B model in bf16, answer, 1 thread'],
       ['foundation-cpu', `decode, 1.1B, 64 tokens of prompt, bf16, 2 threads, ${ZEN_5}`, '1.1B model in bf16, answer, 2 threads'],
-      ['amx-cpu', 'prefill on AMX, 1.1B, 4096 tokens of prompt, bf16, 16 threads, Intel(R) Xeon(R) Processor, family 6, model 207, 2.1 GHz', '1.1B model in bf16, prompt of 4,096 tokens, Intel Xeon with AMX, 16 threads'],
+      ['foundation-cpu', `prefill, 1.1B, 4096 tokens of prompt, bf16, 16 threads, ${XEON}`, '1.1B model in bf16, prompt of 4,096 tokens, Intel Xeon with AMX, 16 threads', 'CPU: 1.1B model, prompt of 4,096, Xeon, 16 threads'],
+      ['foundation-cpu', `decode, 1.1B, 64 tokens of prompt, bf16, 16 threads, ${XEON}`, '1.1B model in bf16, answer, Intel Xeon with AMX, 16 threads', 'CPU: 1.1B model, answer, Xeon, 16 threads'],
+      ['foundation-cpu', `decode, 1.1B, 64 tokens of prompt, f16, 16 threads, ${XEON}`, '1.1B model in f16, answer, Intel Xeon with AMX, 16 threads'],
       ['linear', 'linear, 512 × 768 → 2048, f32 weights, 2 threads', 'linear layer, 512 rows, 768 → 2,048, 2 threads'],
       ['skeleton-cpu', 'prompt of 16384 tokens, 2 threads, clustered at 1/10', 'small model, prompt of 16,384 tokens over a tenth of its blocks'],
       ['serving-cpu', 'a later token, offload-1/4, 16000 tokens of prompt, 2 threads', 'small model, a later token behind 16,000, a cache over two memories'],

@@ -43,9 +43,14 @@ struct DenseBlock {
 
   const T* row(int token) const { return rows + token * stride; }
   Vec at(int token, int d) const { return load(row(token) + d); }
+  int ahead_of(int token) const { return token; }
+  template <int kRows>
+  __attribute__((always_inline)) void fetch(int token, int on, int first, int elements) const {
+    ahead.fetch((token + on) * dim + first, elements);
+  }
   template <int kRows>
   __attribute__((always_inline)) void fetch_next(int token, int first, int elements) const {
-    ahead.fetch(token * dim + first, elements);
+    fetch<kRows>(token, 0, first, elements);
   }
 };
 

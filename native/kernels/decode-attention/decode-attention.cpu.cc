@@ -10,6 +10,8 @@ namespace {
 constexpr int kRunKeys = 64;
 // Memory is asked for this far ahead of its use: what a core reads while one line of it is on its way.
 constexpr int64_t kAheadBytes = 16 << 10;
+// For a core whose own prefetchers read ahead, but not beyond a page of 4 KiB: it is asked for memory of the same page.
+constexpr int64_t kBehindBytes = 3 << 10, kNearBytes = 1 << 10;
 
 // The keys, or values, of a head from `first` on to `end`.
 struct Stretch {
@@ -38,7 +40,8 @@ int32_t keys_ahead(const PagedAttentionArguments& a) {
 template <class T, int kCache, class Body>
 void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const Stretch& then, int dim, float* padded,
                   bool again, Body&& body) {
-  const int32_t ahead = keys_ahead<T>(a);
+  const bool near = kCache == 2 && !again;
+  const int32_t ahead = near ? kRunKeys : keys_ahead<T>(a);
   for (int32_t key = now.first; key < now.end;) {
     int32_t count = a.block_tokens - key % a.block_tokens;
     count = count < now.end - key ? count : now.end - key;
@@ -48,7 +51,12 @@ void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const St
       const int32_t after = then.first + key + ahead - now.end;
       const T* next = key + ahead < now.end ? row_of<T>(a, now, key + ahead)
                                             : row_of<T>(a, then, after < then.end ? after : then.end - 1);
-      body(Run<T, kCache>{rows, next, a.token_stride, count, again}, key);
+      Run<T, kCache> run{rows, next, a.token_stride, count, again, dim};
+      if (near) {
+        run.behind = {rows, next, a.token_stride, count, kBehindBytes};
+        run.near = {rows, next, a.token_stride, count, kNearBytes};
+      }
+      body(run, key);
     } else {
       for (int32_t i = 0; i < count; ++i)
         load_row(rows + i * a.token_stride, padded + i * dim, a.head_dim, dim);

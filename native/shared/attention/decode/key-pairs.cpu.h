@@ -76,12 +76,13 @@ __attribute__((noinline)) void score_pairs(const float* queries, const Keys& key
     const Element* group[kPairedKeys];
 #pragma GCC unroll 8
     for (int k = 0; k < kPairedKeys; ++k) group[k] = keys.row(key + k < keys.count ? key + k : keys.count - 1);
+    const auto ahead = keys.ahead_of(key);
     Vec totals[kRows][kKeyPairs] = {};
 #pragma GCC unroll 4
     for (int d = 0; d < kPairedDim; d += kLanes) {
       // A burst of as many lines as a core can wait for leaves the memory idle until the next one.
 #pragma GCC unroll 2
-      for (int k = 0; k < kStepKeys; ++k) keys.template fetch_next<kRows>(key + d / kLanes * kStepKeys + k, 0, kPairedDim);
+      for (int k = 0; k < kStepKeys; ++k) keys.template fetch<kRows>(ahead, d / kLanes * kStepKeys + k, 0, kPairedDim);
       Vec loaded[kKeyPairs][2];
 #pragma GCC unroll 4
       for (int p = 0; p < kKeyPairs; ++p) Pair::load(group[p] + d, group[p + kKeyPairs] + d, loaded[p]);

@@ -18,8 +18,27 @@ constexpr int kKeyGroup = 4;
 template <int kRows>
 constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
-// `rows` of the cache, `stride` elements apart, and the `next` rows that will be read later. One next row is asked for, in the
-// first or second cache of the core, for each row in use. This keeps the memory busy while the run is computed.
+// The rows `bytes` behind those of a run: the first of them lie in the run, the others in the next one.
+template <class T>
+struct RowsBehind {
+  const T* in_run = nullptr;
+  const T* in_next = nullptr;
+  int first_in_next = 0;
+
+  RowsBehind() = default;
+  RowsBehind(const T* rows, const T* next, int64_t stride, int count, int64_t bytes) {
+    const int64_t row_bytes = stride * static_cast<int64_t>(sizeof(T));
+    const int behind = bytes > row_bytes ? static_cast<int>(bytes / row_bytes) : 1;
+    first_in_next = count - behind;
+    in_run = rows + behind * stride;
+    in_next = next - first_in_next * stride;
+  }
+  const T* of(int row, int64_t stride) const { return (row < first_in_next ? in_run : in_next) + row * stride; }
+};
+
+// `rows` of the cache, `stride` elements apart. Memory that will be read later is asked for with each row in use, which keeps the
+// memory busy while the run is computed. kCache is 1: a row of `next`, in the core's first cache. kCache is 2: the same in its
+// second cache, if `again`; otherwise a row shortly behind, in the second cache, and one nearer still, in the first.
 template <class T, int kCache = 1>
 struct Run {
   typedef T Element;
@@ -29,20 +48,47 @@ struct Run {
   int64_t stride;
   int count;
   bool again = false;  // whether the core drops requests for its second cache
+  int dim = 0;
+  RowsBehind<T> behind{}, near{};
 
   const T* row(int index) const { return rows + index * stride; }
   // The dims d .. d + kLanes - 1 of a row.
   Vec at(int index, int d) const { return load(row(index) + d); }
-  // GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at. For kRows query rows:
-  // one leaves the core time to ask four times, two leave time for three.
+
+  // What is asked for with a row.
+  struct Ahead {
+    const T* row;
+    const T* near;
+  };
+  __attribute__((always_inline)) Ahead ahead_of(int row) const {
+    if (kCache == 2 && !again) return {behind.of(row, stride), near.of(row, stride)};
+    return {next + row * stride, nullptr};
+  }
+  // Asks for what is `on` rows behind `ahead`, for kRows query rows: one leaves the core time to ask four times, two leave time for
+  // three. GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at.
   template <int kRows>
-  __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
+  __attribute__((always_inline)) void fetch(Ahead ahead, int on, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
-    const int requests = kCache == 2 && kRows <= 2 && again ? 5 - kRows : 1;
+    if (kCache == 2 && !again) {
+      if (first > 0) return;
+#pragma GCC unroll 4
+      for (int d = 0; d < elements; d += kLineElements) {
+        __builtin_prefetch(ahead.row + on * stride + d, 0, 2);
+        __builtin_prefetch(ahead.near + on * stride + d, 0, 3);
+      }
+      return;
+    }
+    const int requests = kCache == 2 && kRows <= 2 ? 5 - kRows : 1;
 #pragma GCC unroll 8
     for (int d = first; d < first + elements; d += kLineElements) {
-      for (int i = 0; i < requests; ++i) __builtin_prefetch(next + row * stride + d, 0, kCache == 1 ? 3 : 2);
+      for (int i = 0; i < requests; ++i) __builtin_prefetch(ahead.row + on * stride + d, 0, kCache == 1 ? 3 : 2);
     }
+  }
+  template <int kRows>
+  __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
+    // All of a row at once, so that memory is asked for in its order.
+    const bool whole = kCache == 2 && !again && elements < dim;
+    fetch<kRows>(ahead_of(row), 0, first, whole ? dim : elements);
   }
 };
 
