@@ -40,8 +40,8 @@ int32_t keys_ahead(const PagedAttentionArguments& a) {
 template <class T, int kCache, class Body>
 void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const Stretch& then, int dim, float* padded,
                   bool again, Body&& body) {
-  const bool near = kCache == 2 && !again;
-  const int32_t ahead = near ? kRunKeys : keys_ahead<T>(a);
+  const bool nearby = Run<T, kCache>::asks_nearby(again);
+  const int32_t ahead = nearby ? kRunKeys : keys_ahead<T>(a);
   for (int32_t key = now.first; key < now.end;) {
     int32_t count = a.block_tokens - key % a.block_tokens;
     count = count < now.end - key ? count : now.end - key;
@@ -52,7 +52,7 @@ void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const St
       const T* next = key + ahead < now.end ? row_of<T>(a, now, key + ahead)
                                             : row_of<T>(a, then, after < then.end ? after : then.end - 1);
       Run<T, kCache> run{rows, next, a.token_stride, count, again, dim};
-      if (near) {
+      if (nearby) {
         run.behind = {rows, next, a.token_stride, count, kBehindBytes};
         run.near = {rows, next, a.token_stride, count, kNearBytes};
       }

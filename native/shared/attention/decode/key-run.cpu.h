@@ -55,13 +55,16 @@ struct Run {
   // The dims d .. d + kLanes - 1 of a row.
   Vec at(int index, int d) const { return load(row(index) + d); }
 
+  // Whether rows shortly behind are asked for. With AVX2 the code would be too large for what it gains.
+  static bool asks_nearby(bool again) { return kCache == 2 && kLanes == 16 && !again; }
+
   // What is asked for with a row.
   struct Ahead {
     const T* row;
     const T* near;
   };
   __attribute__((always_inline)) Ahead ahead_of(int row) const {
-    if (kCache == 2 && !again) return {behind.of(row, stride), near.of(row, stride)};
+    if (asks_nearby(again)) return {behind.of(row, stride), near.of(row, stride)};
     return {next + row * stride, nullptr};
   }
   // Asks for what is `on` rows behind `ahead`, for kRows query rows: one leaves the core time to ask four times, two leave time for
@@ -69,16 +72,17 @@ struct Run {
   template <int kRows>
   __attribute__((always_inline)) void fetch(Ahead ahead, int on, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
-    if (kCache == 2 && !again) {
+    if (asks_nearby(again)) {
       if (first > 0) return;
-#pragma GCC unroll 4
-      for (int d = 0; d < elements; d += kLineElements) {
+      for (int d = 0; d < elements; d += 2 * kLineElements) {
         __builtin_prefetch(ahead.row + on * stride + d, 0, 2);
+        __builtin_prefetch(ahead.row + on * stride + d + kLineElements, 0, 2);
         __builtin_prefetch(ahead.near + on * stride + d, 0, 3);
+        __builtin_prefetch(ahead.near + on * stride + d + kLineElements, 0, 3);
       }
       return;
     }
-    const int requests = kCache == 2 && kRows <= 2 ? 5 - kRows : 1;
+    const int requests = kCache == 2 && kRows <= 2 && again ? 5 - kRows : 1;
 #pragma GCC unroll 8
     for (int d = first; d < first + elements; d += kLineElements) {
       for (int i = 0; i < requests; ++i) __builtin_prefetch(ahead.row + on * stride + d, 0, kCache == 1 ? 3 : 2);
@@ -87,8 +91,7 @@ struct Run {
   template <int kRows>
   __attribute__((always_inline)) void fetch_next(int row, int first, int elements) const {
     // All of a row at once, so that memory is asked for in its order.
-    const bool whole = kCache == 2 && !again && elements < dim;
-    fetch<kRows>(ahead_of(row), 0, first, whole ? dim : elements);
+    fetch<kRows>(ahead_of(row), 0, first, asks_nearby(again) && elements < dim ? dim : elements);
   }
 };
 
