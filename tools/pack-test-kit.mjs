@@ -102,7 +102,7 @@ function packDependency(name, folder) {
   const source = installedFolder(name, folder);
   const target = join(kit, relative(root, source));
   if (existsSync(target)) return;
-  cpSync(source, target, { recursive: true, filter: (file) => !/\.(map|md|[cm]?ts)$/.test(file) });
+  cpSync(source, target, { recursive: true, filter: (file) => !/\.(map|md|[cm]?ts)$|\/node_modules$/.test(file) });
   for (const dependency of Object.keys(manifestOf(source).dependencies ?? {})) packDependency(dependency, source);
 }
 

@@ -10,8 +10,9 @@ namespace {
 constexpr int kRunKeys = 64;
 // Memory is asked for this far ahead of its use: what a core reads while one line of it is on its way.
 constexpr int64_t kAheadBytes = 16 << 10;
-// For a core whose own prefetchers read ahead, but not beyond a page of 4 KiB: it is asked for memory of the same page.
-constexpr int64_t kBehindBytes = 3 << 10, kNearBytes = 1 << 10;
+// The same for a core whose own prefetchers read ahead, but not beyond a page of 4 KiB: most is asked for within a page.
+constexpr int64_t kSecondCacheBytes = 3 << 10;
+constexpr int64_t kFirstCacheBytes = 1 << 10;
 
 // The keys, or values, of a head from `first` on to `end`.
 struct Stretch {
@@ -53,8 +54,8 @@ void for_each_run(const PagedAttentionArguments& a, const Stretch& now, const St
                                             : row_of<T>(a, then, after < then.end ? after : then.end - 1);
       Run<T, kCache> run{rows, next, a.token_stride, count, again, dim};
       if (nearby) {
-        run.behind = {rows, next, a.token_stride, count, kBehindBytes};
-        run.near = {rows, next, a.token_stride, count, kNearBytes};
+        run.for_second_cache = {rows, next, a.token_stride, count, kSecondCacheBytes};
+        run.for_first_cache = {rows, next, a.token_stride, count, kFirstCacheBytes};
       }
       body(run, key);
     } else {

@@ -18,27 +18,27 @@ constexpr int kKeyGroup = 4;
 template <int kRows>
 constexpr int kValueVectors = kLanes == 16 || kRows < 3 ? 4 : 2;
 
-// The rows `bytes` behind those of a run: the first of them lie in the run, the others in the next one.
+// The rows `bytes` ahead of those of a run: the first of them lie in the run, the others in the next one.
 template <class T>
-struct RowsBehind {
+struct RowsAhead {
   const T* in_run = nullptr;
   const T* in_next = nullptr;
   int first_in_next = 0;
 
-  RowsBehind() = default;
-  RowsBehind(const T* rows, const T* next, int64_t stride, int count, int64_t bytes) {
+  RowsAhead() = default;
+  RowsAhead(const T* rows, const T* next, int64_t stride, int count, int64_t bytes) {
     const int64_t row_bytes = stride * static_cast<int64_t>(sizeof(T));
-    const int behind = bytes > row_bytes ? static_cast<int>(bytes / row_bytes) : 1;
-    first_in_next = count - behind;
-    in_run = rows + behind * stride;
+    const int ahead = bytes > row_bytes ? static_cast<int>(bytes / row_bytes) : 1;
+    first_in_next = count - ahead;
+    in_run = rows + ahead * stride;
     in_next = next - first_in_next * stride;
   }
   const T* of(int row, int64_t stride) const { return (row < first_in_next ? in_run : in_next) + row * stride; }
 };
 
 // `rows` of the cache, `stride` elements apart. Memory that will be read later is asked for with each row in use, which keeps the
-// memory busy while the run is computed. kCache is 1: a row of `next`, in the core's first cache. kCache is 2: the same in its
-// second cache, if `again`; otherwise a row shortly behind, in the second cache, and one nearer still, in the first.
+// memory busy while the run is computed: a row of `next`, in cache kCache of the core. Where asks_nearby, it is a row of
+// `for_second_cache` and a nearer one of `for_first_cache`.
 template <class T, int kCache = 1>
 struct Run {
   typedef T Element;
@@ -49,26 +49,26 @@ struct Run {
   int count;
   bool again = false;  // whether the core drops requests for its second cache
   int dim = 0;
-  RowsBehind<T> behind{}, near{};
+  RowsAhead<T> for_second_cache{}, for_first_cache{};
 
   const T* row(int index) const { return rows + index * stride; }
   // The dims d .. d + kLanes - 1 of a row.
   Vec at(int index, int d) const { return load(row(index) + d); }
 
-  // Whether rows shortly behind are asked for. With AVX2 the code would be too large for what it gains.
+  // Whether rows shortly ahead are asked for, in both caches. With AVX2 the code would be too large for what it gains.
   static bool asks_nearby(bool again) { return kCache == 2 && kLanes == 16 && !again; }
 
-  // What is asked for with a row.
+  // What is asked for with a row: another one, and with asks_nearby a nearer one, too.
   struct Ahead {
     const T* row;
-    const T* near;
+    const T* nearer;
   };
   __attribute__((always_inline)) Ahead ahead_of(int row) const {
-    if (asks_nearby(again)) return {behind.of(row, stride), near.of(row, stride)};
+    if (asks_nearby(again)) return {for_second_cache.of(row, stride), for_first_cache.of(row, stride)};
     return {next + row * stride, nullptr};
   }
-  // Asks for what is `on` rows behind `ahead`, for kRows query rows: one leaves the core time to ask four times, two leave time for
-  // three. GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at.
+  // Asks for what is `on` rows further than `ahead`, for kRows query rows: one leaves the core time to ask four times, two leave
+  // time for three. GCC leaves out calls of a function that only asks for memory, unless it is inlined before it is looked at.
   template <int kRows>
   __attribute__((always_inline)) void fetch(Ahead ahead, int on, int first, int elements) const {
     constexpr int kLineElements = 64 / sizeof(T);
@@ -77,8 +77,8 @@ struct Run {
       for (int d = 0; d < elements; d += 2 * kLineElements) {
         __builtin_prefetch(ahead.row + on * stride + d, 0, 2);
         __builtin_prefetch(ahead.row + on * stride + d + kLineElements, 0, 2);
-        __builtin_prefetch(ahead.near + on * stride + d, 0, 3);
-        __builtin_prefetch(ahead.near + on * stride + d + kLineElements, 0, 3);
+        __builtin_prefetch(ahead.nearer + on * stride + d, 0, 3);
+        __builtin_prefetch(ahead.nearer + on * stride + d + kLineElements, 0, 3);
       }
       return;
     }
