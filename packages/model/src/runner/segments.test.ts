@@ -1,6 +1,6 @@
 import { CapabilityError, densePagedStore, densePrefill, DisposedError, InvalidValueError, kvPolicy, OutOfMemoryError } from '@kv/sparse-core';
 import type { KvSelector, PrefillAttention } from '@kv/sparse-core';
-import { enqueuedFailure, enqueueFailure, liveBytes } from '@kv/sparse-core/testing';
+import { enqueuedFailure, enqueueFailure, eventually, liveBytes } from '@kv/sparse-core/testing';
 import { expect, it } from 'vitest';
 
 import { prefill } from '../generate/prefill.js';
@@ -167,7 +167,8 @@ describeOnEachKind('a prompt of several batches, in segments', (kind) => {
       await runner.stream.synchronize();
       expect(runner.kvBytes).toEqual(before.kv);
       expect(await liveBytes(device, before.live)).toBe(before.live);
-      await expect.poll(() => device.memory().pinned).toBe(before.pinned);
+      await eventually(() => device.memory().pinned === before.pinned);
+      expect(device.memory().pinned).toBe(before.pinned);
       expect(device.memory().finalized).toBe(before.finalized);
     }));
 
