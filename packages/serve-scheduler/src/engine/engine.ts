@@ -162,7 +162,10 @@ export class Engine {
     }
   }
 
-  /** Ends all requests with a DisposedError and gives back all memory. */
+  /**
+   * Ends all requests with a DisposedError and gives back all memory. That of a host pool goes back when the device is done
+   * with it, which may be a moment later.
+   */
   async close(): Promise<void> {
     this.#closed ??= new DisposedError('The engine was closed; create another.', { subject: 'engine' });
     this.#wake?.();
