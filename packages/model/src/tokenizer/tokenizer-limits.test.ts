@@ -202,8 +202,8 @@ describe('a tokenizer.json', () => {
     const { opening, encoding } = JSON.parse(stdout) as Record<'opening' | 'encoding', [number, number]>;
     const shown = ([ours, library]: [number, number]): string => `${ours.toFixed(0)} ms of computing, by the library alone ${library.toFixed(0)} ms`;
     console.log(`opening 128K tokens: ${shown(opening)}; encoding: ${shown(encoding)}`);
-    expect(opening[0]).toBeLessThan(opening[1] / 4);
-    expect(encoding[0]).toBeLessThan(encoding[1] / 4);
+    expect(opening[0]).toBeLessThan(Math.min(150, opening[1] / 5));
+    expect(encoding[0]).toBeLessThan(Math.min(50, encoding[1] / 5));
   });
 });
 
